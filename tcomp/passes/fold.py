@@ -22,24 +22,29 @@ MAX_IMPERATIVE_ELEMENTS = 1 << 16  # elements of the results of an imperative pr
 
 
 def fold_constants(graph: Graph, notes: Notes | None = None, limit: int = MAX_BYTES) -> Graph:
-    """The graph with constant nodes computed, constant branches chosen, and constants handed into bodies made constants
-    there.
+    """The graph with constant nodes computed, constant branches chosen, and constants handed into bodies made constants there. A node is left
+    alone where its result has more than `limit` bytes and is larger than its inputs (an expansion is cheaper to repeat than to load)."""
 
-    A node is left alone where its result has more than `limit` bytes and is larger than its inputs (an expansion is
-    cheaper to repeat than to load).
-    """
+    def mentions_dim(attr: Any) -> bool:  # a size that is known at run time only
+        return any(map(mentions_dim, attr)) if isinstance(attr, tuple | list) else isinstance(attr, Expr) and attr.op != "const"
+
+    def is_quick(t: te.Tensor) -> bool:
+        sums = [e for e in walk(t.body) if e.op == "reduce"] if t.body is not None else []
+        steps = max((prod(axis.attr.hi + 1 for axis in e.attr[1]) for e in sums), default=1)
+        return prod(map(int, t.shape)) * steps <= (MAX_STEPS if t.extern is None else MAX_IMPERATIVE_ELEMENTS)
 
     def constant_node(node: Node, rewriter: Rewriter) -> Replacement:
         """op(constants) = a constant."""
         given = [v for v in node.inputs if v is not None]
-        if structural(node) or not all(v in rewriter.constants for v in given) or _symbolic(node):
+        dims = [*node.attrs.values(), *(v.shape for v in node.outputs)]
+        if structural(node) or not all(v in rewriter.constants for v in given) or any(map(mentions_dim, dims)):
             return None
         size = sum(prod(v.shape) * itemsize(v.dtype) for v in node.outputs)
         if size > max(limit, sum(rewriter.constants[v].nbytes for v in given)):
             return f"the constant result would take {size} bytes"
         leaves = {v: v.placeholder() for v in given}
         outputs = node.tensors([None if v is None else leaves[v] for v in node.inputs])
-        if not all(map(_is_quick, te.tensors(outputs))):
+        if not all(map(is_quick, te.tensors(outputs))):
             return "computing the constant result would take long"
         try:
             arrays = evaluate(outputs, {leaves[v]: rewriter.constants[v] for v in given}, {})
@@ -48,21 +53,6 @@ def fold_constants(graph: Graph, notes: Notes | None = None, limit: int = MAX_BY
         return [rewriter.constant(a, v.name, v.dtype) for a, v in zip(arrays, node.outputs, strict=True)]
 
     return rewrite_graph(graph, (known_branch, captured_constants, constant_node), notes)
-
-
-def _symbolic(node: Node) -> bool:
-    """Whether the outputs depend on sizes that are known at run time only."""
-
-    def mentioned(attr: Any) -> bool:
-        return any(map(mentioned, attr)) if isinstance(attr, tuple | list) else isinstance(attr, Expr) and attr.op != "const"
-
-    return any(map(mentioned, node.attrs.values())) or any(isinstance(d, Expr) for v in node.outputs for d in v.shape)
-
-
-def _is_quick(t: te.Tensor) -> bool:
-    sums = [e for e in walk(t.body) if e.op == "reduce"] if t.body is not None else []
-    steps = max((prod(axis.attr.hi + 1 for axis in e.attr[1]) for e in sums), default=1)
-    return prod(map(int, t.shape)) * steps <= (MAX_STEPS if t.extern is None else MAX_IMPERATIVE_ELEMENTS)
 
 
 def known_branch(node: Node, rewriter: Rewriter) -> Replacement:

@@ -62,7 +62,9 @@ def choose_layouts(graph: Graph, operand_layouts: OperandLayouts, halos: bool = 
     graph, gathered = _copied_inputs(graph) if halos else (graph, {})
     output_layouts, operand_layouts, memory_order = _remembered(_output_layouts), _remembered(operand_layouts), _remembered(_memory_order)
     products = list(_products(graph))
-    around, summed_axes = (_halos(graph), _summed_axes(graph, products)) if halos else ({}, {})
+    # What kernels compute for each other.
+    passed_on = {v for n in graph.nodes if n.op is KERNEL and len(n.outputs) == 1 for v in n.outputs} - set(graph.outputs)
+    around, summed_axes = (_halos(graph, passed_on), _summed_axes(graph, products, passed_on)) if halos else ({}, {})
     summed_bytes = _summed_bytes(products)
     fixed = set(graph.outputs) | {v for n in graph.nodes if n.bodies and n.op is not KERNEL for v in (*n.inputs, *n.outputs) if v is not None}
     chosen: dict[Value, Value] = {}
@@ -316,25 +318,20 @@ def _reductions_of_two(body: Graph) -> list[tuple[Expr, dict[Expr, int]]]:
     """The reductions of two operands in a kernel body, and the number of the input that each of these is, if it is one."""
     inputs, values = _value_tensors(body)
     number = {t: n for n, t in enumerate(inputs)}
+
+    def unpadded(read: Expr) -> Tensor:
+        """What is read through zeros around it."""
+        while read.attr.body is not None and len(inner := E.reads(read.attr.body)) == 1 and inner[0].attr.ndim == read.attr.ndim:
+            (read,) = inner
+        tensor: Tensor = read.attr
+        return tensor
+
     found = [(e, E.reads(e.args[0])) for stage in _stages(body, values).values() for e in _reductions(stage)]
-    return [(e, {r: number[t] for r in reads if (t := _unpadded(r).attr) in number}) for e, reads in found if len(reads) == 2]
+    return [(e, {r: number[t] for r in reads if (t := unpadded(r)) in number}) for e, reads in found if len(reads) == 2]
 
 
-def _unpadded(read: Expr) -> Expr:
-    """What is read through zeros around it."""
-    while read.attr.body is not None and len(inner := E.reads(read.attr.body)) == 1 and inner[0].attr.ndim == read.attr.ndim:
-        (read,) = inner
-    return read
-
-
-def _passed_on(graph: Graph) -> set[Value]:
-    """What kernels make for each other."""
-    return {v for n in graph.nodes if n.op is KERNEL and len(n.outputs) == 1 for v in n.outputs} - set(graph.outputs)
-
-
-def _summed_axes(graph: Graph, products: Sequence[_Product]) -> dict[Value, set[int]]:
-    """For what kernels make for each other: the axes along which products with constants sum it up."""
-    passed_on = _passed_on(graph)
+def _summed_axes(graph: Graph, products: Sequence[_Product], passed_on: set[Value]) -> dict[Value, set[int]]:
+    """For what is passed on: the axes along which products with constants sum it up."""
     found: dict[Value, set[int]] = {}
     for node, reduction, operands in products:
         if reduction.args[0].op == "mul" and any(v in graph.constants for v in node.inputs):
@@ -385,10 +382,10 @@ def _memory_order(body: Graph, summed: frozenset[int]) -> Layout | None:
     return _last(neighbours[0], t.ndim) if len(neighbours) == 1 and neighbours[0] in summed and neighbours[0] != t.ndim - 1 else None
 
 
-def _halos(graph: Graph) -> dict[Value, Widths]:
-    """The zeros that readers expect around values which kernels of this graph compute for each other, unless testing for each element
-    whether it is one is cheaper: where windows are small, or most were zeros."""
-    passed_on, reaches = _passed_on(graph), _remembered(_reaches)
+def _halos(graph: Graph, passed_on: set[Value]) -> dict[Value, Widths]:
+    """The zeros that readers expect around values that are passed on, unless testing for each element whether it is one is cheaper: where
+    windows are small, or most were zeros."""
+    reaches = _remembered(_reaches)
     wanted, windows = dict[Value, Widths](), dict[Value, float]()
     for node in graph.nodes:
         sources = [v for v in node.inputs if v is not None]

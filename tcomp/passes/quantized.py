@@ -218,7 +218,15 @@ def inverse_scale(node: Node, rewriter: Rewriter) -> Replacement:
     x, scale = node.inputs[0], rewriter.array(node.inputs[1])
     if scale is None or scale.size != 1 or scale.dtype != np.float32 or uniform(scale) == 1 or node.attrs["precision"] != "float32":
         return None
-    if x is None or x.dtype != "float32" or not _is_epilogue(x, rewriter):
+    if x is None or x.dtype != "float32":
+        return None
+    level: list[Value | None] = [x]
+    for _ in range(MAX_EPILOGUE):  # back to the sums of products of bytes
+        nodes = [n for v in level if (n := rewriter.producer(v)) is not None and not structural(n)]
+        if any(n.op is DEQUANTIZE and n.inputs[0] is not None and n.inputs[0].dtype == "int32" for n in nodes):
+            break
+        level = [v for n in nodes for v in n.inputs]
+    else:
         return None
     with np.errstate(all="ignore"):
         inverse = np.float32(1) / scale.reshape(())
@@ -226,14 +234,3 @@ def inverse_scale(node: Node, rewriter: Rewriter) -> Replacement:
         return None
     (scaled,) = rewriter.add(MUL, [x, rewriter.constant(np.asarray(inverse), "inverse_scale")], {}, f"{node.name}.scaled")
     return rewriter.add(QUANTIZE, [scaled, rewriter.constant(np.ones((), np.float32), "one"), node.inputs[2]], node.attrs, node.name)
-
-
-def _is_epilogue(x: Value, rewriter: Rewriter) -> bool:
-    """Whether a value is computed by few operators from sums of products of bytes."""
-    level: list[Value | None] = [x]
-    for _ in range(MAX_EPILOGUE):
-        nodes = [node for v in level if (node := rewriter.producer(v)) is not None and not structural(node)]
-        if any(n.op is DEQUANTIZE and n.inputs[0] is not None and n.inputs[0].dtype == "int32" for n in nodes):
-            return True
-        level = [v for n in nodes for v in n.inputs]
-    return False

@@ -14,7 +14,6 @@ Results may differ by rounding, as is usual for batch normalisation in inference
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from itertools import combinations
 
@@ -137,7 +136,11 @@ def _absorbed(node: Node, body: structure.Body, chain: _Affine, rewriter: Rewrit
     once = rewriter.used_once(chain.source)
     factors: dict[Value, np.ndarray] = {}
     if chain.scales:
-        operands = _linear_operands(body, constants, chain.axis if chain.scale.ndim else None)
+        # Constants (with the dim that runs along the axis) that, all multiplied by a factor, multiply the output by it.
+        axis = chain.axis if chain.scale.ndim else None
+        dims = {v: dim for v in constants if (dim := structure.scaled_dim(body, v, axis)) is not None}
+        choices = (chosen for count in range(min(len(dims), MAX_OPERANDS), 0, -1) for chosen in combinations(dims, count))
+        operands = next(({v: dims[v] for v in chosen} for chosen in choices if structure.scales_with(body, chosen)), {})
         if not operands:
             contraction = any(e.op == "reduce" for e in E.walk(body.expr))
             return f"`{label(node)}` has no constant operand that the factor could move into" if contraction else None
@@ -167,13 +170,6 @@ def _absorbed(node: Node, body: structure.Body, chain: _Affine, rewriter: Rewrit
     inputs = [v if v is None else replaced.get(v, v) for v in node.inputs]
     value = rewriter.add(node.op, inputs, node.attrs, node.name)[0]
     return _written(value, replace(chain, scale=np.ones(()), shift=rest), label(node), rewriter)
-
-
-def _linear_operands(body: structure.Body, constants: Iterable[Value], axis: int | None) -> dict[Value, int]:
-    """Constants (with the dim that runs along `axis`) that, all multiplied by a factor, multiply the output by it."""
-    dims = {v: dim for v in constants if (dim := structure.scaled_dim(body, v, axis)) is not None}
-    choices = (chosen for count in range(min(len(dims), MAX_OPERANDS), 0, -1) for chosen in combinations(dims, count))
-    return next(({v: dims[v] for v in chosen} for chosen in choices if structure.scales_with(body, chosen)), {})
 
 
 def _along(values: np.ndarray, operand: Value, dim: int) -> np.ndarray:

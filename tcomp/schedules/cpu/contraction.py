@@ -6,7 +6,6 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import astuple, replace
-from functools import partial
 from itertools import permutations
 from math import gcd, prod
 
@@ -72,7 +71,10 @@ def schedule(s: Schedule, result: str, acc: str, target: CpuTarget, knobs: Knobs
     overlapping = _overlapping(nest, tile_axes)
     # Columns are outside of the rows that use their vectors again; but a column of an image has a line of the cache here and there.
     cached = not overlapping or max(bytes_of(r.attr) for r in nest.reads) <= target.l2
-    outside = _reuses_vectors(nest) and cached and extent(s, column) != 1 and not work_partition.columns_inside(nest, target, knobs)
+    row, lane_axis = row_axis(nest), nest.spatial[-1].var
+    used = [E.variables(*r.args) for r in nest.reads]
+    reused = row is not None and any(lane_axis in variables and row.var not in variables for variables in used)  # by all rows of a tile
+    outside = reused and cached and extent(s, column) != 1 and not work_partition.columns_inside(nest, target, knobs)
     around = [*batch, column, *others] if knobs.flag(f"{acc}.columns_outside", outside) else [*batch, *others, column]
     around = around if part is None else [part, *around]
     s.reorder(*around, *inside, lane)
@@ -224,12 +226,6 @@ def _unroll_steps(s: Schedule, acc: str, loops: Sequence[str], steps: int, knobs
         s.unroll(s.split(loops[-1], factor)[1])
 
 
-def _reuses_vectors(nest: Nest) -> bool:
-    """Whether all rows of a tile have the vectors of an operand in common."""
-    row, lane = row_axis(nest), nest.spatial[-1].var
-    return row is not None and any(lane in used and row.var not in used for used in (set(E.variables(*r.args)) for r in nest.reads))
-
-
 def _overlapping(nest: Nest, axes: Sequence[For | None]) -> bool:
     """Whether neighbouring rows of a tile read the same vectors at different steps of the reduction."""
     rows, lane, reduced = {x.var for x in axes if x is not None}, nest.spatial[-1].var, {x.var for x in nest.reduction_loops}
@@ -284,10 +280,16 @@ def tile_of(nest: Nest, target: CpuTarget, knobs: Knobs) -> Tile:
     multiple, outer_multiple = (part[1] if part is not None and part[0] is x else 0 for x in (row, outer))  # what tiles divide
     registers, cached_rows = target.vector_registers, MAX_TILE_ROWS if row is None else _rows_in_cache(nest, row, target)
 
+    def loading(vectors: int) -> tuple[float, float]:
+        """Cycles for a step's vectors of the operand that the lanes walk, which all rows of tiles read again: (at least, on top of the rest)."""
+        panel = prod(extent_of(x.extent) for x in nest.reduction_loops) * vectors * lanes * itemsize(nest.writes.dtype)
+        if panel > target.l2 * PANEL_SHARE:
+            return vectors * target.core.memory_vector_load, 0.0
+        return 0.0, vectors * target.core.l2_vector_load if panel > target.l1 * PANEL_SHARE else 0.0
+
     def suggested(outer_options: Sequence[int]) -> Tile:
         if _overlapping(nest, (outer, row)):  # vectors are loaded once for a window: these need registers as well
             return choose_tile(rows, lanes, lanes, registers // 4 + WINDOW_REGISTERS, target.core, multiple=multiple)
-        loading = partial(_loading, nest, lanes=lanes, target=target)
         return choose_tile(rows, columns, lanes, target.tile_registers, target.core, cached_rows, outer_rows, outer_options, loading, multiple)
 
     counts = [n for n in outer_row_counts(outer_rows) if outer_multiple % n == 0]
@@ -305,14 +307,6 @@ def _tile_axes(nest: Nest) -> tuple[For | None, For | None]:
     rest = replace(nest, loops=tuple(x for x in nest.loops if x is not row))
     outer = None if row is None or summed_bytes(nest) is not None else row_axis(rest)
     return outer if outer is not None and isinstance(outer.extent, int) else None, row
-
-
-def _loading(nest: Nest, vectors: int, lanes: int, target: CpuTarget) -> tuple[float, float]:
-    """Cycles for a step's vectors of the operand that the lanes walk, which all rows of tiles read again: (at least, on top of the rest)."""
-    panel = prod(extent_of(x.extent) for x in nest.reduction_loops) * vectors * lanes * itemsize(nest.writes.dtype)
-    if panel > target.l2 * PANEL_SHARE:
-        return vectors * target.core.memory_vector_load, 0.0
-    return 0.0, vectors * target.core.l2_vector_load if panel > target.l1 * PANEL_SHARE else 0.0
 
 
 def _rows_in_cache(nest: Nest, row: For, target: CpuTarget) -> int:

@@ -115,7 +115,9 @@ def schedule(s: Schedule, found: SoftmaxProduct, target: CpuTarget, knobs: Knobs
     if max_rows < 1 or not isinstance(columns.extent, int):
         raise ScheduleError("the sums of a block do not fit", why=f"{columns.extent} sums of each row are too many to stay in the cache")
     height = knobs.choice(f"{found.maximum}.rows", *_heights(rows.extent, max_rows, target, lanes))
-    length = knobs.choice(f"{found.maximum}.block", *_lengths(keys.extent, room // height, lanes))
+    lengths = list(range(lanes, max(min(2 * BLOCK_KEYS, room // height), lanes) + 1, lanes))
+    dividing = [n for n in lengths if divides(n, keys.extent) and BLOCK_KEYS // 2 <= n]
+    length = knobs.choice(f"{found.maximum}.block", lengths, min(dividing or lengths, key=lambda n: (abs(n - BLOCK_KEYS), n)))
     if found.scores is not None:
         pack(s, found.scores, lanes, target, knobs, _tile(height, length // lanes, target).vectors * lanes)
     around, inside = s.split(rows.var.name, height)
@@ -182,13 +184,6 @@ def _heights(extent: Dim, most: int, target: CpuTarget, lanes: int) -> tuple[lis
         return longer * tile.cycles(target.core) / (tile.rows * tile.vectors) + RELOAD_CYCLES / height
 
     return options, min(options, key=lambda n: (round(cycles(n), 3), -n))
-
-
-def _lengths(extent: Dim, most: int, lanes: int) -> tuple[list[int], int]:
-    """(lengths that a block may have, the one that suits a row)."""
-    options = list(range(lanes, max(min(2 * BLOCK_KEYS, most), lanes) + 1, lanes))
-    whole = [n for n in options if divides(n, extent) and BLOCK_KEYS // 2 <= n]
-    return options, min(whole or options, key=lambda n: (abs(n - BLOCK_KEYS), n))
 
 
 def _tile(rows: int, vectors: int, target: CpuTarget) -> Tile:

@@ -186,18 +186,18 @@ def _cost(tile: tuple[int, ...], chain: Chain, stages: Mapping[str, Nest], exten
     if list(tile) == list(extents) or max(sizes) > STACK_LIMIT or sum(sizes) > target.l2 // CACHE_SHARE:
         return inf
     boxes |= {n: list(tile) for n in chain.results}
-    work = sum(_operations(stages[n]) * prod(box[:-1]) * (-(-box[-1] // lanes) + ROW_START) for n, box in boxes.items())
+
+    def operations(stage: Nest) -> int:
+        """Of one element, about: arithmetic and accesses."""
+        values = sum(e.op not in ("var", "const") and e.dtype != E.INDEX for e in E.walk(stage.leaf.value))
+        return prod(extent_of(x.extent) for x in stage.reduction_loops) * values + 1
+
+    work = sum(operations(stages[n]) * prod(box[:-1]) * (-(-box[-1] // lanes) + ROW_START) for n, box in boxes.items())
     split = [d for d, (t, n) in enumerate(zip(tile, extents, strict=True)) if t < n]
     again = prod(-(-extents[d] // tile[d]) * tile[d] / extents[d] for d in split)
     tasks = prod(-(-extents[d] // tile[d]) for d in split if d == split[0] or tile[d] == 1)
     idle = ceil(tasks / target.cores) * target.cores / tasks
     return work / prod(tile) * again * idle
-
-
-def _operations(stage: Nest) -> int:
-    """Of one element, about: arithmetic and accesses."""
-    values = sum(e.op not in ("var", "const") and e.dtype != E.INDEX for e in E.walk(stage.leaf.value))
-    return prod(extent_of(x.extent) for x in stage.reduction_loops) * values + 1
 
 
 def schedule(s: Schedule, chain: Chain, target: CpuTarget, knobs: Knobs) -> None:
