@@ -15,6 +15,7 @@ Why an edge is not fused is recorded, edge by edge.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Container, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from enum import StrEnum
@@ -67,7 +68,7 @@ def partition(graph: Graph, unfused: Unfused | None = None, halos: bool = True, 
     """
     used = set(graph.outputs) | {v for n in graph.nodes for v in n.inputs if v is not None}
     literals = {v: np.asarray(a) for v, a in graph.constants.items() if a.size <= INLINE_ELEMENTS}
-    facts = {n: _Facts.of(n, used, literals) for n in graph.nodes if n.op not in (IF, LOOP)}
+    facts = {n: _Facts(n, used, literals) for n in graph.nodes if n.op not in (IF, LOOP)}
     grouping = _Grouping(graph, facts, halos, quotients)
     if unfused is not None:
         unfused += [(value.name, fallback) for value, fallback in grouping.not_fused()]
@@ -81,36 +82,39 @@ def partition(graph: Graph, unfused: Unfused | None = None, halos: bool = True, 
     return Graph(graph.name, graph.inputs, graph.outputs, tuple(nodes), {v: a for v, a in graph.constants.items() if v in read})
 
 
-@dataclass(eq=False)
 class _Facts:
-    """Structure of one node's TE, as fusion needs it: `reads` are (reader, read) of every access to each input."""
+    """Structure of one node's TE, as fusion needs it: the `outputs` that are `used`, the `bodies` of all its tensors, and `reads`, the (reader,
+    read) of every access to each input; `known` are constants of few elements."""
 
-    node: Node
-    outputs: tuple[Tensor, ...]
-    bodies: tuple[Expr, ...]  # of all its tensors
-    reads: dict[Value, list[tuple[Tensor, Expr]]]
-    imperative: bool
-    literals: Mapping[Tensor, Expr]  # inputs of one element that is known
-
-    @staticmethod
-    def of(node: Node, used: Container[Value], known: Mapping[Value, np.ndarray]) -> _Facts:
+    def __init__(self, node: Node, used: Container[Value], known: Mapping[Value, np.ndarray]) -> None:
         applied = infer(node.op, node.inputs, node.attrs, node.name)
-        outputs = tuple(t for v, t in zip(node.outputs, applied.outputs, strict=True) if v in used)
-        stages = list(tensors(outputs))
+        self.outputs = tuple(t for v, t in zip(node.outputs, applied.outputs, strict=True) if v in used)
+        stages = list(tensors(self.outputs))
         accesses: dict[Tensor, list[tuple[Tensor, Expr]]] = {}
         for t in stages:
             for r in E.reads(t.body) if t.body is not None else ():
                 accesses.setdefault(r.attr, []).append((t, r))
         pairs = [(v, t) for v, t in zip(node.inputs, applied.inputs, strict=True) if v is not None and t is not None]
-        bodies = tuple(t.body for t in stages if t.body is not None)
-        literals = {t: E.const(known[v].reshape(-1)[0].item(), v.dtype) for v, t in pairs if v in known and known[v].size}
-        reads = {v: accesses.get(t, []) for v, t in pairs}
-        return _Facts(node, outputs, bodies, reads, any(t.extern is not None for t in stages), literals)
+        self.reads = {v: accesses.get(t, []) for v, t in pairs}
+        self.bodies = tuple(t.body for t in stages if t.body is not None)
+        self.imperative = any(t.extern is not None for t in stages)
+        self.literals = {t: E.const(known[v].reshape(-1)[0].item(), v.dtype) for v, t in pairs if v in known and known[v].size}
 
     @cached_property
     def reduces(self) -> bool:
-        """Whether an element is reduced from many; or from few, together with others."""
-        return any(_is_sum(b) or _is_matrix(b) for b in self.bodies)
+        """Whether an element is reduced from many, by a reduction or by a sum that is written out; or from few, together with others: where the
+        position of an element decides in which way the same elements are combined, as in a matrix that is written out (the transforms of fast
+        algorithms), all results of one tile are computed together."""
+
+        def is_sum(body: Expr) -> bool:
+            read = Counter(r.attr for r in E.reads(body))
+            return any(e.op == "reduce" for e in E.walk(body)) or max(read.values(), default=0) > MAX_READS
+
+        def is_matrix(body: Expr) -> bool:
+            cases = (e for e in E.walk(body) if e.op == "select" and e.args[0].op == "eq" and not E.reads(e.args[0]))
+            return any(len(set(E.reads(e.args[1])) & set(E.reads(e.args[2]))) > 1 for e in cases)
+
+        return any(is_sum(b) or is_matrix(b) for b in self.bodies)
 
     @cached_property
     def contracts(self) -> bool:
@@ -124,7 +128,11 @@ class _Facts:
         maxima = [t for t in stages if t.body is not None and t.body.op == "reduce" and t.body.attr[0].name == "max"]
         weights = [t for t in stages if t.body is not None and t.body.op == "exp" and {r.attr for r in E.reads(t.body)} >= set(maxima)]
         sums = [b for b in self.bodies if any(r.attr in weights for r in E.reads(b))]
-        reduced = all(b.op == "reduce" or _is_cast(b) for b in sums)  # 16-bit weights are rounded for the product
+
+        def is_cast(body: Expr) -> bool:  # 16-bit weights are rounded for the product
+            return body.op == "read" or body.op == "cast" and is_cast(body.args[0])
+
+        reduced = all(b.op == "reduce" or is_cast(b) for b in sums)
         return len(maxima) == len(weights) == 1 and len(stages) == 2 and reduced and self.contracts
 
     @cached_property
@@ -158,10 +166,8 @@ class _Facts:
         """Every access reads the element at the index that is being computed, with the same shape."""
         if len(self.outputs) != 1 or self.outputs[0].shape != value.shape:
             return False
-        return all(
-            t.shape == value.shape and all(i is a or n == 1 for i, a, n in zip(r.args, t.axes, t.shape, strict=True))
-            for t, r in self.reads[value]
-        )
+        reads = [(t, zip(r.args, t.axes, t.shape, strict=True)) for t, r in self.reads[value] if t.shape == value.shape]
+        return len(reads) == len(self.reads[value]) and all(i is a or n == 1 for _, places in reads for i, a, n in places)
 
     def reads_once(self, value: Value) -> bool:
         """No element of the value is read more than a few times by one kernel."""
@@ -173,26 +179,6 @@ class _Facts:
             if any(len(set(E.variables(i)) & axes) > 1 for i in r.args):
                 return False  # a window: neighbours read the same elements
         return True
-
-
-def _is_cast(body: Expr) -> bool:
-    """Whether an element is one of another tensor in other types."""
-    while body.op == "cast":
-        body = body.args[0]
-    return body.op == "read"
-
-
-def _is_sum(body: Expr) -> bool:
-    """Whether an element is reduced from many: by a reduction, or by a sum that is written out."""
-    reads = E.reads(body)
-    return any(e.op == "reduce" for e in E.walk(body)) or any(sum(r.attr is t for r in reads) > MAX_READS for t in {r.attr for r in reads})
-
-
-def _is_matrix(body: Expr) -> bool:
-    """Whether the position of an element decides in which way the same elements are combined, as in a matrix that is written out (the
-    transforms of fast algorithms): all results of one tile are computed together."""
-    cases = (e for e in E.walk(body) if e.op == "select" and e.args[0].op == "eq" and not E.reads(e.args[0]))
-    return any(len(set(E.reads(e.args[1])) & set(E.reads(e.args[2]))) > 1 for e in cases)
 
 
 @dataclass(eq=False)

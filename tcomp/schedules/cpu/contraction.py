@@ -64,8 +64,8 @@ def schedule(s: Schedule, result: str, acc: str, target: CpuTarget, knobs: Knobs
     cut = {x: n for x, n in ((outer_rows, tile.outer_rows), (rows, tile.rows)) if x is not None and (x is rows or n > 1)}
     others = [x for x in others if x not in cut]
     inside, cuts = common.split_tiles(s, [*cut.items(), (columns, tile.vectors * lanes)])
-    *transposedof_rows, column = cuts
-    others += transposedof_rows
+    *tiles_of_rows, column = cuts
+    others += tiles_of_rows
     vectors, lane = s.split(inside.pop(), lanes)
     inside.append(vectors)
     overlapping = _overlapping(nest, tile_axes)
