@@ -64,9 +64,7 @@ class Plan:
 
     def root(self, value: Value) -> Value:
         """The value in whose storage `value` lives (itself, where it has its own)."""
-        while value in self.storage:
-            value = self.storage[value]
-        return value
+        return _root(value, self.storage)
 
 
 @dataclass(eq=False, slots=True)
@@ -87,8 +85,7 @@ def plan_memory(graph: Graph, temporaries: Mapping[Node, Sequence[Dim]] | None =
     node runs; it is asked only where `input` is not read later and both have the same size. Raises `IRError` where a size depends on a dim
     that is neither known from the inputs nor bounded, or nodes share a body.
     """
-    liveness = _Liveness(graph, temporaries or {}, in_place)
-    blocks = liveness.blocks
+    blocks, scratch, storage = _liveness(graph, temporaries or {}, in_place)
     known = {v for value in graph.inputs for d in value.shape if isinstance(d, Expr) for v in variables(d)}
     sizes = [_known_size(b.size, known, b) for b in blocks]
     symbolic = any(isinstance(s, Expr) for s in sizes)
@@ -102,10 +99,10 @@ def plan_memory(graph: Graph, temporaries: Mapping[Node, Sequence[Dim]] | None =
     where = dict(zip(blocks, offset, strict=True))
     return Plan(
         {v: where[b] for b in blocks for v in b.values},
-        {node: [where[b] for b in owned] for node, owned in liveness.temporaries.items()},
+        {node: [where[b] for b in owned] for node, owned in scratch.items()},
         size,
         None if symbolic else _peak(static, blocks),
-        liveness.storage,
+        storage,
     )
 
 
@@ -114,49 +111,37 @@ def byte_size(value: Value) -> Dim:
     return as_dim(prod(value.physical_shape, start=as_expr(itemsize(value.dtype))))
 
 
+def _root(value: Value, storage: Mapping[Value, Value]) -> Value:
+    while value in storage:
+        value = storage[value]
+    return value
+
+
 def _align(size: int) -> int:
     return -(-size // ALIGNMENT) * ALIGNMENT
 
 
-class _Liveness:
-    """Time runs over the nodes in order; a structural node lasts as long as its bodies, one after the other."""
+def _liveness(
+    graph: Graph, temporaries: Mapping[Node, Sequence[Dim]], in_place: InPlace | None
+) -> tuple[list[_Block], dict[Node, list[_Block]], dict[Value, Value]]:
+    """(all blocks, those of temporaries, `Plan.storage`). Time runs over the nodes in order; a structural node lasts as long as its bodies, one
+    after the other."""
+    storage, begin, end, body_end = dict[Value, Value](), dict[Node, int](), dict[Node, int](), dict[Graph, int]()
+    last_use, block_of = dict[Value, int](), dict[Value, _Block]()  # `block_of`: of every value that has storage in the arena
+    external = {*graph.inputs, *graph.outputs, *graph.constants}
 
-    def __init__(self, graph: Graph, temporaries: Mapping[Node, Sequence[Dim]], in_place: InPlace | None) -> None:
-        self.storage, self.temporaries = dict[Value, Value](), dict[Node, list[_Block]]()
-        self._begin, self._end, self._body_end = dict[Node, int](), dict[Node, int](), dict[Graph, int]()
-        self._last_use, self._block = dict[Value, int](), dict[Value, _Block]()  # `_block`: of every value that has storage in the arena
-        self._external, self._in_place = {*graph.inputs, *graph.outputs, *graph.constants}, in_place
-        self._number(graph, 0)
-        for node in self._begin:
-            self._share(node)
-        for node in self._begin:
-            self._use((*node.inputs, *node.outputs), self._end[node])
-            for body in _bodies(node):
-                self._use(body.outputs, self._body_end[body])  # the driver copies those that are not written in place
-            if node.op is LOOP:
-                self._use(node.bodies[0].inputs[:1], self._end[node])  # the driver counts in it
-        for node, birth in self._begin.items():
-            self.temporaries[node] = [_Block(size, birth, self._end[node]) for size in temporaries.get(node, ())]
-            for value in node.outputs:
-                self._allocate(node, value)
-            if node.op is LOOP:
-                self._allocate(node, node.bodies[0].inputs[0])
-        self.blocks = list(dict.fromkeys(self._block.values()))
-        self.blocks += [block for owned in self.temporaries.values() for block in owned]
-
-    def _number(self, graph: Graph, clock: int) -> int:
+    def number(graph: Graph, clock: int) -> int:
         for node in graph.nodes:
-            if node in self._begin:
+            if node in begin:
                 raise IRError(f"a body with node `{node.name}` belongs to two nodes", hint="copy the body graph")
-            clock += 1
-            self._begin[node] = clock
+            begin[node] = clock = clock + 1
             for body in _bodies(node):
-                self._external.update(body.constants)
-                clock = self._body_end[body] = self._number(body, clock) + 1
-            self._end[node] = clock
+                external.update(body.constants)
+                clock = body_end[body] = number(body, clock) + 1
+            end[node] = clock
         return clock
 
-    def _share(self, node: Node) -> None:
+    def share(node: Node) -> None:
         """Records which values of the bodies live in the storage of others."""
         pairs = list[tuple[Value, Value | None]]()
         if node.op is IF:
@@ -168,30 +153,42 @@ class _Liveness:
         elif node.op is LOOP:
             carried = node.attrs["carried"]
             pairs += zip(node.bodies[0].inputs[1:], (*node.outputs[:carried], *node.inputs[carried:]), strict=True)
-        self.storage.update({inner: outer for inner, outer in pairs if outer is not None})
+        storage.update({inner: outer for inner, outer in pairs if outer is not None})
 
-    def _use(self, values: Iterable[Value | None], time: int) -> None:
-        for value in values:
-            if value is not None:
-                while value in self.storage:
-                    value = self.storage[value]
-                self._last_use[value] = max(time, self._last_use.get(value, 0))
+    def use(values: Iterable[Value | None], time: int) -> None:
+        for root in (_root(v, storage) for v in values if v is not None):
+            last_use[root] = max(time, last_use.get(root, 0))
 
-    def _allocate(self, node: Node, value: Value) -> None:
-        if value in self.storage or value in self._external:
+    def allocate(node: Node, value: Value) -> None:
+        if value in storage or value in external:
             return
-        size, death = byte_size(value), self._last_use[value]
-        for source in node.inputs if self._in_place is not None and not _bodies(node) else ():
+        size, death = byte_size(value), last_use[value]
+        for source in node.inputs if in_place is not None and not _bodies(node) else ():
             # An input with storage of its own, which has not been handed on yet, and that nobody needs after the node.
-            block = None if source is None else self._block.get(source)
-            if source is None or block is None or self._last_use[source] != self._end[node] or block.values[-1] is not source:
+            block = None if source is None else block_of.get(source)
+            if source is None or block is None or last_use[source] != end[node] or block.values[-1] is not source:
                 continue
-            if block.size == size and self._in_place is not None and self._in_place(node, source, value):
+            if block.size == size and in_place is not None and in_place(node, source, value):
                 block.death = death
                 block.values.append(value)
-                self._block[value] = block
+                block_of[value] = block
                 return
-        self._block[value] = _Block(size, self._begin[node], death, [value])
+        block_of[value] = _Block(size, begin[node], death, [value])
+
+    number(graph, 0)
+    for node in begin:
+        share(node)
+    for node in begin:
+        use((*node.inputs, *node.outputs), end[node])
+        for body in _bodies(node):
+            use(body.outputs, body_end[body])  # the driver copies those that are not written in place
+        if node.op is LOOP:
+            use(node.bodies[0].inputs[:1], end[node])  # the driver counts in it
+    scratch = {node: [_Block(size, birth, end[node]) for size in temporaries.get(node, ())] for node, birth in begin.items()}
+    for node in begin:
+        for value in (*node.outputs, *(node.bodies[0].inputs[:1] if node.op is LOOP else ())):
+            allocate(node, value)
+    return [*dict.fromkeys(block_of.values()), *(block for owned in scratch.values() for block in owned)], scratch, storage
 
 
 def _bodies(node: Node) -> tuple[Graph, ...]:

@@ -35,9 +35,9 @@ class Body:
         return [r for r in E.reads(self.expr) if r.attr is self.leaves[value]]
 
 
-def structural(node: Node | None) -> bool:
-    """No node, or one without a tensor expression."""
-    return node is None or node.op in STRUCTURAL
+def structural(node: Node) -> bool:
+    """Whether a node has no tensor expression."""
+    return node.op in STRUCTURAL
 
 
 def bodies(node: Node) -> list[Body | None]:
