@@ -32,22 +32,15 @@ MAX_SLICE = 0.75  # of the elements of an axis: computing a few less is no gain,
 
 
 @dataclass(frozen=True, slots=True)
-class _SlicedNode:
-    """A node with `attrs` that computes `box` of one output, the only one that is read, from boxes of its inputs (`needs`)."""
+class _Part:
+    """What computes `box` of an `output`, the only one of its node that is read, from boxes of its inputs (`needs`): the node with other `attrs`
+    or, where it only takes elements of one input, a slice of that in `steps`."""
 
     output: Value
     box: Box
     needs: Mapping[Value, Box]
-    attrs: Mapping[str, Any]
-
-
-@dataclass(frozen=True, slots=True)
-class _SliceOfInput:
-    """A node that takes `box` of its output, in `steps`, out of a box of its source, the only value that it `needs`."""
-
-    box: Box
-    needs: Mapping[Value, Box]
-    steps: tuple[int, ...]
+    attrs: Mapping[str, Any] | None = None
+    steps: tuple[int, ...] = ()
 
 
 def eliminate_dead_elements(graph: Graph, notes: Notes | None = None) -> Graph:
@@ -67,8 +60,8 @@ def eliminate_dead_elements(graph: Graph, notes: Notes | None = None) -> Graph:
 
     for original in graph.nodes:
         node, entry = rewriter.resolved(original), found.get(original)
-        whole = isinstance(entry, _SliceOfInput) and entry.box.is_whole(node.outputs[0].shape)
-        if isinstance(entry, _SlicedNode):
+        whole = entry is not None and entry.box.is_whole(entry.output.shape)
+        if entry is not None and entry.attrs is not None:
             inputs = [None if v is None else sliced(v, entry.needs[v]) for v in original.inputs]
             outputs = rewriter.add(node.op, inputs, entry.attrs, node.name)
             slices[entry.output] = outputs[node.outputs.index(entry.output)], entry.box
@@ -82,7 +75,7 @@ def eliminate_dead_elements(graph: Graph, notes: Notes | None = None) -> Graph:
             if whole:
                 rewriter.replace(node, [now])
             else:
-                slices[node.outputs[0]] = now, entry.box
+                slices[entry.output] = now, entry.box
         elif node.op in (IF, LOOP):
             rewriter.append(replace(node, bodies=tuple(eliminate_dead_elements(body, notes) for body in node.bodies)))
         else:
@@ -90,10 +83,10 @@ def eliminate_dead_elements(graph: Graph, notes: Notes | None = None) -> Graph:
     return rewriter.finish()
 
 
-def _propagated(graph: Graph) -> dict[Node, _SlicedNode | _SliceOfInput]:
+def _propagated(graph: Graph) -> dict[Node, _Part]:
     """Nodes that need not compute all of their output, or that do not read all of an input."""
     boxes = {v: Box.whole(v.shape) for v in graph.outputs}
-    found: dict[Node, _SlicedNode | _SliceOfInput] = {}
+    found: dict[Node, _Part] = {}
     for node in reversed(graph.nodes):
         wanted = [n for n, v in enumerate(node.outputs) if v in boxes]
         needs: Mapping[Value, Box] = {}
@@ -109,7 +102,7 @@ def _propagated(graph: Graph) -> dict[Node, _SlicedNode | _SliceOfInput]:
     return found
 
 
-def _slice_of_input(node: Node, box: Box, constants: Mapping[Value, Constant]) -> _SliceOfInput | None:
+def _slice_of_input(node: Node, box: Box, constants: Mapping[Value, Constant]) -> _Part | None:
     """What a slice, or a gather at a constant position, reads for a box of its output; None for other operators, and where that is all."""
     body = body_of(node)
     if body is None or body.expr.op != "read":
@@ -118,8 +111,7 @@ def _slice_of_input(node: Node, box: Box, constants: Mapping[Value, Constant]) -
     if (move := movement(with_constants(body, values))) is None:
         return None
     axes, left = body.tensor.axes, [n for n, d in enumerate(body.tensor.shape) if d != 1]
-    needs: dict[int, tuple[Expr, Dim]] = {}
-    steps: list[int] = []
+    needs, steps = dict[int, tuple[Expr, Dim]](), list[int]()
     for d, index in enumerate(move.indices):
         step, rest, (start, extent) = 1, index, (as_expr(0), as_dim(1))
         if left and axes[left[0]] in E.variables(index):
@@ -131,10 +123,10 @@ def _slice_of_input(node: Node, box: Box, constants: Mapping[Value, Constant]) -
         needs[d] = simplify(rest + start * step), as_dim((as_expr(extent) - 1) * step + 1)
         steps.append(step)
     part = Box.whole(move.source.shape).replaced(needs)
-    return None if left or part.is_whole(move.source.shape) else _SliceOfInput(box, {move.source: part}, tuple(steps))
+    return None if left or part.is_whole(move.source.shape) else _Part(node.outputs[0], box, {move.source: part}, None, tuple(steps))
 
 
-def _sliced_node(node: Node, output: int, box: Box) -> _SlicedNode | None:
+def _sliced_node(node: Node, output: int, box: Box) -> _Part | None:
     """The node for a part of its output, where the operator allows for one that is small enough."""
 
     def is_small(part: Dim, extent: Dim) -> bool:
@@ -160,7 +152,7 @@ def _sliced_node(node: Node, output: int, box: Box) -> _SlicedNode | None:
     except TcompError:
         return None
     equal = same_shape(then.outputs[output].shape, box.extent) and _equal(now, then, output, along)
-    return _SlicedNode(node.outputs[output], box, needs, attrs) if equal else None
+    return _Part(node.outputs[output], box, needs, attrs) if equal else None
 
 
 def _dims_along(output: te.Tensor, dim: int) -> dict[te.Tensor, int] | None:
