@@ -20,7 +20,6 @@ from tcomp.errors import TcompError
 from tcomp.ir import expr as E
 from tcomp.ir import te
 from tcomp.ir.access import Box, without
-from tcomp.ir.expr import Dim, Expr, as_dim, as_expr, const
 from tcomp.ir.graph import IF, LOOP, Application, Constant, Graph, Node, Value, application, materialised
 from tcomp.ir.simplify import difference, same_shape, simplify
 from tcomp.ops.movement import RESHAPE, SLICE
@@ -54,8 +53,8 @@ def eliminate_dead_elements(graph: Graph, notes: Notes | None = None) -> Graph:
         if steps is None and box == there:
             return now
         steps = steps or (1,) * len(v.shape)
-        starts = tuple(as_dim(difference(a, b)) for a, b in zip(box.base, there.base, strict=True))
-        shape = tuple(as_dim((as_expr(n) - 1) // step + 1) for n, step in zip(box.extent, steps, strict=True))
+        starts = tuple(E.as_dim(difference(a, b)) for a, b in zip(box.base, there.base, strict=True))
+        shape = tuple(E.as_dim((E.as_expr(n) - 1) // step + 1) for n, step in zip(box.extent, steps, strict=True))
         return rewriter.add(SLICE, [now], {"starts": starts, "steps": steps, "shape": shape}, f"{v.name}.part")[0]
 
     for original in graph.nodes:
@@ -111,16 +110,16 @@ def _slice_of_input(node: Node, box: Box, constants: Mapping[Value, Constant]) -
     if (move := movement(with_constants(body, values))) is None:
         return None
     axes, left = body.tensor.axes, [n for n, d in enumerate(body.tensor.shape) if d != 1]
-    needs, steps = dict[int, tuple[Expr, Dim]](), list[int]()
+    needs, steps = dict[int, tuple[E.Expr, E.Dim]](), list[int]()
     for d, index in enumerate(move.indices):
-        step, rest, (start, extent) = 1, index, (as_expr(0), as_dim(1))
+        step, rest, (start, extent) = 1, index, (E.as_expr(0), E.as_dim(1))
         if left and axes[left[0]] in E.variables(index):
             axis = left.pop(0)
             step, rest = without(index, axes[axis]) or (0, index)
             start, extent = box.base[axis], box.extent[axis]
         if step < 1 or E.reads(rest) or not set(axes).isdisjoint(E.variables(rest)):
             return None
-        needs[d] = simplify(rest + start * step), as_dim((as_expr(extent) - 1) * step + 1)
+        needs[d] = simplify(rest + start * step), E.as_dim((E.as_expr(extent) - 1) * step + 1)
         steps.append(step)
     part = Box.whole(move.source.shape).replaced(needs)
     return None if left or part.is_whole(move.source.shape) else _Part(node.outputs[0], box, {move.source: part}, None, tuple(steps))
@@ -129,7 +128,7 @@ def _slice_of_input(node: Node, box: Box, constants: Mapping[Value, Constant]) -
 def _sliced_node(node: Node, output: int, box: Box) -> _Part | None:
     """The node for a part of its output, where the operator allows for one that is small enough."""
 
-    def is_small(part: Dim, extent: Dim) -> bool:
+    def is_small(part: E.Dim, extent: E.Dim) -> bool:
         """Whether so few positions of an axis are to be computed on their own; of a symbolic one, those of a known number are."""
         return isinstance(part, int) and 0 < part and (not isinstance(extent, int) or part <= MAX_SLICE * extent)
 
@@ -181,7 +180,7 @@ def _equal(now: Application, then: Application, output: int, along: Mapping[int,
             return False
         same = True
 
-        def rule(e: Expr) -> Expr | None:
+        def rule(e: E.Expr) -> E.Expr | None:
             nonlocal same
             if e.op != "read":
                 return None
@@ -189,7 +188,7 @@ def _equal(now: Application, then: Application, output: int, along: Mapping[int,
             for dims in along.values():
                 if source in dims:
                     axis, dim = a.axes[dims[a]], dims[source]
-                    same &= indices[dim] is axis or (e.attr.shape[dim] == 1 and indices[dim] is const(0))
+                    same &= indices[dim] is axis or (e.attr.shape[dim] == 1 and indices[dim] is E.const(0))
                     indices[dim] = axis
             return E.read(source, indices)
 

@@ -29,7 +29,6 @@ from typing import Concatenate, ParamSpec, TypeVar
 from tcomp.ir import expr as E
 from tcomp.ir.access import stride
 from tcomp.ir.dtypes import is_float, itemsize
-from tcomp.ir.expr import Dim, Expr
 from tcomp.ir.graph import KERNEL, Graph, Node, Operator, Value, attributes_key, canonical_graph_text
 from tcomp.ir.layout import LINE, Layout
 from tcomp.ir.read_patterns import SMALL_WINDOW, Widths, joined, reach, selections, window_size
@@ -158,11 +157,11 @@ def _last(axis: int, rank: int) -> Layout:
     return Layout.permuted((*(d for d in range(rank) if d != axis), axis))
 
 
-def _size(extent: Dim) -> int:
+def _size(extent: E.Dim) -> int:
     return extent if isinstance(extent, int) else 1
 
 
-def _bytes(read: Expr) -> int:
+def _bytes(read: E.Expr) -> int:
     """The size of what is read from; symbolic extents count as 1."""
     return prod(map(_size, read.attr.shape)) * itemsize(read.attr.dtype)
 
@@ -187,7 +186,7 @@ def _remembered(function: Callable[Concatenate[Graph, P], T]) -> Callable[Concat
 class _Chain:
     """What a kernel body computes, whatever its values are called and how they lie: nodes read values by number, inputs coming first."""
 
-    inputs: tuple[tuple[str, tuple[Dim, ...]], ...]
+    inputs: tuple[tuple[str, tuple[E.Dim, ...]], ...]
     steps: tuple[tuple[Operator, Hashable, tuple[int | None, ...]], ...]
     nodes: tuple[Node, ...] = field(compare=False)
 
@@ -211,12 +210,12 @@ def _tensors(chain: _Chain) -> tuple[Tensor, ...]:
     return tuple(found)
 
 
-def _stages(body: Graph, values: Mapping[Value, Tensor]) -> dict[Tensor, Expr]:
+def _stages(body: Graph, values: Mapping[Value, Tensor]) -> dict[Tensor, E.Expr]:
     """What a kernel body computes, in order: each tensor and the expression of its elements."""
     return {t: t.body for t in tensors([values[v] for v in body.outputs]) if t.body is not None}
 
 
-def _reductions(body: Expr) -> list[Expr]:
+def _reductions(body: E.Expr) -> list[E.Expr]:
     return [e for e in E.walk(body) if e.op == "reduce"]
 
 
@@ -300,7 +299,7 @@ def _strided_inputs(body: Graph) -> dict[int, Layout]:
     return found
 
 
-_Product = tuple[Node, Expr, dict[Expr, Value]]
+_Product = tuple[Node, E.Expr, dict[E.Expr, Value]]
 
 
 def _products(graph: Graph) -> Iterator[_Product]:
@@ -314,12 +313,12 @@ def _products(graph: Graph) -> Iterator[_Product]:
                 yield node, reduction, {r: sources[number] for r, number in operands.items()}
 
 
-def _reductions_of_two(body: Graph) -> list[tuple[Expr, dict[Expr, int]]]:
+def _reductions_of_two(body: Graph) -> list[tuple[E.Expr, dict[E.Expr, int]]]:
     """The reductions of two operands in a kernel body, and the number of the input that each of these is, if it is one."""
     inputs, values = _value_tensors(body)
     number = {t: n for n, t in enumerate(inputs)}
 
-    def unpadded(read: Expr) -> Tensor:
+    def unpadded(read: E.Expr) -> Tensor:
         """What is read through zeros around it."""
         while read.attr.body is not None and len(inner := E.reads(read.attr.body)) == 1 and inner[0].attr.ndim == read.attr.ndim:
             (read,) = inner
@@ -409,7 +408,7 @@ def _reaches(body: Graph) -> list[tuple[int, Widths, float]]:
     number = {t: n for n, t in enumerate(inputs)}
     stages = _stages(body, values)
 
-    def is_window(t: Tensor, reduction: Expr) -> bool:
+    def is_window(t: Tensor, reduction: E.Expr) -> bool:
         """Whether a reduction is along axes of the result."""
         indices = [linear(i) for r in E.reads(reduction.args[0]) for i in r.args]
         return all(any((a,) in i and any((x,) in i for x in t.axes) for i in indices) for a in reduction.attr[1])
@@ -434,17 +433,17 @@ def _output_layouts(body: Graph, constants: frozenset[int]) -> list[Layout | Non
     return [layouts.get(values[v]) for v in body.outputs]
 
 
-def _lanes_last(t: Tensor, body: Expr, constants: set[Tensor]) -> Layout | None:
+def _lanes_last(t: Tensor, body: E.Expr, constants: set[Tensor]) -> Layout | None:
     """Channels last, for reductions of windows and contractions with constants."""
 
-    def lane_axis(reduction: Expr) -> int | None:
+    def lane_axis(reduction: E.Expr) -> int | None:
         reads, reduced = E.reads(reduction.args[0]), set(reduction.attr[1])
         weights, others = ([r for r in reads if (r.attr in constants) == known] for known in (True, False))
 
-        def indexes(reads: Sequence[Expr], axis: Expr) -> bool:
+        def indexes(reads: Sequence[E.Expr], axis: E.Expr) -> bool:
             return any(axis in E.variables(*r.args) for r in reads)
 
-        def is_windowed(axis: Expr) -> bool:
+        def is_windowed(axis: E.Expr) -> bool:
             """Whether an index combines the axis with a reduction: neighbouring elements share inputs."""
             return any(axis in (used := set(E.variables(i))) and used & reduced for r in reads for i in r.args)
 
@@ -461,7 +460,7 @@ def _lanes_last(t: Tensor, body: Expr, constants: set[Tensor]) -> Layout | None:
     return next((_last(axis, t.ndim) for axis in axes if axis is not None and axis != t.ndim - 1), None)
 
 
-def _inherited(t: Tensor, body: Expr, layouts: Mapping[Tensor, Layout]) -> Layout | None:
+def _inherited(t: Tensor, body: E.Expr, layouts: Mapping[Tensor, Layout]) -> Layout | None:
     """The order of the largest input's axes, carried over to the axes of the result that index them; of an input of higher rank, the last one."""
     place, found = {a: n for n, a in enumerate(t.axes)}, list[tuple[int, Layout]]()
     otherwise: Layout | None = None

@@ -27,7 +27,6 @@ import numpy as np
 from tcomp.ir import expr as E
 from tcomp.ir.access import affine
 from tcomp.ir.dtypes import is_float, itemsize
-from tcomp.ir.expr import Expr
 from tcomp.ir.fallback import Fallback, FallbackKind
 from tcomp.ir.graph import IF, KERNEL, LOOP, Graph, GraphBuilder, Node, Value, infer
 from tcomp.ir.read_patterns import SMALL_WINDOW, concatenated_row_length, reach, window_size
@@ -90,7 +89,7 @@ class _Facts:
         applied = infer(node.op, node.inputs, node.attrs, node.name)
         self.outputs = tuple(t for v, t in zip(node.outputs, applied.outputs, strict=True) if v in used)
         stages = list(tensors(self.outputs))
-        accesses: dict[Tensor, list[tuple[Tensor, Expr]]] = {}
+        accesses: dict[Tensor, list[tuple[Tensor, E.Expr]]] = {}
         for t in stages:
             for r in E.reads(t.body) if t.body is not None else ():
                 accesses.setdefault(r.attr, []).append((t, r))
@@ -106,11 +105,11 @@ class _Facts:
         position of an element decides in which way the same elements are combined, as in a matrix that is written out (the transforms of fast
         algorithms), all results of one tile are computed together."""
 
-        def is_sum(body: Expr) -> bool:
+        def is_sum(body: E.Expr) -> bool:
             read = Counter(r.attr for r in E.reads(body))
             return any(e.op == "reduce" for e in E.walk(body)) or max(read.values(), default=0) > MAX_READS
 
-        def is_matrix(body: Expr) -> bool:
+        def is_matrix(body: E.Expr) -> bool:
             cases = (e for e in E.walk(body) if e.op == "select" and e.args[0].op == "eq" and not E.reads(e.args[0]))
             return any(len(set(E.reads(e.args[1])) & set(E.reads(e.args[2]))) > 1 for e in cases)
 
@@ -129,19 +128,19 @@ class _Facts:
         weights = [t for t in stages if t.body is not None and t.body.op == "exp" and {r.attr for r in E.reads(t.body)} >= set(maxima)]
         sums = [b for b in self.bodies if any(r.attr in weights for r in E.reads(b))]
 
-        def is_cast(body: Expr) -> bool:  # 16-bit weights are rounded for the product
+        def is_cast(body: E.Expr) -> bool:  # 16-bit weights are rounded for the product
             return body.op == "read" or body.op == "cast" and is_cast(body.args[0])
 
         reduced = all(b.op == "reduce" or is_cast(b) for b in sums)
         return len(maxima) == len(weights) == 1 and len(stages) == 2 and reduced and self.contracts
 
     @cached_property
-    def body(self) -> Expr | None:
+    def body(self) -> E.Expr | None:
         """The expression of an element of the only output, if that is one stage."""
         return self.bodies[0] if len(self.outputs) == len(self.bodies) == 1 else None
 
     @property
-    def moved(self) -> tuple[Expr, ...] | None:
+    def moved(self) -> tuple[E.Expr, ...] | None:
         """The indices at which elements of one input are read, if the result is one of these."""
         return self.body.args if self.body is not None and self.body.op == "read" else None
 
@@ -304,11 +303,11 @@ class _Grouping:
         others = [i for i in indices if i not in quotients]
         return len(quotients) == 1 and all(affine(i) is not None for i in others) and quotients[0].args[0] not in E.variables(*others)
 
-    def moved(self, nodes: Sequence[Node]) -> tuple[Tensor, Sequence[Expr]] | None:
+    def moved(self, nodes: Sequence[Node]) -> tuple[Tensor, Sequence[E.Expr]] | None:
         """What nodes, one after the other, compute: a tensor, and the indices at which its elements are read; None if they do not only move
         elements."""
         (last, *_) = self.facts[nodes[-1]].outputs
-        indices: Sequence[Expr] = last.axes
+        indices: Sequence[E.Expr] = last.axes
         for n, node in reversed(list(enumerate(nodes))):
             facts = self.facts[node]
             if facts.moved is None or n and node.inputs != nodes[n - 1].outputs:

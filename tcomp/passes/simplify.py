@@ -22,7 +22,6 @@ import numpy as np
 from tcomp.ir import expr as E
 from tcomp.ir import te
 from tcomp.ir.dtypes import is_float
-from tcomp.ir.expr import Expr
 from tcomp.ir.graph import Graph, Node, Value
 from tcomp.ir.interpreters.te import evaluate
 from tcomp.ops.elementwise import ADD, MUL
@@ -118,7 +117,7 @@ def _affine(node: Node, rewriter: Rewriter) -> _Affine | None:
     return _Affine(source, axis, scale, shift, 1, operations)
 
 
-def _elements(e: Expr, body: structure.Body, axis: int | None, rewriter: Rewriter) -> np.ndarray:
+def _elements(e: E.Expr, body: structure.Body, axis: int | None, rewriter: Rewriter) -> np.ndarray:
     """The values of an expression over constants, for all indices along `axis` if it mentions it."""
     if e.op == "const":
         return np.array(e.attr, np.float64)

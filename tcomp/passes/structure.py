@@ -12,7 +12,6 @@ from tcomp.errors import TcompError
 from tcomp.ir import access, te
 from tcomp.ir import expr as E
 from tcomp.ir.dtypes import BITS, SIGNED, integer_range, is_float
-from tcomp.ir.expr import Expr, const
 from tcomp.ir.graph import STRUCTURAL, Node, Operator, Value, application
 from tcomp.ir.simplify import same_shape, simplify
 from tcomp.ops.matmul import MATMUL
@@ -27,10 +26,10 @@ class Body:
     """An output element as one expression over the node's inputs: `leaves` are their placeholders."""
 
     tensor: te.Tensor
-    expr: Expr
+    expr: E.Expr
     leaves: Mapping[Value, te.Tensor]
 
-    def reads_of(self, value: Value) -> list[Expr]:
+    def reads_of(self, value: Value) -> list[E.Expr]:
         """The reads of one input."""
         return [r for r in E.reads(self.expr) if r.attr is self.leaves[value]]
 
@@ -53,14 +52,14 @@ def body_of(node: Node | None) -> Body | None:
 
 
 @lru_cache(maxsize=4096)
-def inlined(tensor: te.Tensor) -> Expr | None:
+def inlined(tensor: te.Tensor) -> E.Expr | None:
     """The body with the bodies of all computed tensors in the place of their reads."""
     stages = list(te.tensors([tensor]))
     if len(stages) > MAX_STAGES or any(t.extern is not None for t in stages):
         return None
-    flat, captured = dict[te.Tensor, Expr](), False
+    flat, captured = dict[te.Tensor, E.Expr](), False
 
-    def rule(e: Expr) -> Expr | None:
+    def rule(e: E.Expr) -> E.Expr | None:
         nonlocal captured
         if e.op != "read" or e.attr not in flat:
             return None
@@ -81,7 +80,7 @@ class Movement:
 
     source: Value
     tensor: te.Tensor
-    indices: tuple[Expr, ...]
+    indices: tuple[E.Expr, ...]
 
     @property
     def is_identity(self) -> bool:
@@ -97,15 +96,15 @@ def movement(body: Body | None) -> Movement | None:
     return None if source is None else Movement(source, body.tensor, canonical(body.tensor, body.expr.args))
 
 
-def canonical(tensor: te.Tensor, indices: Sequence[Expr]) -> tuple[Expr, ...]:
+def canonical(tensor: te.Tensor, indices: Sequence[E.Expr]) -> tuple[E.Expr, ...]:
     """Indices over the axes of `tensor`, simplified; axes of extent 1 are 0."""
     flat = unit_axes(tensor)
     return tuple(simplify(E.substitute(i, flat)) for i in indices)
 
 
-def unit_axes(tensor: te.Tensor) -> dict[Expr, Expr]:
+def unit_axes(tensor: te.Tensor) -> dict[E.Expr, E.Expr]:
     """The axes of extent 1, each with its only value."""
-    return {axis: const(0) for axis, d in zip(tensor.axes, tensor.shape, strict=True) if d == 1}
+    return {axis: E.const(0) for axis, d in zip(tensor.axes, tensor.shape, strict=True) if d == 1}
 
 
 _NEUTRAL = {"add": 0.0, "sub": 0.0, "pow": 1.0, "max": float("-inf"), "min": float("inf")}
@@ -118,12 +117,12 @@ def with_constants(body: Body, values: Mapping[Value, bool | int | float]) -> Bo
 
     (-0.0 + 0.0 is 0.0, which compares equal to -0.0.) Casts to a type that holds every value, and back, are dropped too.
     """
-    known = {body.leaves[v]: const(value, v.dtype) for v, value in values.items()}
+    known = {body.leaves[v]: E.const(value, v.dtype) for v, value in values.items()}
 
-    def neutral(op: str, e: Expr) -> bool:
+    def neutral(op: str, e: E.Expr) -> bool:
         return e.op == "const" and is_float(e.dtype) and bool(e.attr == _NEUTRAL[op])
 
-    def rule(e: Expr) -> Expr | None:
+    def rule(e: E.Expr) -> E.Expr | None:
         if e.op == "read":
             return known.get(e.attr)
         if e.op == "cast" and e.args[0].op == "cast" and e.args[0].args[0].dtype == e.dtype:
@@ -154,7 +153,7 @@ def lossless(source: str, target: str) -> bool:
     return target != "bool" and low <= lo and hi <= high
 
 
-def affine(body: Body, source: Value) -> tuple[Expr, Expr] | None:
+def affine(body: Body, source: Value) -> tuple[E.Expr, E.Expr] | None:
     """(a, b) with  output[i] == a * source[i] + b,  a and b free of `source`. None if there is no such pair."""
     at = canonical(body.tensor, body.tensor.axes)
     if not same_shape(body.tensor.shape, source.shape) or any(canonical(body.tensor, r.args) != at for r in body.reads_of(source)):
@@ -162,12 +161,12 @@ def affine(body: Body, source: Value) -> tuple[Expr, Expr] | None:
     return _affine(body.expr, body.leaves[source])
 
 
-def _affine(e: Expr, source: te.Tensor) -> tuple[Expr, Expr] | None:
-    zero = const(0, e.dtype)
+def _affine(e: E.Expr, source: te.Tensor) -> tuple[E.Expr, E.Expr] | None:
+    zero = E.const(0, e.dtype)
     if all(r.attr is not source for r in E.reads(e)):
         return zero, e
     if e.op == "read":
-        return const(1, e.dtype), zero
+        return E.const(1, e.dtype), zero
     forms = [form for arg in e.args if (form := _affine(arg, source)) is not None]
     if e.op not in ("add", "sub", "mul", "div", "neg") or len(forms) != len(e.args):
         return None
@@ -188,19 +187,19 @@ def _affine(e: Expr, source: te.Tensor) -> tuple[Expr, Expr] | None:
     return None
 
 
-def _is(e: Expr, value: float) -> bool:
+def _is(e: E.Expr, value: float) -> bool:
     return e.op == "const" and bool(e.attr == value)
 
 
-def _add(a: Expr, b: Expr) -> Expr:
+def _add(a: E.Expr, b: E.Expr) -> E.Expr:
     return a if _is(b, 0.0) else b if _is(a, 0.0) else a + b
 
 
-def _times(a: Expr, b: Expr) -> Expr:
-    return const(0, a.dtype) if _is(a, 0.0) or _is(b, 0.0) else b if _is(a, 1.0) else a * b
+def _times(a: E.Expr, b: E.Expr) -> E.Expr:
+    return E.const(0, a.dtype) if _is(a, 0.0) or _is(b, 0.0) else b if _is(a, 1.0) else a * b
 
 
-def _negated(a: Expr) -> Expr:
+def _negated(a: E.Expr) -> E.Expr:
     return a if _is(a, 0.0) else -a
 
 
@@ -216,9 +215,9 @@ def scaled_dim(body: Body, operand: Value, axis: int | None) -> int | None:
 def scales_with(body: Body, operands: Sequence[Value]) -> bool:
     """Whether the output is multiplied by s when all `operands` are (s being constant within each sum)."""
     leaves = [body.leaves[v] for v in operands]
-    known: dict[Expr, str | None] = {}  # "linear" in the operands, "free" of them, "zero" (both), or None (neither)
+    known: dict[E.Expr, str | None] = {}  # "linear" in the operands, "free" of them, "zero" (both), or None (neither)
 
-    def degree(e: Expr) -> str | None:
+    def degree(e: E.Expr) -> str | None:
         if _is(e, 0.0):
             return "zero"
         degrees = [known[arg] for arg in e.args]
@@ -249,7 +248,7 @@ def shifts_with(body: Body, operand: Value) -> bool:
     """Whether the output grows by t when `operand` grows by t."""
     leaf = body.leaves[operand]
 
-    def shifts(e: Expr) -> bool:
+    def shifts(e: E.Expr) -> bool:
         if e.op not in ("add", "sub"):
             return e.op == "read" and e.attr is leaf
         free_a, free_b = (all(r.attr is not leaf for r in E.reads(arg)) for arg in e.args)
@@ -346,7 +345,7 @@ def computes(node: Node, operator: Operator, attrs: Mapping[str, Any]) -> bool:
         twins[a] = b
         return same(a.body, b.body, dict(zip(a.axes, b.axes, strict=True)))
 
-    def same(a: Expr, b: Expr, variables: dict[Expr, Expr]) -> bool:
+    def same(a: E.Expr, b: E.Expr, variables: dict[E.Expr, E.Expr]) -> bool:
         if (a.op, a.dtype, len(a.args)) != (b.op, b.dtype, len(b.args)):
             return False
         match a.op:

@@ -10,11 +10,12 @@ Panel blocking (GEBP): products one of whose operands the second-level cache doe
 Where the panel is one block, the tiles of rows go over to the result at once. Otherwise sums wait for the next block in a buffer of all
 rows (the blocking of the reduction in K. Goto, R. van de Geijn, "Anatomy of High-Performance Matrix Multiplication", 2008).
 
-Work partitioning: which part of a product, or of another reduction, each core computes, and in which pieces. What one core has stored another has to fetch at a fraction of the speed of its own caches. As kernels that walk an image hand out its rows in
-order, a core finds what it reads where it stored that before; but then all cores read all of the operand that the lanes walk, weights say.
-That costs nothing where each core has many rows, as what is prefetched arrives meanwhile. So cores share rows where they have many, or
-where these weigh more, columns otherwise. A single core, too, takes rows in parts, where all of them together would come from beyond its
-caches for every panel of columns again. A long sum of rows is cut into one for each core likewise.
+Work partitioning: which part of a product, or of another reduction, each core computes, and in which pieces. What one core has stored
+another has to fetch at a fraction of the speed of its own caches. As kernels that walk an image hand out its rows in order, a core finds
+what it reads where it stored that before; but then all cores read all of the operand that the lanes walk, weights say. That costs nothing
+where each core has many rows, as what is prefetched arrives meanwhile. So cores share rows where they have many, or where these weigh
+more, columns otherwise. A single core, too, takes rows in parts, where all of them together would come from beyond its caches for every
+panel of columns again. A long sum of rows is cut into one for each core likewise.
 """
 
 from __future__ import annotations
@@ -28,7 +29,6 @@ from tcomp.errors import ScheduleError
 from tcomp.ir import expr as E
 from tcomp.ir.access import stride
 from tcomp.ir.dtypes import itemsize
-from tcomp.ir.expr import Expr
 from tcomp.ir.layout import Layout
 from tcomp.ir.loops import For
 from tcomp.schedules.analysis import access_patterns as patterns
@@ -104,13 +104,13 @@ def panels(s: Schedule, nest: Nest, loops: Sequence[str], width: int, column: st
     return Panels(found.operand, steps, (), tuple(loops), 1) if fits else None
 
 
-def walked_by_lanes(nest: Nest, loop: str) -> list[Expr]:
+def walked_by_lanes(nest: Nest, loop: str) -> list[E.Expr]:
     """The reads that depend on the lanes and on a reduction loop."""
     both = {x.var for x in nest.loops if x is nest.spatial[-1] or x.var.name == loop}
     return [r for r in nest.reads if both <= set(E.variables(*r.args))]
 
 
-def exceeds_cache(r: Expr, target: CpuTarget) -> bool:
+def exceeds_cache(r: E.Expr, target: CpuTarget) -> bool:
     """Whether the second-level cache does not hold an operand from one run to the next: weights are read once a run."""
     return bytes_of(r.attr) > target.l2 // CACHED_SHARE
 

@@ -9,7 +9,6 @@ from math import prod
 from tcomp.ir import expr as E
 from tcomp.ir.access import stride
 from tcomp.ir.dtypes import itemsize
-from tcomp.ir.expr import Dim, as_dim, as_expr
 from tcomp.ir.loops import VECTORIZED, Buffer, For, expressions, walk
 from tcomp.schedules.analysis.access_patterns import Nest, extent_of
 from tcomp.schedules.knobs import Knobs
@@ -33,17 +32,17 @@ def nest_lanes(target: CpuTarget, nest: Nest) -> int:
     return lanes_of(target, [nest.writes, *(r.attr for r in nest.reads)])
 
 
-def divides(n: int, extent: Dim) -> bool:
+def divides(n: int, extent: E.Dim) -> bool:
     """Whether an extent is certainly a multiple of n."""
     return isinstance(extent, int) and extent % n == 0
 
 
-def whole_tiles(extent: Dim, n: int) -> Dim | None:
+def whole_tiles(extent: E.Dim, n: int) -> E.Dim | None:
     """How many tiles of `n` elements of a loop are whole, where the last one may not be; None where all are."""
-    return None if divides(n, extent) else as_dim(as_expr(extent) // n)
+    return None if divides(n, extent) else E.as_dim(E.as_expr(extent) // n)
 
 
-def extent(s: Schedule, loop: str) -> Dim:
+def extent(s: Schedule, loop: str) -> E.Dim:
     """The extent of a loop."""
     return editing.find_loop(s.kernel, loop).extent
 
@@ -61,9 +60,9 @@ def unroll(s: Schedule, loops: Iterable[str], lane: str | None = None) -> None:
         s.vectorize(lane)
 
 
-def split_tiles(s: Schedule, axes: Sequence[tuple[str, int]]) -> tuple[list[str], dict[str, Dim | None]]:
+def split_tiles(s: Schedule, axes: Sequence[tuple[str, int]]) -> tuple[list[str], dict[str, E.Dim | None]]:
     """Split loops by the sizes of a tile: (the loops of a tile, the loops around with the number of their whole tiles; see `whole_tiles`)."""
-    inside, around = list[str](), dict[str, Dim | None]()
+    inside, around = list[str](), dict[str, E.Dim | None]()
     for name, n in axes:
         whole = extent(s, name)
         outer, inner = s.split(name, n)
@@ -72,7 +71,7 @@ def split_tiles(s: Schedule, axes: Sequence[tuple[str, int]]) -> tuple[list[str]
     return inside, around
 
 
-def partition_tails(s: Schedule, around: Sequence[str], cuts: Mapping[str, Dim | None]) -> list[list[str]]:
+def partition_tails(s: Schedule, around: Sequence[str], cuts: Mapping[str, E.Dim | None]) -> list[list[str]]:
     """Cut nested loops where their last iterations are smaller; the nests of loops that threads share: these, and the tail of the first one.
     From the inside, as a loop that is cut has names of its own behind the cut."""
     shared = [list(around)]
@@ -98,7 +97,7 @@ def vector_tail(s: Schedule, loop: str, lanes: int) -> str | None:
     return outer
 
 
-def threads(s: Schedule, loops: Sequence[str], pays: bool, knobs: Knobs, cuts: Mapping[str, Dim | None] | None = None) -> None:
+def threads(s: Schedule, loops: Sequence[str], pays: bool, knobs: Knobs, cuts: Mapping[str, E.Dim | None] | None = None) -> None:
     """Fuse perfectly nested outer loops until there are enough iterations, and run them on threads, by default if that pays; with `cuts`, once
     they have been cut there (see `partition_tails`)."""
     for names in partition_tails(s, loops, cuts or {}) if loops else ():

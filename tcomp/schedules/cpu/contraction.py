@@ -13,7 +13,6 @@ from tcomp.errors import ScheduleError
 from tcomp.ir import expr as E
 from tcomp.ir.access import stride
 from tcomp.ir.dtypes import is_float, itemsize
-from tcomp.ir.expr import Expr
 from tcomp.ir.layout import Layout
 from tcomp.ir.loops import VECTORIZED, Accumulate, Buffer, For, If, walk
 from tcomp.schedules.analysis import access_patterns as patterns
@@ -317,7 +316,7 @@ def _rows_in_cache(nest: Nest, row: For, target: CpuTarget) -> int:
     return min(MAX_TILE_ROWS, int(lines * OPERAND_WAYS)) if step else MAX_TILE_ROWS
 
 
-def panel_order(nest: Nest, r: Expr) -> tuple[list[int], int] | None:
+def panel_order(nest: Nest, r: E.Expr) -> tuple[list[int], int] | None:
     """(dimensions of the operand from slowest to fastest, the one that the lanes run along); None if lanes do not index it alone."""
     lane = nest.spatial[-1].var
     along = [d for d, i in enumerate(r.args) if lane in E.variables(i)]

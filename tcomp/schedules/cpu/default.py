@@ -19,7 +19,6 @@ from tcomp.ir.fallback import FallbackKind
 from tcomp.ir.layout import Layout
 from tcomp.ir.loops import Kernel, Store, walk
 from tcomp.schedules.analysis import access_patterns as patterns
-from tcomp.schedules.analysis.access_patterns import Nest, extent_of, is_imperative, is_product, nests, reduction_nest, result_nest
 from tcomp.schedules.cpu import contraction, elementwise, flash_attention, row_reductions, stencils
 from tcomp.schedules.cpu.blocking import split_row_sums
 from tcomp.schedules.cpu.common import is_streamed, nest_lanes
@@ -39,7 +38,7 @@ def schedule(kernel: Kernel, target: CpuTarget, knobs: Knobs | None = None) -> S
     """
     knobs = knobs or Knobs()
     s = _prepared(kernel)
-    if is_imperative(s.kernel):
+    if patterns.is_imperative(s.kernel):
         s = polyhedral_or_not(s, target, target.cores)
         s.clean()
         return s
@@ -72,10 +71,10 @@ def _prepared(kernel: Kernel) -> Schedule:
     """The kernel with as few, but plain, dimensions as its accesses allow."""
     s = Schedule(kernel)
     s.collapse()
-    if not is_imperative(s.kernel):
+    if not patterns.is_imperative(s.kernel):
         for result, (stage, size) in patterns.concatenated_results(s.kernel).items():
-            _expand(s, result_nest(s.kernel, result).loops[-1].var.name, size)
-            indices = next(r.args for r in result_nest(s.kernel, result).reads if r.attr.name == stage)
+            _expand(s, patterns.result_nest(s.kernel, result).loops[-1].var.name, size)
+            indices = next(r.args for r in patterns.result_nest(s.kernel, result).reads if r.attr.name == stage)
             s.reorder(*(i.name for i in indices if i.op == "var"))
         if (found := patterns.grouped_axis(s.kernel)) is not None:
             _expand(s, *found)
@@ -92,8 +91,8 @@ def _expand(s: Schedule, loop: str, size: int) -> None:
             continue
         done.add(name)
         v = editing.find_loop(s.kernel, name).var
-        written = {n.writes for n in nests(s.kernel) if n.writes.shape}
-        accesses = [a for n in nests(s.kernel) for a in ((n.writes, n.leaf.indices), *((r.attr, r.args) for r in n.reads))]
+        written = {n.writes for n in patterns.nests(s.kernel) if n.writes.shape}
+        accesses = [a for n in patterns.nests(s.kernel) for a in ((n.writes, n.leaf.indices), *((r.attr, r.args) for r in n.reads))]
         places = {(b, d) for b, indices in accesses for d, i in enumerate(indices) if i is v and b in written and b.shape[d] == extent}
         todo += [i.name for b, indices in accesses for d, i in enumerate(indices) if (b, d) in places and i.op == "var"]
         s.split(name, size)
@@ -106,7 +105,7 @@ def _groups(s: Schedule, target: CpuTarget, packable: frozenset[str] = frozenset
     layout may still be chosen (weights)."""
 
     def formed(result: str, inside: tuple[str, ...]) -> list[Group]:
-        if any(n.is_reduction for n in nests(s.kernel) if n.writes.name == result):
+        if any(n.is_reduction for n in patterns.nests(s.kernel) if n.writes.name == result):
             inside = (*inside, s.cache_write(result, f"{result}.acc"))
         if (shape := _shape(s, result, inside, target, packable)) is not None:
             return [Group(result, inside, shape)]
@@ -119,8 +118,8 @@ def _groups(s: Schedule, target: CpuTarget, packable: frozenset[str] = frozenset
 def _shape(s: Schedule, result: str, inside: tuple[str, ...], target: CpuTarget, packable: frozenset[str]) -> str | None:
     if not inside:
         return "elementwise"
-    out = result_nest(s.kernel, result)
-    reductions = [n for n in nests(s.kernel) if n.is_reduction and n.writes.name in inside]
+    out = patterns.result_nest(s.kernel, result)
+    reductions = [n for n in patterns.nests(s.kernel) if n.is_reduction and n.writes.name in inside]
     outer = patterns.row_loops(s.kernel, out, inside) if reductions else None
     if outer is None:
         return None
@@ -129,19 +128,19 @@ def _shape(s: Schedule, result: str, inside: tuple[str, ...], target: CpuTarget,
     return None if out.loops and out.loops[-1].var in outer else "rows"  # where the contiguous axis is outside, a row would be strided
 
 
-def _lanes_along_output(reduction: Nest, out: Nest, target: CpuTarget, packable: frozenset[str]) -> bool:
+def _lanes_along_output(reduction: patterns.Nest, out: patterns.Nest, target: CpuTarget, packable: frozenset[str]) -> bool:
     """Whether vector lanes should run along the contiguous axis of the result rather than along the reduction."""
     if not out.loops or not reduction.spatial:
         return False
     lane, lanes, along = reduction.spatial[-1], nest_lanes(target, reduction), patterns.contiguous_reduction(reduction)
-    if extent_of(lane.extent) * 2 < lanes:
+    if patterns.extent_of(lane.extent) * 2 < lanes:
         return along is None
-    if patterns.contiguous([r for r in reduction.reads if not (is_product(reduction) and r.attr.name in packable)], lane.var):
+    if patterns.contiguous([r for r in reduction.reads if not (patterns.is_product(reduction) and r.attr.name in packable)], lane.var):
         return True
     rows = patterns.row_axis(reduction)  # along which the operand that is contiguous in no output axis is read again
-    if is_product(reduction) and rows is not None and extent_of(rows.extent) >= contraction.MIN_PACKED_ROWS:
+    if patterns.is_product(reduction) and rows is not None and patterns.extent_of(rows.extent) >= contraction.MIN_PACKED_ROWS:
         return True  # the operand is packed first
-    return along is None or extent_of(along.extent) < lanes
+    return along is None or patterns.extent_of(along.extent) < lanes
 
 
 def operand_layouts(kernel: Kernel, constants: frozenset[int], target: CpuTarget, knobs: Knobs | None = None) -> dict[int, Layout]:
@@ -152,23 +151,23 @@ def operand_layouts(kernel: Kernel, constants: frozenset[int], target: CpuTarget
     """
     knobs = knobs or Knobs()
     s = _prepared(kernel)
-    if is_imperative(s.kernel):
+    if patterns.is_imperative(s.kernel):
         return {}
     wishes: dict[int, Layout] = {}
     names = {b.name: n for n, b in enumerate(kernel.buffers)}
     packable = frozenset(kernel.buffers[n].name for n in constants)
-    original = {n.writes.name: n for n in nests(kernel) if n.is_reduction}
+    original = {n.writes.name: n for n in patterns.nests(kernel) if n.is_reduction}
     for group in (g for g in _groups(s, target, packable) if g.shape == "contraction"):
-        nest = reduction_nest(s.kernel, group.inside[0])
+        nest = patterns.reduction_nest(s.kernel, group.inside[0])
         width = contraction.tile_of(nest, target, knobs).vectors * nest_lanes(target, nest)
         columns = nest.spatial[-1].extent
         source = original.get(group.result) or original.get(nest.writes.name)
-        if source is None or not is_product(source):
+        if source is None or not patterns.is_product(source):
             continue
         for r in source.reads:
             number = names.get(r.attr.name, -1)  # temporaries are no parameters
             if number in constants and (order := contraction.panel_order(source, r)) is not None:
                 whole = isinstance(columns, int) and columns != source.spatial[-1].extent and columns % width  # a group is not cut
-                panels = Layout.blocked(order[0], order[1], extent_of(columns) if whole else width)
+                panels = Layout.blocked(order[0], order[1], patterns.extent_of(columns) if whole else width)
                 wishes[number] = grouped(panels, source) if multiplies_bytes(target) else panels
     return wishes

@@ -14,7 +14,6 @@ from math import prod
 from tcomp.ir import expr as E
 from tcomp.ir.access import affine, stride
 from tcomp.ir.dtypes import itemsize
-from tcomp.ir.expr import Dim, Expr
 from tcomp.ir.loops import For
 from tcomp.ir.simplify import simplify
 from tcomp.schedules.analysis.access_patterns import Nest, extent_of, result_nest
@@ -72,17 +71,17 @@ def _prefetch_pages(s: Schedule, outer: str, alone: bool, target: CpuTarget, kno
     return outer
 
 
-def _split_cases(s: Schedule, nest: Nest) -> tuple[dict[str, Dim | None], list[str]]:
+def _split_cases(s: Schedule, nest: Nest) -> tuple[dict[str, E.Dim | None], list[str]]:
     """(other loops, loops over few cases): the value tells the cases apart by `select(i == 0, ..., select(i == 1, ...))`, where `i` is a
     loop, a loop modulo a constant or its quotient by one; these are split, into rounds and cases. With each other loop comes the number of
     its rounds that are whole, None if all are."""
-    periods, quotients = dict[Expr, int](), dict[Expr, int]()
+    periods, quotients = dict[E.Expr, int](), dict[E.Expr, int]()
     for e in E.walk(nest.leaf.value):
         if e.op == "eq" and e.args[1].op == "const":
             v, by = division(e.args[0]) or (e.args[0], 0)
             found = quotients if e.args[0].op == "floordiv" else periods
             found[v] = max(found.get(v, 0), by)
-    others, cases = dict[str, Dim | None](), list[str]()
+    others, cases = dict[str, E.Dim | None](), list[str]()
     for x in nest.loops:
         name, period, piece = x.var.name, periods.get(x.var, MAX_CASES + 1) or x.extent, quotients.get(x.var, 0)
         if piece and isinstance(x.extent, int) and x.extent % piece == 0 and x.extent // piece <= MAX_CASES:
@@ -122,7 +121,7 @@ class TransposeTiles:
     """The loop along which the operands lie, the operands, and the tile: `vectors` x `lanes` rows of `lanes` elements."""
 
     across: For
-    operands: tuple[Expr, ...]
+    operands: tuple[E.Expr, ...]
     lanes: int
     vectors: int
 

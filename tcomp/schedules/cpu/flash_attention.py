@@ -18,7 +18,6 @@ from dataclasses import dataclass
 from tcomp.errors import ScheduleError
 from tcomp.ir import expr as E
 from tcomp.ir.dtypes import itemsize
-from tcomp.ir.expr import Dim
 from tcomp.ir.fallback import FallbackKind
 from tcomp.ir.loops import STACK_LIMIT, Accumulate, For, Kernel, Stmt, Store, children
 from tcomp.schedules.analysis import access_patterns
@@ -129,7 +128,7 @@ def schedule(s: Schedule, found: SoftmaxProduct, target: CpuTarget, knobs: Knobs
         s.compute_at(found.scores, blocks)
     original: dict[str, str] = {}  # of the loops and buffers of tails: those that they copy
 
-    def cut(loop: str, point: Dim) -> str:
+    def cut(loop: str, point: E.Dim) -> str:
         _, tail = s.partition(loop, point)
         original.update((new, original.get(old, old)) for old, new in {loop: tail, **tail.copies}.items())
         return tail
@@ -172,7 +171,7 @@ def row_and_column_loops(s: Schedule, found: SoftmaxProduct, product: Nest) -> t
     return loops[0], loops[1], [x.var.name for x in out.loops if x not in loops]
 
 
-def _heights(extent: Dim, most: int, target: CpuTarget, lanes: int) -> tuple[list[int], int]:
+def _heights(extent: E.Dim, most: int, target: CpuTarget, lanes: int) -> tuple[list[int], int]:
     """(numbers of rows that a block may have, the one that takes the least time for all rows)."""
     most = min(MAX_ROWS, extent_of(extent), most)
     options = list(range(min(MIN_ROWS, most), most + 1))

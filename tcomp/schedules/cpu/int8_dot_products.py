@@ -13,7 +13,6 @@ from math import prod
 
 from tcomp.ir import expr as E
 from tcomp.ir.access import stride
-from tcomp.ir.expr import Expr
 from tcomp.ir.layout import Layout, Piece
 from tcomp.ir.loops import SERIAL, Accumulate, For, perfect, walk
 from tcomp.schedules.analysis.access_patterns import Nest, nests
@@ -31,7 +30,7 @@ def multiplies_bytes(target: CpuTarget) -> bool:
     return any(target.vector_bits >= bits and any(map(target.has, vpdpbusd(1, 1, 1, bits).features)) for bits in (256, 512))
 
 
-def summed_bytes(nest: Nest) -> tuple[For, Expr] | None:
+def summed_bytes(nest: Nest) -> tuple[For, E.Expr] | None:
     """(a reduction loop, the signed operand) of a sum of products of uint8 by int8, widened to int32: one along which the unsigned operand,
     that of the rows, is contiguous, in whole groups."""
     value, lane = nest.leaf.value, nest.spatial[-1].var if nest.spatial else None

@@ -21,7 +21,6 @@ from tcomp.errors import ScheduleError
 from tcomp.ir import expr as E
 from tcomp.ir.access import Affine, affine
 from tcomp.ir.dtypes import itemsize
-from tcomp.ir.expr import Dim
 from tcomp.ir.loops import STACK_LIMIT, Accumulate, Kernel, Store, walk
 from tcomp.schedules.analysis.access_patterns import Nest, extent_of, nests, result_nest, stage_axes
 from tcomp.schedules.cpu.common import extent, lanes_of, partition_tails, size, threads, unroll, vector_tail, whole_tiles
@@ -62,7 +61,7 @@ class Chain:
     """Results of one shape, in the order of the program, and the stages that only they need, each with the part that a tile needs. Of a
     result, others in the chain may need the element at their own place."""
 
-    shape: tuple[Dim, ...]
+    shape: tuple[E.Dim, ...]
     results: list[str]
     needs: dict[str, Box]
 
@@ -151,7 +150,7 @@ def _hull(boxes: Sequence[Sequence[Reach | None]]) -> Box | None:
     return tuple(hull)
 
 
-def _whole(shape: Sequence[Dim]) -> Box:
+def _whole(shape: Sequence[E.Dim]) -> Box:
     return tuple(map(Reach, range(len(shape))))
 
 
@@ -231,7 +230,7 @@ class _Tiles:
     def __init__(self, s: Schedule, result: str, tile: Sequence[int]) -> None:
         nest = result_nest(s.kernel, result)
         self.s = s
-        self.whole: dict[str, Dim | None] = {}  # loops of which tiles are cut off at the end: how many are whole, if that may be fewer
+        self.whole: dict[str, E.Dim | None] = {}  # loops of which tiles are cut off at the end: how many are whole, if that may be fewer
         single, shifted, inner = [], [], []
         for i, side, n in zip(nest.leaf.indices, tile, nest.writes.shape, strict=True):
             loop = i.name
