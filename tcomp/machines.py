@@ -117,6 +117,11 @@ class Gpu:
     threads: int = 2048  # that an SM holds at most
     blocks: int = 32
     registers: int = 1 << 16  # of 32 bits, of an SM
+    shared_bandwidth: float = 128  # bytes that an SM moves from or to shared memory a cycle: 4 for each of 32 banks
+    l1_bandwidth: float = 64  # bytes that an SM moves through its first cache a cycle
+    launch: float = 3000  # nanoseconds that another launch takes, with the wait for the one before (CUDA graphs, as commonly reported)
+    latency: float = 700  # nanoseconds from a load to its value when memory is busy (an estimate for current boards)
+    in_flight: int = 48 << 10  # bytes of loads that an SM has under way at most; bandwidth times latency of an A100 asks for 13 KB of each
 
 
 K = 1 << 10  # bytes

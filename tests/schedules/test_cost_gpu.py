@@ -39,7 +39,7 @@ def test_launches_are_those_of_the_code(program: Program) -> None:
     kernel = schedule(lower("program", program.inputs, program.outputs), SM80).kernel
     _, launches = emit_kernel(hoist_temporaries(kernel)[0], SM80)
     sized = hoist_temporaries(at_sizes(kernel, program.dims))[0]
-    found = [gpu.launch_of(sized.with_body(block(*stmts))) for stmts in split_into(sized.body)]
+    found = [gpu.launch_of(sized.with_body(block(*stmts)), SM80) for stmts in split_into(sized.body)]
     blocks = [prod(evaluate_int(as_expr(d), program.dims) for d in x.grid) for x in launches]
     assert [(x.blocks, x.threads) for x in found] == [(n, prod(x.block)) for n, x in zip(blocks, launches, strict=True)]
     estimate = gpu.estimate(kernel, SM80, program.dims)

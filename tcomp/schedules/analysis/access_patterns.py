@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from math import prod
 
@@ -87,6 +87,11 @@ def extent_of(extent: Dim, default: int = SYMBOLIC) -> int:
         return extent
     hi = E.bounds(extent)[1]
     return default if hi is None else min(hi, default)
+
+
+def iterations(loops: Iterable[For]) -> int:
+    """How many iterations a nest has; symbolic extents are taken as in `extent_of`."""
+    return prod(extent_of(x.extent) for x in loops)
 
 
 def bytes_of(buffer: Buffer) -> int:

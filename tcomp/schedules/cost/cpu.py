@@ -345,7 +345,8 @@ class _Model:
                     size[level] += touched.lines * LINE * max(1.0, gcd(row, span) / piece if touched.rows > 1 and piece else 1.0)
                 size["memory"] += touched.lines * LINE
                 size["pages"] += max(ceil(touched.lines * LINE / page), ceil(touched.rows * min(row, page) / page))
-                fetched = any(a.writes and not (isinstance(a.statement, Store) and a.statement.non_temporal) for a in group)  # to be written
+                # What is written is fetched first, unless the store bypasses the caches.
+                fetched = any(a.writes and not (isinstance(a.statement, Store) and a.statement.non_temporal) for a in group)
                 moved += touched.lines * LINE * (2 if fetched else 1)
             self.sets[stmt] = _WorkingSet(size, moved)
         return self.sets[stmt]

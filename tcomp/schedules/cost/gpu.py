@@ -6,7 +6,7 @@ touches there or in memory. These overlap for the most part, copies ahead of the
 warps waits for what these wait for.
 
 Accesses are counted for all threads of a block at once: in memory in pieces of `LINE` bytes, in shared memory (without conflicts) in rows
-of `BANKS` bytes, at least one for each warp; an access that an unrolled loop does not move is made once, and neighbours that such a loop
+of banks, at least one for each warp; an access that an unrolled loop does not move is made once, and neighbours that such a loop
 visits together. Registers are estimated: those of the schedule's buffers, and some. Nothing here was fitted to measurements so far: what is
 learned while tuning corrects it."""
 
@@ -35,11 +35,8 @@ HIDING_WARPS, HIDING_LOADS = (
     8,
     16,
 )  # warps of an SM that hide most of what each waits for: results of arithmetic, what memory sends (estimates)
-BANKS = 128  # bytes that an SM moves from or to shared memory a cycle
-FIRST_CACHE = 64  # bytes that an SM moves through its first cache a cycle
 IDLE_SHARE = 4  # factor by which an SM draws more than its share of the bandwidth if others are idle (an estimate)
 EXPOSED = 0.25  # share of a unit's time that is waited for though another takes longer (an estimate)
-LAUNCH_TIME = 3000  # nanoseconds that another launch takes, with the wait for the one before (CUDA graphs, as commonly reported)
 OTHER_REGISTERS = 48  # registers of a thread other than its accumulators: addresses, and elements at hand (an estimate)
 WIDEST = 16  # bytes of the widest access of a thread
 COUNTS = (
@@ -90,10 +87,10 @@ class Launch:
             "arithmetic": max(self.slots / top.slots, self.divisions / top.divisions) * gpu.sms * gpu.ghz * 1e9 * idle * cycle,
             "tensor": self.products / gpu.tensor * cycle,
             "shared": self.banks * cycle,
-            "l1": self.pieces * LINE / FIRST_CACHE * waiting * (1 + spilled),
+            "l1": self.pieces * LINE / gpu.l1_bandwidth * waiting * (1 + spilled),
             "l2": self.fetched / (gpu.cache * 1e9) / used,
             "memory": self.touched / rate / used,
-            "launch": LAUNCH_TIME * 1e-9,
+            "launch": gpu.launch * 1e-9,
         }
 
 
@@ -151,7 +148,7 @@ def modelled(kernel: Kernel, target: CudaTarget) -> tuple[float, dict[str, float
     """(seconds, those of each unit, counts) of a kernel of known size: sums over its launches, and of those that a block has, its
     extremes."""
     kernel = L.hoist_temporaries(kernel)[0]
-    found = [launch_of(replace(kernel, body=L.block(*stmts))) for stmts in L.launches(kernel.body)]
+    found = [launch_of(replace(kernel, body=L.block(*stmts)), target) for stmts in L.launches(kernel.body)]
     times = [launch.seconds(target) for launch in found]
     slowest = found[max(range(len(times)), key=lambda n: time_of(times[n]))]
     totals = {f.name: sum(getattr(x, f.name) for x in found) for f in fields(Launch)}
@@ -161,7 +158,7 @@ def modelled(kernel: Kernel, target: CudaTarget) -> tuple[float, dict[str, float
     return sum(map(time_of, times)), {name: sum(t[name] for t in times) for name in SECONDS}, {n: float(x) for n, x in counts.items()}
 
 
-def launch_of(kernel: Kernel) -> Launch:
+def launch_of(kernel: Kernel, target: CudaTarget) -> Launch:
     """What is counted of one launch, of known size."""
     body, found = kernel.body, accesses(kernel.body)
     footprints = Footprints(found, MAX_POINTS)
@@ -173,7 +170,7 @@ def launch_of(kernel: Kernel) -> Launch:
     moved = dict.fromkeys(L.SCOPES, 0.0)
     for a in found:
         if a.buffer.scope != "register":
-            moved[a.buffer.scope] += _moved(a, footprints, together, ceil(threads / WARP))
+            moved[a.buffer.scope] += _moved(a, footprints, together, ceil(threads / WARP), target)
     of_block, everything = {x.var for x in loops if x.kind not in L.BLOCK_AXES}, loop_extents(body).keys()
     groups = [group for buffer, group in by_buffer(found).items() if buffer.scope == "global"]
     fetched = sum(footprints.touched(group, of_block).lines * blocks for group in groups)
@@ -186,7 +183,7 @@ def launch_of(kernel: Kernel) -> Launch:
     )  # fmt: skip
 
 
-def _moved(a: Access, footprints: Footprints, together: set[Stmt], warps: int) -> float:
+def _moved(a: Access, footprints: Footprints, together: set[Stmt], warps: int, target: CudaTarget) -> float:
     """Lines, or rows of banks, that an access moves in all: those of all threads at once, as often as they make it."""
     at_once = {x.var for x in a.loops if x.kind in L.THREAD_AXES or x.kind == L.VECTORIZED or x in together}
     moving = set(E.variables(*a.indices))
@@ -199,7 +196,7 @@ def _moved(a: Access, footprints: Footprints, together: set[Stmt], warps: int) -
     place = linear_index(a.buffer, a.indices)
     neighbours = (x for x in around if x.kind == L.UNROLLED and coefficient(place, x.var) == 1)
     wide = max((gcd(_extent(x, footprints), WIDEST // size) for x in neighbours), default=1)
-    return times / wide * max(touched.elements * wide * size / BANKS, least)
+    return times / wide * max(touched.elements * wide * size / target.gpu.shared_bandwidth, least)
 
 
 def _allocated(s: Stmt, inside: bool) -> Iterator[tuple[L.Buffer, bool]]:

@@ -10,8 +10,9 @@ A side of a tile (its rows, its columns) runs along one axis of the result, or a
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from itertools import product as all_pairs
 from math import prod
 
@@ -20,8 +21,7 @@ from tcomp.ir.access import stride
 from tcomp.ir.dtypes import itemsize
 from tcomp.ir.instruction import CORE, WARP, WARPGROUP, Instruction
 from tcomp.ir.loops import Accumulate, For
-from tcomp.schedules.analysis.access_patterns import Nest, extent_of
-from tcomp.schedules.cost.gpu import LAUNCH_TIME
+from tcomp.schedules.analysis.access_patterns import Nest, extent_of, iterations
 from tcomp.schedules.gpu.thread_mapping import LETTERS, longest, power_of_two
 from tcomp.schedules.instructions import mma, tf32, wgmma
 from tcomp.schedules.primitives.cache_factors import core_of, product_of
@@ -33,20 +33,8 @@ SLICE_WAIT = 40  # cycles that the threads of a block wait for each other and fo
 WGMMA_ARCHITECTURE = "sm_90a"  # the only architecture with `wgmma`
 MAX_OPTIONS = 8  # tiles of a kind that a decision chooses among: bounds the search of the tuner
 HIDDEN = 0.75  # share of the shorter of multiplications and reads that the longer one hides (an estimate)
-ALONE = 1.5  # waves that one wave counts as: a block that is alone on its SM waits more (an estimate)
-SHARED_BYTES = 128  # bytes that shared memory moves a cycle
-
-
-@dataclass(frozen=True, slots=True)
-class Product:
-    """The axes of the result that move one factor only, by their numbers, and the number of that factor; the reduction that is sliced; the
-    dtype of the `mma` that computes such products, if there is one."""
-
-    rows: tuple[int, ...]
-    columns: tuple[int, ...]
-    right: int
-    sliced: For
-    tensor: str
+SINGLE_WAVE = 1.5  # waves that one wave counts as: a block that has its SM to itself waits more (an estimate)
+PARTS = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32)  # of a split reduction: bounds the search
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,11 +83,6 @@ class Tile:
         return (64, self.columns.per_thread) if self.by_warpgroups else (16, 8)
 
     @property
-    def instruction_depth(self) -> int:
-        """Elements of the reduction that an instruction takes."""
-        return tensor_depth(self.tensor)
-
-    @property
     def axes(self) -> list[int]:
         """The axes of the result along which the tile reaches."""
         return sorted(self.rows.axes + self.columns.axes)
@@ -118,10 +101,112 @@ class Tile:
         """Of a thread."""
         return self.rows.per_thread * self.columns.per_thread // self.instruction_threads
 
-    def blocks(self, reduction: Nest) -> int:
+    def pieces(self, cut: Callable[..., list[str]], width: int, by_instruction: bool = False) -> tuple[list[str], list[str]]:
+        """What `cut(axis, *factors)` makes of the axes of the rows, and of the columns: first the piece of the threads (or warps), then the
+        elements of one, as `by_instruction` further cut into what an instruction computes.
+
+        Of columns a thread has as many side by side as an access takes (`width`), the next ones behind those of the other threads.
+        """
+        found = []
+        for side, unit in zip((self.rows, self.columns), self.instruction_shape, strict=True):
+            factors: tuple[int, ...] = (side.per_thread,)
+            thread = 0
+            if self.tensor:
+                factors += (unit,) * by_instruction + CORE[:1] * self.by_warpgroups
+                if len(side.axes) > 1:
+                    factors = (side.per_thread // side.unit, *(n // side.unit for n in factors[1:] if n > side.unit))
+            elif len(side.axes) > 1:
+                factors = ()
+            elif side is self.columns and side.per_thread != width:
+                factors, thread = ((side.threads * width, width) if width > 1 else (side.threads,)), 1
+            own = [*cut(side.axes[0], *factors), *(x for d in side.axes[1:] for x in cut(d))]
+            found.append([own.pop(thread), *own])
+        return found[0], found[1]
+
+
+@dataclass(frozen=True)
+class Product:
+    """The access patterns of a sum of products: the axes of the result that move one factor only, by their numbers, and the number of the
+    factor of the columns; the reduction that is sliced; the dtype of the `mma` that computes such products, if there is one."""
+
+    reduction: Nest
+    rows: tuple[int, ...]
+    columns: tuple[int, ...]
+    right: int
+    sliced: For
+    tensor: str
+    target: CudaTarget
+
+    @cached_property
+    def reads(self) -> list[tuple[E.Expr, ...]]:
+        """What the factors of the rows and of the columns are read from."""
+        factors = factors_of(self.reduction)
+        return [E.reads(factors[1 - self.right]), E.reads(factors[self.right])]
+
+    @property
+    def along_reduction(self) -> list[bool]:
+        """Of the rows and of the columns: whether neighbours along the sliced reduction lie side by side in all that is read."""
+        return [all(stride(r, self.sliced.var) == 1 for r in reads) for reads in self.reads]
+
+    @property
+    def copied_along_reduction(self) -> list[E.Expr]:
+        """The reads whose slices best lie along the reduction: the rows, and whatever narrow elements tensor cores multiply."""
+        return [*self.reads[0], *(self.reads[1] if self.tensor and itemsize(self.tensor) < 4 else ())]
+
+    @property
+    def length(self) -> int:
+        """Elements of the whole reduction."""
+        return iterations(self.reduction.reduction_loops)
+
+    def blocks(self, tile: Tile) -> int:
         """Of the whole result; each axis rounds up to tiles."""
-        reach = self.rows.extents() | self.columns.extents()
-        return prod(-(-extent_of(x.extent) // reach.get(d, 1)) for d, x in enumerate(reduction.spatial))
+        reach = tile.rows.extents() | tile.columns.extents()
+        return prod(-(-extent_of(x.extent) // reach.get(d, 1)) for d, x in enumerate(self.reduction.spatial))
+
+    def tiles(self) -> list[Tile]:
+        """The best tiles, best first; those of warpgroups behind the others."""
+        kinds = [_candidates(self), *([_wgmma_candidates(self)] if self.tensor and self.target.executes(WGMMA_ARCHITECTURE) else [])]
+        return [tile for kind in kinds for tile in sorted(kind, key=self._cycles)[:MAX_OPTIONS]]
+
+    def best_split(self, least: int, gain: float) -> int:
+        """Into how many parts of at least `least` elements a reduction is best split (split-K), if that is faster by the factor `gain`."""
+        pairs = all_pairs(_candidates(self), (n for n in PARTS if n == 1 or n * least <= self.length))
+        return min((self._cycles(tile, n) * (1 if n == 1 else gain), n) for tile, n in pairs)[1]
+
+    def _cycles(self, tile: Tile, parts: int = 1) -> float:
+        """How long the busiest SM computes, if the reduction is split into parts, whose sums are then stored, loaded and added by another
+        launch."""
+        gpu, results = self.target.gpu, iterations(self.reduction.spatial)
+        second_launch = (results * parts * 2 * itemsize(self.reduction.writes.dtype) / gpu.cache + gpu.launch) * gpu.ghz
+        of_block = self.cycles_of_block(tile) + SLICE_WAIT / tile.depth
+        return of_block * waves(self.blocks(tile) * parts, self.target) * (self.length / parts) + (second_launch if parts > 1 else 0)
+
+    def cycles_of_block(self, tile: Tile) -> float:
+        """Cycles of a block for each element of the reduction: multiplications, overlapped with reads of shared memory; and copies to it.
+
+        Tensor cores read fragments of 4 bytes a lane (or the factors themselves, for each instruction). Others multiply 128 lanes a cycle.
+        """
+        rows, columns, warps, gpu = tile.rows, tile.columns, tile.threads // WARP, self.target.gpu
+        if tile.tensor:
+            size, groups = itemsize(tile.tensor), rows.threads * columns.threads
+            multiplies = rows.size * columns.size * size / 2 / gpu.tensor / (2 if tile.by_warpgroups else 1)
+            again = rows.per_thread // tile.instruction_shape[0] if tile.by_warpgroups else 1
+            reads = groups * (rows.per_thread + columns.per_thread * again) * size / gpu.shared_bandwidth
+            return _overlapped(multiplies, reads) + (rows.size + columns.size) * size / gpu.shared_bandwidth
+        along = self.along_reduction
+        of_rows = rows.per_thread * (0.25 if along[0] else 1 / power_of_two(rows.per_thread, 4))
+        reads = of_rows + columns.per_thread / power_of_two(columns.per_thread, 2)
+        copied = sum(side.size / tile.threads * (0.25 if a else 1) for side, a in zip((rows, columns), along, strict=True))
+        return (_overlapped(tile.accumulators / 4, reads) + copied) * warps
+
+
+def _overlapped(a: float, b: float) -> float:
+    return max(a, b) + (1 - HIDDEN) * min(a, b)
+
+
+def waves(blocks: int, target: CudaTarget) -> float:
+    """How many blocks the busiest SM computes one after the other."""
+    return -(-blocks // target.gpu.sms) if blocks > target.gpu.sms else SINGLE_WAVE
 
 
 def find(reduction: Nest, out: Nest, target: CudaTarget) -> Product | None:
@@ -137,17 +222,16 @@ def find(reduction: Nest, out: Nest, target: CudaTarget) -> Product | None:
     rows, columns = (other, one) if right == 0 else (one, other)
     if stride(E.read(out.writes, out.leaf.indices), out.loops[columns[-1]].var) != 1:
         return None
-    sizes = [prod(extent_of(axes[d].extent) for d in side[-2:]) for side in (rows, columns)]
-    if min(*sizes, prod(extent_of(x.extent) for x in reduction.reduction_loops)) < MIN_EXTENT:
+    sizes = [iterations(axes[d] for d in side[-2:]) for side in (rows, columns)]
+    if min(*sizes, iterations(reduction.reduction_loops)) < MIN_EXTENT:
         return None
     along = [x for x in reduction.reduction_loops if extent_of(x.extent) >= 8 and any(stride(r, x.var) == 1 for r in reduction.reads)]
-    return Product(rows, columns, right, longest(along or reduction.reduction_loops), _tensor_dtype(reduction, right, target))
+    tensor = _tensor_dtype(reduction, right) if target.compute_capability >= MMA_ARCHITECTURE else ""
+    return Product(reduction, rows, columns, right, longest(along or reduction.reduction_loops), tensor, target)
 
 
-def _tensor_dtype(reduction: Nest, right: int, target: CudaTarget) -> str:
+def _tensor_dtype(reduction: Nest, right: int) -> str:
     """The dtype of the tensor cores' instruction for the products that are summed; none if they have none that computes the same."""
-    if target.compute_capability < MMA_ARCHITECTURE:
-        return ""
     factors = factors_of(reduction)
     cores = [core_of(f) for f in factors]
     dtype = cores[1 - right].dtype
@@ -165,39 +249,9 @@ def factors_of(reduction: Nest) -> tuple[E.Expr, ...]:
     return product.args if product is not None and all(map(E.reads, product.args)) else ()
 
 
-def reads_of(reduction: Nest, product: Product) -> list[tuple[E.Expr, ...]]:
-    """What the factors of the rows and of the columns are read from."""
-    factors = factors_of(reduction)
-    return [E.reads(factors[1 - product.right]), E.reads(factors[product.right])]
-
-
-def copied_along_reduction(reduction: Nest, product: Product) -> list[E.Expr]:
-    """The reads of the factors whose slices best lie along the reduction: the rows, and whatever narrow elements tensor cores multiply."""
-    rows, columns = reads_of(reduction, product)
-    return [*rows, *(columns if product.tensor and itemsize(product.tensor) < 4 else ())]
-
-
-def all_contiguous(reads: Sequence[E.Expr], axis: For) -> bool:
-    """Whether neighbours along an axis lie side by side in all that is read."""
-    return all(stride(r, axis.var) == 1 for r in reads)
-
-
-def tiles(reduction: Nest, product: Product, target: CudaTarget) -> list[Tile]:
-    """The best tiles, best first; those of warpgroups behind the others."""
-
-    def best(candidates: Iterator[Tile]) -> list[Tile]:
-        return sorted(candidates, key=lambda tile: _cycles(reduction, product, tile, 1, target))[:MAX_OPTIONS]
-
-    has_wgmma = product.tensor and target.executes(WGMMA_ARCHITECTURE)
-    return best(_candidates(product)) + (best(_wgmma_candidates(product)) if has_wgmma else [])
-
-
-def best_split(reduction: Nest, product: Product, target: CudaTarget, least: int, gain: float) -> int:
-    """Into how many parts of at least `least` elements a reduction is best split (split-K), if that is faster by the factor `gain`."""
-    length = prod(extent_of(x.extent) for x in reduction.reduction_loops)
-    options = [n for n in (1, 2, 3, 4, 6, 8, 12, 16, 24, 32) if n == 1 or n * least <= length]
-    pairs = all_pairs(_candidates(product), options)
-    return min((_cycles(reduction, product, tile, n, target) * (1 if n == 1 else gain), n) for tile, n in pairs)[1]
+def tensor_depth(dtype: str) -> int:
+    """Elements of the reduction that an instruction of the tensor cores takes."""
+    return 32 // itemsize(dtype)
 
 
 def _candidates(product: Product) -> Iterator[Tile]:
@@ -223,50 +277,8 @@ def _wgmma_candidates(product: Product) -> Iterator[Tile]:
                 yield Tile(rows, columns, min(4, length) * tensor_depth(product.tensor), product.tensor, WARPGROUP)
 
 
-def tensor_depth(dtype: str) -> int:
-    """Elements of the reduction that an instruction of the tensor cores takes."""
-    return 32 // itemsize(dtype)
-
-
 def _sides(axes: tuple[int, ...], threads: int, sizes: Sequence[int], unit: int = 0) -> Iterator[Side]:
     """Along the last axis, or along the last two; without a `unit` all of a thread's elements are one."""
     for each in sizes:
         if each & (each - 1) == 0:
-            yield Side(axes[-1:], threads, each, unit or each)
-        if len(axes) > 1:
-            yield Side(axes[-2:], threads, each, unit or each)
-
-
-def _cycles(reduction: Nest, product: Product, tile: Tile, parts: int, target: CudaTarget) -> float:
-    """How long the busiest SM computes, if the reduction is split into parts, whose sums are then stored, loaded and added by another
-    launch."""
-    blocks = tile.blocks(reduction) * parts
-    waves = -(-blocks // target.gpu.sms) if blocks > target.gpu.sms else ALONE
-    length = prod(extent_of(x.extent) for x in reduction.reduction_loops) / parts
-    results = prod(extent_of(x.extent) for x in reduction.spatial)
-    second_launch = (results * parts * 2 * itemsize(reduction.writes.dtype) / target.gpu.cache + LAUNCH_TIME) * target.gpu.ghz
-    of_block = cycles_of_block(reduction, product, tile, target) + SLICE_WAIT / tile.depth
-    return of_block * waves * length + (second_launch if parts > 1 else 0)
-
-
-def cycles_of_block(reduction: Nest, product: Product, tile: Tile, target: CudaTarget) -> float:
-    """Cycles of a block for each element of the reduction: multiplications, overlapped with reads of shared memory; and copies to it.
-
-    Tensor cores read fragments of 4 bytes a lane (or the factors themselves, for each instruction). Others multiply 128 lanes a cycle.
-    """
-    rows, columns, warps = tile.rows, tile.columns, tile.threads // WARP
-    if tile.tensor:
-        size, groups = itemsize(tile.tensor), rows.threads * columns.threads
-        multiplies = rows.size * columns.size * size / 2 / target.gpu.tensor / (2 if tile.by_warpgroups else 1)
-        again = rows.per_thread // tile.instruction_shape[0] if tile.by_warpgroups else 1
-        reads = groups * (rows.per_thread + columns.per_thread * again) * size / SHARED_BYTES
-        return _overlapped(multiplies, reads) + (rows.size + columns.size) * size / SHARED_BYTES
-    along = [all_contiguous(r, product.sliced) for r in reads_of(reduction, product)]
-    of_rows = rows.per_thread * (0.25 if along[0] else 1 / power_of_two(rows.per_thread, 4))
-    reads = of_rows + columns.per_thread / power_of_two(columns.per_thread, 2)
-    copied = sum(side.size / tile.threads * (0.25 if a else 1) for side, a in zip((rows, columns), along, strict=True))
-    return (_overlapped(tile.accumulators / 4, reads) + copied) * warps
-
-
-def _overlapped(a: float, b: float) -> float:
-    return max(a, b) + (1 - HIDDEN) * min(a, b)
+            yield from (Side(axes[-count:], threads, each, unit or each) for count in range(1, min(len(axes), 2) + 1))

@@ -8,7 +8,7 @@ launch.
     thread tile      one reduction, read    one thread per tile of accumulators in registers, over the whole reduction; neighbouring
                      where it is stored     threads take neighbouring columns (matmul, convolution, pooling, column sums)
     block tile       a sum of products, of  one block per tile of the result: both factors are staged in shared memory, a slice of the
-                     rows and columns       reduction at a time, copied some slices ahead (matmul, convolution: see `gemm`)
+                     rows and columns       reduction at a time, copied some slices in advance (matmul, convolution: see `gemm`)
     gemv             a sum of products of   one block per strip of columns: its threads split the reduction, so that the wide factor
                      few rows, many columns streams at full speed (vectors by matrices: see `gemv`)
     thread per row   reductions over the    one thread per row, which it keeps to itself
@@ -36,9 +36,9 @@ from tcomp.ir.fallback import FallbackKind
 from tcomp.ir.instruction import WARP
 from tcomp.ir.layout import Layout
 from tcomp.ir.loops import For, Kernel
-from tcomp.ir.simplify import same_dim
-from tcomp.schedules.analysis import access_patterns
-from tcomp.schedules.analysis.access_patterns import Nest, contiguous, contiguous_reduction, extent_of, nests, reduction_nest, result_nest
+from tcomp.ir.simplify import same_shape
+from tcomp.schedules.analysis import access_patterns as patterns
+from tcomp.schedules.analysis.access_patterns import Nest, extent_of, iterations, nests, reduction_nest, result_nest
 from tcomp.schedules.cpu.flash_attention import in_one_pass
 from tcomp.schedules.gpu import block_tiles, flash_attention, gemm, gemv, imperative
 from tcomp.schedules.gpu import thread_mapping as T
@@ -71,7 +71,7 @@ def schedule(kernel: Kernel, target: CudaTarget, knobs: Knobs | None = None) -> 
     s = Schedule(kernel)
     s.collapse()
     decided = Knobs() if knobs is None else knobs
-    if access_patterns.is_imperative(s.kernel):
+    if patterns.is_imperative(s.kernel):
         imperative.schedule(s)
     else:
         rest = in_one_pass(s, lambda found: flash_attention.schedule(s, found, target, decided))
@@ -90,18 +90,18 @@ def _groups(s: Schedule, rest: set[str], target: CudaTarget) -> list[Group]:
     for result, inside in [(result, inside) for result, inside in attachments(s.kernel) if result in rest]:
         for group in _form_groups(s, result, inside, target):
             last = groups[-1] if groups else None
-            if last is not None and last.shape == group.shape == "elementwise" and _same_loops(s, last.result, group.result):
+            if last is not None and last.shape == group.shape == "elementwise" and _are_alike(s, last.result, group.result):
                 groups[-1] = Group(last.result, (*last.inside, group.result), "elementwise")
             else:
                 groups.append(group)
     return groups
 
 
-def _same_loops(s: Schedule, first: str, second: str) -> bool:
+def _are_alike(s: Schedule, first: str, second: str) -> bool:
     """Whether two results have the same loops, too few of them for vectors."""
     one, two = result_nest(s.kernel, first), result_nest(s.kernel, second)
-    same = len(one.loops) == len(two.loops) > 0 and all(same_dim(a.extent, b.extent) for a, b in zip(one.loops, two.loops, strict=True))
-    return same and _vector_lanes(one) == _vector_lanes(two) == 1
+    alike = bool(one.loops) and same_shape([x.extent for x in one.loops], [x.extent for x in two.loops])
+    return alike and _vector_lanes(one) == _vector_lanes(two) == 1
 
 
 def _form_groups(s: Schedule, result: str, inside: tuple[str, ...], target: CudaTarget) -> list[Group]:
@@ -110,10 +110,10 @@ def _form_groups(s: Schedule, result: str, inside: tuple[str, ...], target: Cuda
     if len(reduced := {*inside, result} & reductions) == 1:
         (name,) = reduced
         reduction, out = reduction_nest(s.kernel, name), result_nest(s.kernel, name)
-        if block_tiles.find(reduction, out, target) is not None:
-            partial = gemm.split_k(s, name, target)
-        elif gemv.find(reduction, out, target) is not None:
-            partial = gemv.split_k(s, name, target)
+        if (product := block_tiles.find(reduction, out, target)) is not None:
+            partial = gemm.split_k(s, name, product)
+        elif (strip := gemv.find(reduction, out, target)) is not None:
+            partial = gemv.split_k(s, name, reduction, strip)
         else:
             partial = _split_reduction(s, name)
         if partial is not None:
@@ -134,7 +134,7 @@ def _split_reduction(s: Schedule, result: str) -> str | None:
     if not reduction.reduction_loops:
         return None
     longest = T.longest(reduction.reduction_loops)
-    results, length = prod(extent_of(x.extent) for x in reduction.spatial), extent_of(longest.extent)
+    results, length = iterations(reduction.spatial), extent_of(longest.extent)
     product = T.is_contraction(reduction) and not _prefers_block_per_row(reduction)  # others are reduced by rows, many threads to each
     if length < (MIN_SPLIT_PART * 8 if product else MIN_SPLIT_LENGTH) or results * (1 if product else BLOCK_THREADS * 8) >= BUSY_THREADS:
         return None
@@ -149,7 +149,7 @@ def _shape(s: Schedule, result: str, inside: tuple[str, ...], target: CudaTarget
         return "elementwise"
     out = result_nest(s.kernel, result)
     reductions = [n for n in nests(s.kernel) if n.is_reduction and n.writes.name in inside]
-    rows = access_patterns.row_loops(s.kernel, out, inside) if reductions else None
+    rows = patterns.row_loops(s.kernel, out, inside) if reductions else None
     if rows is None:
         return None
     long = all(_longest(n) >= MIN_BLOCK_ROW for n in reductions)
@@ -158,7 +158,7 @@ def _shape(s: Schedule, result: str, inside: tuple[str, ...], target: CudaTarget
             return None
         return "block per row" if long else "thread per row" if _fits(s, inside, rows, MAX_THREAD_ROW) else None
     if len(inside) > 1:
-        together = rows and long and _fits(s, inside, rows) and all(contiguous_reduction(n) is not None for n in reductions)
+        together = rows and long and _fits(s, inside, rows) and all(patterns.contiguous_reduction(n) is not None for n in reductions)
         return "block per row" if together else None
     if block_tiles.find(reductions[0], out, target) is not None:
         return "block tile"
@@ -178,9 +178,9 @@ def _prefers_block_per_row(reduction: Nest) -> bool:
     if not reduction.spatial:
         return True
     lane = reduction.spatial[-1]
-    if T.is_contraction(reduction) and access_patterns.row_axis(reduction) is not None and extent_of(lane.extent) >= MIN_COLUMNS:
+    if T.is_contraction(reduction) and patterns.row_axis(reduction) is not None and extent_of(lane.extent) >= MIN_COLUMNS:
         return False
-    return contiguous_reduction(reduction) is not None and not contiguous(reduction.reads, lane.var)
+    return patterns.contiguous_reduction(reduction) is not None and not patterns.contiguous(reduction.reads, lane.var)
 
 
 def _fits(s: Schedule, inside: Sequence[str], rows: Sequence[Expr], most: int = MAX_SHARED_ROW) -> bool:
@@ -246,7 +246,7 @@ def _vector_lanes(nest: Nest) -> int:
     lane = nest.loops[-1]
     if not isinstance(lane.extent, int) or stride(E.read(nest.writes, nest.leaf.indices), lane.var) != 1:
         return 1
-    if not contiguous(nest.reads, lane.var) or prod(extent_of(x.extent) for x in nest.loops) < BUSY_THREADS:
+    if not patterns.contiguous(nest.reads, lane.var) or iterations(nest.loops) < BUSY_THREADS:
         return 1
     return T.power_of_two(lane.extent, T.widest_vector(nest, nest))
 
@@ -269,7 +269,7 @@ def _thread_tile(s: Schedule, result: str, acc: str) -> None:
     if not out.loops:
         return  # a short reduction into one element: one thread
     loops, inner = T.names(out.loops), list[str]()
-    row = access_patterns.row_axis(reduction) if T.is_contraction(reduction) else None
+    row = patterns.row_axis(reduction) if T.is_contraction(reduction) else None
     rows, columns = _register_tile(reduction, row)
     if row is not None and rows > 1:
         number = reduction.spatial.index(row)
@@ -286,7 +286,7 @@ def _thread_tile(s: Schedule, result: str, acc: str) -> None:
     width = T.vector_width(reduction, out, columns) if columns > 1 else 1
     T.lanes(s, inner, width)
     for is_reduction in (False, True):
-        spatial = access_patterns.stage_axes(s.kernel, acc, is_reduction)
+        spatial = patterns.stage_axes(s.kernel, acc, is_reduction)
         if is_reduction:
             s.reorder(*T.names(_slowest_first(reduction)), *spatial, reassociate=True)
         T.lanes(s, spatial, width)
@@ -311,7 +311,7 @@ def _slowest_first(reduction: Nest) -> list[For]:
 
 def _register_tile(reduction: Nest, row: For | None) -> tuple[int, int]:
     """(rows, columns) of results that one thread computes: large tiles reuse what they load, small ones fill the machine."""
-    results = prod(extent_of(x.extent) for x in reduction.spatial)
+    results = iterations(reduction.spatial)
     if not T.is_contraction(reduction):
         return 1, 1
     columns = reduction.spatial[-1].extent if _fastest(reduction) is reduction.spatial[-1] else 1
@@ -338,7 +338,7 @@ def _fitting(extent: Dim, sizes: Sequence[int], least: int) -> int:
 def _rows_and_rest(s: Schedule, group: Group) -> tuple[list[For], list[For]]:
     """The loops of a result that index its reductions, and the others."""
     out = result_nest(s.kernel, group.result)
-    rows = access_patterns.row_loops(s.kernel, out, group.inside) or []
+    rows = patterns.row_loops(s.kernel, out, group.inside) or []
     return [x for x in out.loops if x.var in rows], [x for x in out.loops if x.var not in rows]
 
 
@@ -354,12 +354,12 @@ def _thread_per_row(s: Schedule, group: Group) -> None:
 def _block_per_row(s: Schedule, group: Group) -> None:
     rows, rest = _rows_and_rest(s, group)
     reductions = {n.writes.name: n for n in nests(s.kernel) if n.is_reduction and n.writes.name in group.inside}
-    length, count = max(_longest(n) for n in reductions.values()), prod(extent_of(x.extent) for x in rows)
+    length, count = max(_longest(n) for n in reductions.values()), iterations(rows)
     most = MAX_ROW_THREADS if count < FEW_ROWS and length >= LONG_ROW else BLOCK_THREADS
     threads = min(most, max(WARP, 1 << (-(-length // ROW_ELEMENTS) - 1).bit_length()))
     partials = {}
     for name, reduction in reductions.items():
-        axis = contiguous_reduction(reduction) or T.longest(reduction.reduction_loops)
+        axis = patterns.contiguous_reduction(reduction) or T.longest(reduction.reduction_loops)
         partials[name] = s.rfactor(name, axis.var.name, threads)
     if rows:
         s.reorder(*T.names((*rows, *rest)))
@@ -374,7 +374,7 @@ def _block_per_row(s: Schedule, group: Group) -> None:
             T.bind(s, {partial.init_lane: "thread.x", partial.lane: "thread.x"})
             s.bind(partial.final_lane, "thread.x", reassociate=True)
         else:
-            T.over_threads(s, access_patterns.stage_axes(s.kernel, name, False)[len(rows) :], threads)
+            T.over_threads(s, patterns.stage_axes(s.kernel, name, False)[len(rows) :], threads)
     T.over_threads(s, T.names(rest), threads)
 
 
@@ -386,7 +386,7 @@ def operand_layouts(kernel: Kernel, constants: frozenset[int], target: CudaTarge
     or which neighbouring threads walk, comes last."""
     s = Schedule(kernel)
     s.collapse()
-    if access_patterns.is_imperative(s.kernel):
+    if patterns.is_imperative(s.kernel):
         return {}
     names = {b.name: n for n, b in enumerate(kernel.buffers)}
     wishes: dict[int, Layout] = {}
@@ -394,9 +394,8 @@ def operand_layouts(kernel: Kernel, constants: frozenset[int], target: CudaTarge
         if not (reduction.is_reduction and reduction.spatial and T.is_contraction(reduction)):
             continue
         product = block_tiles.find(reduction, result_nest(kernel, reduction.writes.name), target)
-        sliced = [] if product is None else block_tiles.copied_along_reduction(reduction, product)
         for r in reduction.reads:
-            last = product.sliced.var if product is not None and r in sliced else reduction.spatial[-1].var
+            last = product.sliced.var if product is not None and r in product.copied_along_reduction else reduction.spatial[-1].var
             number = names.get(r.attr.name)  # None for a temporary
             along = [d for d, i in enumerate(r.args) if last in E.variables(i)]
             if number in constants and number is not None and len(along) == 1 and r.args[along[0]] is last and along[0] != len(r.args) - 1:

@@ -20,7 +20,6 @@ from __future__ import annotations
 import itertools
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
-from math import prod
 
 from tcomp.errors import ScheduleError
 from tcomp.ir.dtypes import itemsize
@@ -30,7 +29,7 @@ from tcomp.schedules.analysis.access_patterns import Nest, extent_of, reduction_
 from tcomp.schedules.cpu.flash_attention import SoftmaxProduct, loop_along, row_and_column_loops, write_nests
 from tcomp.schedules.gpu import block_tiles, tensor_cores
 from tcomp.schedules.gpu import thread_mapping as T
-from tcomp.schedules.gpu.block_tiles import SLICE_WAIT, Product, Side, Tile, cycles_of_block
+from tcomp.schedules.gpu.block_tiles import SINGLE_WAVE, SLICE_WAIT, Product, Side, Tile
 from tcomp.schedules.gpu.gemm import ASYNC_COPY_ARCHITECTURE, hold_in_registers, map_elements, multiply_in_slices
 from tcomp.schedules.knobs import Knobs
 from tcomp.schedules.schedule import Schedule
@@ -43,16 +42,15 @@ EXPONENTIAL = 8  # cycles of a warp for an element of the scores: exponential, r
 MAX_ACCUMULATORS, MAX_TENSOR_ACCUMULATORS = 112, 160  # 32-bit registers of a thread for the elements of its tiles, of 255; by tensor cores
 MIN_SM_ROWS = 16  # rows that each SM should get at least: half a tile of the smallest ones
 WIDTHS = range(block_tiles.MIN_EXTENT, 257)  # numbers of columns for which there are tiles that keep a multiprocessor busy
-ALONE = 1.5  # factor for what is computed alone: one block of an SM, or SMs with one block at most (an estimate)
 
 
 @dataclass(frozen=True, slots=True)
 class Products:
-    """The nests of the products, with their access patterns: of the scores (None if these are read from memory), and of the sums. `rank` is
-    that of the maximum, whose last axis are the rows."""
+    """The products: the scores (None if these are read from memory), and the sums. `rank` is that of the maximum, whose last axis are the
+    rows."""
 
-    scores: tuple[Nest, Product] | None
-    sums: tuple[Nest, Product]
+    scores: Product | None
+    sums: Product
     rank: int
 
 
@@ -75,12 +73,12 @@ class Tiles:
 def schedule(s: Schedule, found: SoftmaxProduct, target: CudaTarget, knobs: Knobs) -> None:
     """One block for each tile of rows. Raises `ScheduleError` where the structure is another one, or a step is refused."""
     products = _products(s, found, target)
-    (values, product), acc = products.sums, products.sums[0].writes.name
+    product, acc = products.sums, products.sums.reduction.writes.name
     options = _options(products, target)
     sizes = tuple((t.scores.rows.threads, t.scores.rows.per_thread, t.scores.columns.per_thread) for t in options)
     tiles = options[sizes.index(knobs.choice(f"{found.maximum}.tile", sizes, sizes[0]))]
-    transposed = block_tiles.all_contiguous(block_tiles.reads_of(values, product)[1], product.sliced)
-    width = 1 if transposed else T.vector_width(values, result_nest(s.kernel, found.result), tiles.sums.columns.per_thread)
+    out = result_nest(s.kernel, found.result)
+    width = 1 if product.along_reduction[1] else T.vector_width(product.reduction, out, tiles.sums.columns.per_thread)
     (reduction,) = reduction_nest(s.kernel, found.maximum).reduction_loops
 
     for name in found.elements:
@@ -107,7 +105,7 @@ def schedule(s: Schedule, found: SoftmaxProduct, target: CudaTarget, knobs: Knob
         elif name in (terms, weights):
             map_elements(s, tiles.scores, _by_axis(tiles.scores, sides), 1)
         elif name == acc and isinstance(c.leaf, Accumulate):
-            values = c
+            product = replace(product, reduction=c, sliced=c.reduction_loops[0])
         elif name == acc and c.leaf.value.op != "const":  # `multiply_in_slices` makes the nest that clears them
             map_elements(s, tiles.sums, _by_axis(tiles.sums, sides), width)
     map_elements(s, tiles.sums, _by_axis(tiles.sums, (row, column)), width)
@@ -120,10 +118,9 @@ def schedule(s: Schedule, found: SoftmaxProduct, target: CudaTarget, knobs: Knob
             hold_in_registers(s, name, tiles.scores, 1)
     if products.scores is not None:
         assert found.scores is not None
-        step, slices = multiply_in_slices(s, found.scores, *products.scores, tiles.scores, 1)
+        step, slices = multiply_in_slices(s, found.scores, products.scores, tiles.scores, 1)
         _pipeline(s, step, slices, target)
-    product = replace(product, sliced=values.reduction_loops[0])
-    _, (_, copied) = multiply_in_slices(s, acc, values, product, tiles.sums, width, owner=tiles.scores)
+    _, (_, copied) = multiply_in_slices(s, acc, product, tiles.sums, width, owner=tiles.scores)
     s.clean()  # of the values of a block there is one slice
     _pipeline(s, blocks, [copied], target)
 
@@ -188,21 +185,21 @@ def _reduction_loops(s: Schedule, name: str) -> list[str]:
 def _products(s: Schedule, found: SoftmaxProduct, target: CudaTarget) -> Products:
     """Raises `ScheduleError` unless the scores are a product of rows and keys, if they are one, and the sums one of rows and columns."""
 
-    def of(name: str) -> tuple[Nest, Product]:
+    def of(name: str) -> Product:
         reduction = reduction_nest(s.kernel, name)
         product, rank = block_tiles.find(reduction, result_nest(s.kernel, name), target), len(reduction.leaf.indices)
         if product is None or (product.rows[-1], product.columns[-1]) != (rank - 2, rank - 1):
             raise _no_tiles(f"`{name}` is no product of matrices that a block computes in tiles")
-        return reduction, product
+        return product
 
     rank = len(reduction_nest(s.kernel, found.maximum).leaf.indices)
     wide = [name for name in found.sums if len(reduction_nest(s.kernel, name).leaf.indices) > rank]
     if len(wide) != 1:
         raise ScheduleError("there is not one product with the weights", why=f"there are {len(wide)}")
     products = Products(of(found.scores) if found.scores else None, of(wide[0]), rank)
-    if products.scores and products.scores[1].tensor != products.sums[1].tensor:
+    if products.scores and products.scores.tensor != products.sums.tensor:
         raise _no_tiles("tensor cores compute one of the products, and not the other")
-    reduction = products.sums[0]
+    reduction = products.sums.reduction
     if len(reduction.reduction_loops) != 1 or not isinstance(reduction.spatial[-1].extent, int):
         why = f"the number of columns of `{wide[0]}` is not known, or it is a sum over several axes"
         raise ScheduleError("there are no tiles of sums", why=why)
@@ -212,8 +209,8 @@ def _products(s: Schedule, found: SoftmaxProduct, target: CudaTarget) -> Product
 def _options(products: Products, target: CudaTarget) -> list[Tiles]:
     """The tiles that fit, best first."""
     stages = STAGES if target.compute_capability >= ASYNC_COPY_ARCHITECTURE else 1
-    values, product = products.sums
-    size, most = itemsize(values.writes.dtype), MAX_TENSOR_ACCUMULATORS if product.tensor else MAX_ACCUMULATORS
+    values = products.sums.reduction
+    size, most = itemsize(values.writes.dtype), MAX_TENSOR_ACCUMULATORS if products.sums.tensor else MAX_ACCUMULATORS
     options = [
         t
         for t in _candidates(products)
@@ -228,8 +225,8 @@ def _options(products: Products, target: CudaTarget) -> list[Tiles]:
 
 def _candidates(products: Products) -> Iterator[Tiles]:
     """With all columns. Warps of tensor cores stand along the rows, so that four neighbours have a row."""
-    (values, product), row_axis = products.sums, products.rank - 1
-    rank, tensor, columns = len(values.leaf.indices), product.tensor, extent_of(values.spatial[-1].extent)
+    values, tensor, row_axis = products.sums.reduction, products.sums.tensor, products.rank - 1
+    rank, columns = len(values.leaf.indices), extent_of(values.spatial[-1].extent)
     if tensor:
         wide = -(-columns // 8) * 8
         shapes = [(warps, each, 1, keys) for warps, each, keys in itertools.product((2, 4, 8), (16, 32), (16, 32, 64))]
@@ -246,14 +243,10 @@ def _candidates(products: Products) -> Iterator[Tiles]:
 
 def _cycles(products: Products, tiles: Tiles, shared: int, target: CudaTarget) -> float:
     """How long the busiest SM computes all its rows (see `block_tiles`)."""
-    values, product = products.sums
-    blocks, keys = tiles.sums.blocks(values), tiles.scores.columns.size
-    (length,) = (extent_of(x.extent) for x in values.reduction_loops)
-    waves = -(-blocks // target.gpu.sms) if blocks > target.gpu.sms else ALONE
-    alone = ALONE if (target.gpu.shared << 10) // shared < 2 else 1.0  # nobody else computes while threads wait for each other
+    product, keys = products.sums, tiles.scores.columns.size
+    alone = SINGLE_WAVE if (target.gpu.shared << 10) // shared < 2 else 1.0  # nobody else computes while threads wait for each other
     exponentials = tiles.scores.accumulators * EXPONENTIAL * (tiles.scores.threads // WARP)
-    each = keys * cycles_of_block(values, product, tiles.sums, target) + exponentials + 4 * SLICE_WAIT
+    each = keys * product.cycles_of_block(tiles.sums) + exponentials + 4 * SLICE_WAIT
     if products.scores is not None:
-        depth = prod(extent_of(x.extent) for x in products.scores[0].reduction_loops)
-        each += depth * (cycles_of_block(*products.scores, tiles.scores, target) + SLICE_WAIT / tiles.scores.depth)
-    return each * waves * alone * -(-length // keys)
+        each += products.scores.length * (products.scores.cycles_of_block(tiles.scores) + SLICE_WAIT / tiles.scores.depth)
+    return each * block_tiles.waves(product.blocks(tiles.sums), target) * alone * -(-product.length // keys)

@@ -1,4 +1,4 @@
-"""Default GPU schedule of products: tiles of the result in registers, slices of both factors in shared memory, copied ahead.
+"""Default GPU schedule of products: tiles of the result in registers, slices of both factors in shared memory, copied in advance.
 
 What counts is the structure of the sum: some axes of the result move one factor and not the other (its *rows*), some the other one (its
 *columns*), the rest both (batches). So matrix products, convolutions in any layout, and products of what other operators computed on the
@@ -20,7 +20,7 @@ have 16 bytes), and is never the default before both were measured on hardware.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 from tcomp.errors import ScheduleError
 from tcomp.ir import expr as E
@@ -28,11 +28,11 @@ from tcomp.ir.access import is_multiple, linear_index, without
 from tcomp.ir.dtypes import itemsize
 from tcomp.ir.instruction import RUN
 from tcomp.ir.loops import Accumulate, For, Store, perfect, walk
-from tcomp.schedules.analysis.access_patterns import Nest, bytes_of, extent_of, reduction_nest, result_nest, stage_axes
+from tcomp.schedules.analysis.access_patterns import bytes_of, extent_of, reduction_nest, result_nest, stage_axes
 from tcomp.schedules.cost.gpu import OTHER_REGISTERS
 from tcomp.schedules.gpu import tensor_cores
 from tcomp.schedules.gpu import thread_mapping as T
-from tcomp.schedules.gpu.block_tiles import Product, Side, Tile, all_contiguous, best_split, find, reads_of, tiles
+from tcomp.schedules.gpu.block_tiles import Product, Side, Tile, find
 from tcomp.schedules.handles import BufferCopy
 from tcomp.schedules.instructions import bulk_copy
 from tcomp.schedules.knobs import Knobs
@@ -43,23 +43,21 @@ from tcomp.schedules.schedule import Schedule
 from tcomp.target import CudaTarget
 
 MAX_UNROLLED = 16  # elements of a slice that a thread multiplies without a test of the loop: more only lengthens the code
-MAX_STAGES = 4  # slices in shared memory: latency of memory is hidden by 3 ahead
+MAX_STAGES = 4  # slices in shared memory: three that are under way hide the latency of memory
 BULK_COPY_ARCHITECTURE = "sm_90"  # the oldest architecture with copies in bulk
 ASYNC_COPY_ARCHITECTURE = 80  # compute capability (times 10) from which on copies into shared memory pass no register (`cp.async`)
 SPLIT_GAIN = 1.15  # factor by which the model must find a split reduction faster: a second launch must not be lost by an error of the model
 MIN_SPLIT_PART = 128  # elements of the reduction in each part: several slices
 
 
-def split_k(s: Schedule, acc: str, target: CudaTarget) -> str | None:
+def split_k(s: Schedule, acc: str, product: Product) -> str | None:
     """Cut the reduction of a product with few tiles into parts that fill the machine; the name of the stage of their sums."""
-    reduction = reduction_nest(s.kernel, acc)
-    product = find(reduction, result_nest(s.kernel, acc), target)
-    if product is None or not all(isinstance(x.extent, int) for x in reduction.loops):
+    if not all(isinstance(x.extent, int) for x in product.reduction.loops):
         return None
-    parts = best_split(reduction, product, target, MIN_SPLIT_PART, SPLIT_GAIN)
+    parts = product.best_split(MIN_SPLIT_PART, SPLIT_GAIN)
     if parts < 2:
         return None
-    length = -(-extent_of(T.longest(reduction.reduction_loops).extent) // parts)
+    length = -(-extent_of(T.longest(product.reduction.reduction_loops).extent) // parts)
     return T.split_reduction(s, acc, -(-length // 16) * 16 if length >= 16 else length)
 
 
@@ -68,12 +66,12 @@ def schedule(s: Schedule, result: str, acc: str, target: CudaTarget, knobs: Knob
     reduction, out = reduction_nest(s.kernel, acc), result_nest(s.kernel, result)
     product = find(reduction, out, target)
     assert product is not None
-    best = tiles(reduction, product, target)
+    best = product.tiles()
     sides = [[(x.axes, x.threads, x.per_thread) for x in (t.rows, t.columns)] for t in best]
     options = tuple((*a, *b, *(["wgmma"] if t.by_warpgroups else [])) for t, (a, b) in zip(best, sides, strict=True))
     tile = best[options.index(knobs.choice(f"{acc}.tile", options, options[0]))]
     width = T.vector_width(reduction, out, tile.columns.per_thread)
-    if all_contiguous(reads_of(reduction, product)[1], product.sliced) or (len(tile.columns.axes) > 1 and tile.columns.per_thread != width):
+    if product.along_reduction[1] or (len(tile.columns.axes) > 1 and tile.columns.per_thread != width):
         width = 1
 
     blocks, inside = T.names(out.loops), dict[int, str]()
@@ -84,54 +82,50 @@ def schedule(s: Schedule, result: str, acc: str, target: CudaTarget, knobs: Knob
     s.bind(home, "block.x")
     s.compute_at(acc, home, "register")
     map_elements(s, tile, inside, width)
+    step, copies = multiply_in_slices(s, acc, product, tile, width, knobs=knobs)
 
-    def in_bulk(slices: list[list[str]]) -> list[list[str]]:
-        if tile.by_warpgroups or not target.executes(BULK_COPY_ARCHITECTURE):
-            return []
-        possible = [loops for loops in slices if _copies_in_bulk(s, loops)]
-        return possible if possible and knobs.choice(f"{acc}.copies", ("threads", "bulk"), "threads") == "bulk" else []
-
-    step, copies = multiply_in_slices(s, acc, reduction, product, tile, width, bulk=in_bulk)
-    _pipeline(s, acc, step, copies, tile, tile.blocks(reduction), target, knobs)
+    # As many slices are copied in advance as leave room for all the blocks that an SM gets, and has registers for.
+    gpu, size = target.gpu, sum(bytes_of(editing.find_buffer(s.kernel, copy)) for copy in copies)
+    steps = extent_of(editing.find_loop(s.kernel, step).extent)
+    counts = tuple(n for n in range(1, MAX_STAGES + 1) if n == 1 or (n <= steps and n * size <= target.shared_per_block))
+    resident = max(1, min(-(-product.blocks(tile) // gpu.sms), gpu.registers // (tile.threads * (tile.accumulators + OTHER_REGISTERS))))
+    most = (gpu.shared << 10) // (size * resident) if target.compute_capability >= ASYNC_COPY_ARCHITECTURE else 1
+    stages = knobs.choice(f"{acc}.stages", counts, max(n for n in counts if n == 1 or n <= most))
+    if stages > 1:
+        s.pipeline(step, stages, *copies)
 
 
 def multiply_in_slices(
-    s: Schedule,
-    acc: str,
-    reduction: Nest,
-    product: Product,
-    tile: Tile,
-    width: int,
-    owner: Tile | None = None,
-    bulk: Callable[[list[list[str]]], list[list[str]]] = lambda slices: [],
+    s: Schedule, acc: str, product: Product, tile: Tile, width: int, owner: Tile | None = None, knobs: Knobs | None = None
 ) -> tuple[str, tuple[BufferCopy, BufferCopy]]:
     """A tile of sums that has been moved to where it is read: slices of both factors in shared memory, accumulators in registers. Returns
-    the loop over slices, and their names. `owner`: the tile whose elements the factor of the rows are; threads copy their own. `bulk` says
-    which of the slices, given by the loops that fill them, are copied in bulk."""
+    the loop over slices, and their names. `owner`: the tile whose elements the factor of the rows are; threads copy their own. `knobs`
+    decide which of the other slices are copied in bulk (none without)."""
 
-    reads = reads_of(reduction, product)
-    along = [all_contiguous(r, product.sliced) for r in reads]
-    rows, columns = (f"{r[0].attr.name}.shared" for r in reads)
+    rows, columns = (f"{r[0].attr.name}.shared" for r in product.reads)
     names = editing.fresh(s.kernel, rows), editing.fresh(s.kernel, columns + "2" * (rows == columns))
     cleared = dict(enumerate(stage_axes(s.kernel, acc, False)))
     s.reorder(*(x for d, x in cleared.items() if d not in tile.axes), *(cleared[d] for d in tile.axes))
-    step = _slice_loop(s, acc, reduction, product, tile)
+    step = _slice_loop(s, acc, product, tile)
     made = s.cache_factors(step, names[1 - product.right], names[product.right], "shared")
     copies = made if product.right == 1 else made[::-1]
     slices = list[tuple[list[str], bool]]()
-    for copy, reads_along, side in zip(copies, along, (tile.rows, tile.columns), strict=True):
+    for copy, along, side in zip(copies, product.along_reduction, (tile.rows, tile.columns), strict=True):
         if owner is not None and side is tile.rows:
             map_elements(s, owner, dict(zip(owner.axes, copy.loads, strict=True)), 1)
             if tile.tensor:
                 s.relayout(copy, f"(a,b+0+{T.VECTOR_BYTES // itemsize(editing.find_buffer(s.kernel, copy).dtype)})")
         else:
-            slices.append((_slice(s, copy, tile, side, reads_along), reads_along))
-    in_bulk = bulk([loops for loops, _ in slices])
-    for loops, reads_along in slices:
+            slices.append((_slice(s, copy, tile, side, along), along))
+    in_bulk: list[list[str]] = []
+    if knobs is not None and not tile.by_warpgroups and product.target.executes(BULK_COPY_ARCHITECTURE):
+        possible = [loops for loops, _ in slices if _copies_in_bulk(s, loops)]
+        in_bulk = possible if possible and knobs.choice(f"{acc}.copies", ("threads", "bulk"), "threads") == "bulk" else []
+    for loops, along in slices:
         if loops in in_bulk:
             loops = _copy_in_bulk(s, loops, tile.instruction_threads if tile.tensor else tile.columns.threads)
         if loops:
-            _copy_by_threads(s, loops, tile, reads_along)
+            _copy_by_threads(s, loops, tile, along)
     summed = dict(enumerate(stage_axes(s.kernel, acc, True)))
     map_elements(s, tile, cleared, width)
     update = next(x for x in walk(s.kernel.body) if isinstance(x, Accumulate) and x.buffer.name == acc)
@@ -153,55 +147,28 @@ def map_elements(s: Schedule, tile: Tile, axes: dict[int, str], width: int) -> N
 
 
 def hold_in_registers(s: Schedule, acc: str, tile: Tile, width: int) -> None:
-    """Lay out the elements of a tile thread by thread, or as instructions of tensor cores want them."""
-    rank = len(editing.find_buffer(s.kernel, acc).shape)
-    if tile.tensor:
-        s.relayout(acc, tensor_cores.sums_layout(tile, rank))
-        return
-    threads, elements = [], []
-    for side in (tile.rows, tile.columns):
-        factors, thread = _thread_cut(tile, side, width)
-        dims = [*T.digits(T.LETTERS[side.axes[0]], *factors), *(T.LETTERS[d] for d in side.axes[1:])]
-        threads.append(dims.pop(thread))
-        elements += dims
-    s.relayout(acc, T.layout([*tile.outer_dims(rank), *threads, *elements]))
-
-
-def _thread_cut(tile: Tile, side: Side, width: int) -> tuple[tuple[int, ...], int]:
-    """(factors that cut the first axis of a side, which of the pieces is that of the threads); the others are elements of a thread.
-
-    Of columns a thread has as many side by side as an access takes, the next ones behind those of the other threads.
-    """
-    if len(side.axes) == 2:
-        return (), 0
-    if side.per_thread == width or side is tile.rows:
-        return (side.per_thread,), 0
-    return (side.threads * width, width) if width > 1 else (side.threads,), 1
+    """Lay out the elements of a tile thread by thread, or by warp(group) and then as instructions of tensor cores want them."""
+    (y, *rows), (x, *columns) = tile.pieces(lambda d, *factors: T.digits(T.LETTERS[d], *factors), width)
+    s.relayout(acc, T.layout([*tile.outer_dims(len(editing.find_buffer(s.kernel, acc).shape)), y, x, *rows, *columns]))
 
 
 def _map_to_threads(s: Schedule, tile: Tile, axes: dict[int, str], width: int, slice_: str | None) -> None:
     """The loops inside of a tile: threads outside, then the slice of the reduction if there is one, the elements of a thread inside."""
-    threads, elements = [], []
-    for side in (tile.rows, tile.columns):
-        factors, thread = _thread_cut(tile, side, width)
-        loops = [*T.cut(s, axes[side.axes[0]], *factors), *(axes[d] for d in side.axes[1:])]
-        threads.append(loops.pop(thread))
-        elements += loops
+    (y, *rows), (x, *columns) = tile.pieces(lambda d, *factors: T.cut(s, axes[d], *factors), width)
     reductions = [] if slice_ is None else [slice_]
     if slice_ is not None and extent_of(editing.find_loop(s.kernel, slice_).extent) > MAX_UNROLLED:
         reductions = list(s.split(slice_, MAX_UNROLLED))
-    s.reorder(*threads, *reductions, *elements)
-    T.bind(s, dict(zip(threads, ("thread.y", "thread.x"), strict=True)))
-    if reductions:
-        s.unroll(reductions[-1])
-    T.lanes(s, elements, width)
+    s.reorder(y, x, *reductions, *rows, *columns)
+    T.bind(s, {y: "thread.y", x: "thread.x"})
+    T.unroll(s, reductions[-1:])
+    T.lanes(s, [*rows, *columns], width)
 
 
-def _slice_loop(s: Schedule, acc: str, reduction: Nest, product: Product, tile: Tile) -> str:
+def _slice_loop(s: Schedule, acc: str, product: Product, tile: Tile) -> str:
     """The loop over slices of the reduction, outside of all that is inside of a tile."""
     spatial = stage_axes(s.kernel, acc, True)
     step, slice_ = s.split(product.sliced.var.name, tile.depth)
-    others = T.names(x for x in reduction.reduction_loops if x is not product.sliced)
+    others = T.names(x for x in product.reduction.reduction_loops if x is not product.sliced)
     units = [x for d, x in enumerate(spatial) if d not in tile.axes]
     s.reorder(*units, *others, step, *(spatial[d] for d in tile.axes), slice_, reassociate=True)
     return T.fuse_all(s, [*others, step])
@@ -307,18 +274,3 @@ def _copy_width(last: For) -> int:
         while not is_multiple(rest, width) or extent_of(r.attr.shape[-1]) % width:
             width //= 2
     return width
-
-
-def _pipeline(s: Schedule, acc: str, step: str, copies: Sequence[str], tile: Tile, blocks: int, target: CudaTarget, knobs: Knobs) -> None:
-    """Copy some slices ahead: as many as leave room for all the blocks that an SM gets, and has registers for.
-
-    GPUs without copies in the background have one slice: a thread would keep what it copies in registers meanwhile.
-    """
-    gpu, size = target.gpu, sum(bytes_of(editing.find_buffer(s.kernel, copy)) for copy in copies)
-    steps = extent_of(editing.find_loop(s.kernel, step).extent)
-    options = tuple(n for n in range(1, MAX_STAGES + 1) if n == 1 or (n <= steps and n * size <= target.shared_per_block))
-    resident = max(1, min(-(-blocks // gpu.sms), gpu.registers // (tile.threads * (tile.accumulators + OTHER_REGISTERS))))
-    most = (gpu.shared << 10) // (size * resident) if target.compute_capability >= ASYNC_COPY_ARCHITECTURE else 1
-    stages = knobs.choice(f"{acc}.stages", options, max(n for n in options if n == 1 or n <= most))
-    if stages > 1:
-        s.pipeline(step, stages, *copies)

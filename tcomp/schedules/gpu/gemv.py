@@ -22,8 +22,7 @@ from tcomp.ir.access import linear_index, stride
 from tcomp.ir.dtypes import itemsize
 from tcomp.ir.loops import SERIAL, Accumulate, For, walk
 from tcomp.ir.simplify import linear
-from tcomp.schedules.analysis.access_patterns import Nest, extent_of, reduction_nest, result_nest, stage_axes
-from tcomp.schedules.cost.gpu import LAUNCH_TIME
+from tcomp.schedules.analysis.access_patterns import Nest, extent_of, iterations, reduction_nest, result_nest, stage_axes
 from tcomp.schedules.gpu import thread_mapping as T
 from tcomp.schedules.gpu.block_tiles import MIN_EXTENT, factors_of
 from tcomp.schedules.primitives import editing
@@ -32,15 +31,11 @@ from tcomp.target import CudaTarget
 
 MIN_LENGTH = 32  # elements of the reduction: shorter ones are left to one thread each, as a warp could not split them
 MAX_COLUMNS = 1 << 17  # more columns fill a GPU with one thread for each (64 warps for each of 64 SMs)
-LATENCY = 700  # nanoseconds from a load to its value when memory is busy, an estimate for current GPUs
-LOADS_AHEAD = 8  # elements of the reduction that a thread loads before it needs the first: they take 32 registers
-IN_FLIGHT = 48 << 10  # bytes of loads that an SM has under way at most; bandwidth times latency of an A100 asks for 13 KB of each
+MAX_PENDING_LOADS = 8  # elements of the reduction that a thread loads before it needs the first: they take 32 registers
 TREE_CYCLES = 12  # cycles that a partial sum takes in shared memory in the end: its load and addition
-WIDTHS, THREADS, SPLITS = (
-    (16, 32, 64, 128),
-    (32, 64, 128, 256, 512),
-    (1, 2, 4, 8, 16, 32),
-)  # columns and threads of a block, blocks of a strip
+WIDTHS = (16, 32, 64, 128)  # columns of a block: bounds the search, as the next two do
+THREADS = (32, 64, 128, 256, 512)  # threads of a block: from one warp on
+SPLITS = (1, 2, 4, 8, 16, 32)  # blocks of a strip
 MIN_SHARE = 4  # elements of the reduction for each thread, at least
 
 
@@ -72,9 +67,9 @@ def find(reduction: Nest, out: Nest, target: CudaTarget) -> Gemv | None:
     if not wide or set(steps) != {1} or extent_of(longest.extent) < MIN_LENGTH or extent_of(lane.extent) < MIN_EXTENT:
         return None
     rows = tuple(d for d, x in enumerate(axes) if not any(x.var in E.variables(r) for r in wide))
-    if not all(isinstance(axes[d].extent, int) for d in rows) or prod(extent_of(axes[d].extent) for d in rows) >= MIN_EXTENT:
+    if not all(isinstance(axes[d].extent, int) for d in rows) or iterations(axes[d] for d in rows) >= MIN_EXTENT:
         return None
-    if prod(extent_of(x.extent) for d, x in enumerate(axes) if d not in rows) > MAX_COLUMNS:
+    if iterations(x for d, x in enumerate(axes) if d not in rows) > MAX_COLUMNS:
         return None
     each = _columns_per_thread(reduction, out, lane, wide)
     return min(_candidates(reduction, rows, each, longest), key=lambda strip: _nanoseconds(reduction, strip, wide, target), default=None)
@@ -100,26 +95,24 @@ def _candidates(reduction: Nest, rows: tuple[int, ...], each: int, longest: For)
 
 def _nanoseconds(reduction: Nest, strip: Gemv, wide: list[E.Expr], target: CudaTarget) -> float:
     """Until the wide factor has arrived, of which so many bytes are under way at a time; and until the partial sums are added up."""
-    gpu, depth = target.gpu, prod(extent_of(x.extent) for x in reduction.reduction_loops)
+    gpu, depth = target.gpu, iterations(reduction.reduction_loops)
     columns = [extent_of(x.extent) for d, x in enumerate(reduction.spatial) if d not in strip.rows]
-    rows = prod(extent_of(reduction.spatial[d].extent) for d in strip.rows)
+    rows = iterations(reduction.spatial[d] for d in strip.rows)
     size = max(itemsize(r.attr.dtype) for r in wide)
     blocks = prod(columns[:-1]) * -(-columns[-1] // strip.width) * strip.blocks
     share = depth / (strip.parts * strip.blocks)  # of a thread
     moved = depth * prod(columns) * size
-    of_block = strip.threads * strip.each * size * min(LOADS_AHEAD, share)
-    flying = min(of_block * -(-blocks // gpu.sms), IN_FLIGHT) * min(blocks, gpu.sms)
-    streamed = moved / gpu.memory + moved * LATENCY / flying  # the less is under way, the more often memory waits
+    of_block = strip.threads * strip.each * size * min(MAX_PENDING_LOADS, share)
+    flying = min(of_block * -(-blocks // gpu.sms), gpu.in_flight) * min(blocks, gpu.sms)
+    streamed = moved / gpu.memory + moved * gpu.latency / flying  # the less is under way, the more often memory waits
     reduced = strip.parts * -(-rows * strip.width // strip.threads) * TREE_CYCLES / gpu.ghz * max(1, blocks / (8 * gpu.sms))
-    again = LAUNCH_TIME + 2 * rows * prod(columns) * strip.blocks * itemsize(reduction.writes.dtype) / gpu.cache
+    again = gpu.launch + 2 * rows * prod(columns) * strip.blocks * itemsize(reduction.writes.dtype) / gpu.cache
     return streamed + reduced + (again if strip.blocks > 1 else 0)
 
 
-def split_k(s: Schedule, acc: str, target: CudaTarget) -> str | None:
+def split_k(s: Schedule, acc: str, reduction: Nest, strip: Gemv) -> str | None:
     """Cut the reduction of few strips into parts that fill the machine; the name of the stage of their sums."""
-    reduction = reduction_nest(s.kernel, acc)
-    strip = find(reduction, result_nest(s.kernel, acc), target)
-    if strip is None or strip.blocks == 1:
+    if strip.blocks == 1:
         return None
     return T.split_reduction(s, acc, -(-extent_of(T.longest(reduction.reduction_loops).extent) // strip.blocks))
 
@@ -163,7 +156,7 @@ def _partial_sums(s: Schedule, partial: str, local: str, strip: Gemv) -> None:
     reductions = T.names(x for x in editing.enclosing(s.kernel, update) if x.kind == SERIAL and x.var not in used)
     s.reorder(*reductions, *spatial, reassociate=True)
     extent = editing.find_loop(s.kernel, reductions[-1]).extent
-    ahead = max((n for n in range(2, LOADS_AHEAD + 1) if isinstance(extent, int) and extent % n == 0), default=1)
-    if ahead > 1:
-        s.unroll(reductions[-1] if extent == ahead else s.split(reductions[-1], ahead)[1])
+    steps = max((n for n in range(2, MAX_PENDING_LOADS + 1) if isinstance(extent, int) and extent % n == 0), default=1)
+    if steps > 1:
+        s.unroll(reductions[-1] if extent == steps else s.split(reductions[-1], steps)[1])
     T.lanes(s, spatial, strip.each)

@@ -18,7 +18,7 @@ from __future__ import annotations
 from tcomp.ir.dtypes import itemsize
 from tcomp.ir.instruction import CORE
 from tcomp.schedules.gpu import thread_mapping as T
-from tcomp.schedules.gpu.block_tiles import Side, Tile
+from tcomp.schedules.gpu.block_tiles import Side, Tile, tensor_depth
 from tcomp.schedules.schedule import Schedule
 
 ROWS = CORE[0]  # of a core matrix
@@ -45,35 +45,17 @@ def map_elements(s: Schedule, tile: Tile, axes: dict[int, str]) -> None:
 def multiply(s: Schedule, tile: Tile, axes: dict[int, str], slice_: str) -> None:
     """The nest that sums products over a slice of the reduction: instructions."""
     (y, rows, *i), (z, columns, *j) = _units(s, tile, axes)
-    steps, *k = T.cut(s, slice_, tile.instruction_depth, *([_row(tile)] if tile.by_warpgroups else []))
+    steps, *k = T.cut(s, slice_, tensor_depth(tile.tensor), *([_row(tile)] if tile.by_warpgroups else []))
     s.reorder(y, z, steps, rows, columns, *i, *j, *k, reassociate=True)
     T.bind(s, {y: "thread.y", z: "thread.z"})
     T.unroll(s, (steps, rows, columns))
     s.tensorize(i[0], tile.instruction, reassociate=tile.instruction.reassociates)
 
 
-def _units(s: Schedule, tile: Tile, axes: dict[int, str]) -> list[list[str]]:
+def _units(s: Schedule, tile: Tile, axes: dict[int, str]) -> tuple[list[str], list[str]]:
     """Of the rows and of the columns: the loops over warps(groups), over the units of one, and inside of a unit (of core matrices, and of
     their rows)."""
-    found = []
-    for side, unit in zip((tile.rows, tile.columns), tile.instruction_shape, strict=True):
-        factors = (side.per_thread, unit, *([ROWS] if tile.by_warpgroups else []))
-        if len(side.axes) == 2:
-            factors = tuple(n // factors[-1] for n in factors[:-1])
-        found.append([*T.cut(s, axes[side.axes[0]], *factors), *(axes[d] for d in side.axes[1:])])
-    return found
-
-
-def sums_layout(tile: Tile, rank: int) -> str:
-    """How the sums lie in registers: first by warp or warpgroup, then as they lie in its tile, by core matrices for warpgroups."""
-    warps, inside = [], []
-    for side in (tile.rows, tile.columns):
-        along_one = len(side.axes) == 1
-        factors = (side.per_thread if along_one else side.per_thread // side.unit, *([ROWS] if tile.by_warpgroups and along_one else []))
-        warp, *rest = T.digits(T.LETTERS[side.axes[0]], *factors)
-        warps.append(warp)
-        inside += [*rest, *(T.LETTERS[d] for d in side.axes[1:])]
-    return T.layout([*tile.outer_dims(rank), *warps, *inside])
+    return tile.pieces(lambda d, *factors: T.cut(s, axes[d], *factors), 1, by_instruction=True)
 
 
 def fragment_layout(tile: Tile, rank: int) -> str:
