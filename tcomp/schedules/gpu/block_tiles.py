@@ -278,7 +278,9 @@ def _wgmma_candidates(product: Product) -> Iterator[Tile]:
 
 
 def _sides(axes: tuple[int, ...], threads: int, sizes: Sequence[int], unit: int = 0) -> Iterator[Side]:
-    """Along the last axis, or along the last two; without a `unit` all of a thread's elements are one."""
+    """Along the last axis (powers of two), or along the last two; without a `unit` all of a thread's elements are one."""
     for each in sizes:
         if each & (each - 1) == 0:
-            yield from (Side(axes[-count:], threads, each, unit or each) for count in range(1, min(len(axes), 2) + 1))
+            yield Side(axes[-1:], threads, each, unit or each)
+        if len(axes) > 1:
+            yield Side(axes[-2:], threads, each, unit or each)
