@@ -28,11 +28,10 @@ def bind_dims(shapes: Iterable[tuple[str, Sequence[Dim], Sequence[int]]], dims: 
                 what = what or f"dimension {position} of `{name}` is {size} instead of {extent}"
         if what:
             raise InputError(what, why=f"it is declared as ({', '.join(map(str, declared))})")
-    while True:
-        later = [item for item in waiting if not _solve(*item, bound)]
-        if len(later) == len(waiting):
-            return bound
-        waiting = later
+    before = -1
+    while len(waiting) != before:
+        before, waiting = len(waiting), [item for item in waiting if not _solve(*item, bound)]
+    return bound
 
 
 def _solve(name: str, position: int, extent: Expr, size: int, bound: dict[Expr, int]) -> bool:

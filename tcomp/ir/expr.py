@@ -311,7 +311,9 @@ def ldexp(a: Expr, n: Expr) -> Expr:
     return _make("ldexp", a.dtype, (a, n))
 
 
-def _infix_function(op: str, what: str) -> Callable[[ExprLike, ExprLike], Expr]:
+def binary_function(op: str, what: str) -> Callable[[ExprLike, ExprLike], Expr]:
+    """The function of two operands that applies `op`; `what` is its docstring."""
+
     def function(a: ExprLike, b: ExprLike) -> Expr:
         return binary(op, a, b)
 
@@ -319,10 +321,10 @@ def _infix_function(op: str, what: str) -> Callable[[ExprLike, ExprLike], Expr]:
     return function
 
 
-equal = _infix_function("eq", "a == b, as an expression.")
-not_equal = _infix_function("ne", "a != b, as an expression.")
-minimum = _infix_function("min", "The smaller one; NaN if one is.")
-maximum = _infix_function("max", "The larger one; NaN if one is.")
+equal = binary_function("eq", "a == b, as an expression.")
+not_equal = binary_function("ne", "a != b, as an expression.")
+minimum = binary_function("min", "The smaller one; NaN if one is.")
+maximum = binary_function("max", "The larger one; NaN if one is.")
 
 
 def read(source: Any, indices: Sequence[ExprLike]) -> Expr:

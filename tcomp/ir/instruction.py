@@ -190,9 +190,8 @@ class Instruction:
         lines = [f"{indent}instruction {outer.instructions(self, self.name)}({buffers}) -> ({quoted(self.result.name)}) {{"]
         inside = indent + "  "
         for b, o in zip(self.meaning.buffers, self.operands, strict=True):
-            strides = ", ".join("_" if s is None else str(s) for s in o.strides)
+            strides, fragment = ", ".join("_" if s is None else str(s) for s in o.strides), ""
             scopes = "" if o.scopes == SCOPES else f" in {', '.join(o.scopes)}"
-            fragment = ""
             if o.fragment is not None:
                 lane, among = o.fragment.lane, "" if o.fragment.threads == WARP else f" among {o.fragment.threads}"
                 inner.variables.bind(lane, lane.name)
@@ -200,8 +199,7 @@ class Instruction:
                 with inner.variables.scope((lane, ELEMENT)):
                     fragment = f" holds {o.fragment.count}{among} at [{inner.listed(o.fragment.indices, '')}]"
             lines.append(f"{inside}operand {quoted(b.name)}[{strides}]{scopes}{fragment}")
-        order = " reassociates" if self.reassociates else ""
-        needs = f"needs {', '.join(map(json.dumps, self.features))}"
+        order, needs = " reassociates" if self.reassociates else "", f"needs {', '.join(map(json.dumps, self.features))}"
         lines.append(f"{inside}{needs} takes {float(self.cycles)!r} cycles {self.uops} uops{order}")
         called = f"({', '.join(map(quoted, op.arguments))})"
         kind = "vector" if isinstance(op, VectorOp) else "copy" if isinstance(op, CopyOp) else "warp"
@@ -341,7 +339,15 @@ def _match(instruction: Instruction, nest: Stmt) -> Match:
     once: dict[Expr, Expr] = {x.var: as_expr(0) for x in loops if x.extent == 1}
     loops = [x for x in loops if x.extent != 1]
     meaning = instruction.leaf
-    _check_stores_alike(meaning, leaf)
+    if type(meaning) is not type(leaf):
+        verbs = ("accumulates", "stores") if isinstance(leaf, Accumulate) else ("stores", "accumulates")
+        raise _Mismatch(f"it {verbs[0]}, the instruction {verbs[1]}")
+    if isinstance(meaning, Accumulate) and isinstance(leaf, Accumulate):
+        r, s = leaf.reducer, meaning.reducer
+        if r(s.lhs, s.rhs) is not s.combine or r.identity is not s.identity:
+            raise _Mismatch(f"it reduces by `{r.name}` of {r.identity.dtype}, the instruction by `{s.name}` of {s.identity.dtype}")
+    if leaf.buffer.dtype != meaning.buffer.dtype:
+        raise _Mismatch(f"`{leaf.buffer.name}` is {leaf.buffer.dtype}, `{meaning.buffer.name}` is {meaning.buffer.dtype}")
     unlike: list[str] = []  # what keeps the value from being that of the meaning
     misplaced: list[str] = []  # what keeps the loops from it, where the value is
     for operands in _unified([(meaning.value, leaf.value)], {meaning.buffer: (leaf.buffer, leaf.indices)}, unlike):
@@ -355,18 +361,6 @@ def _match(instruction: Instruction, nest: Stmt) -> Match:
 
 _Accesses = Mapping[Buffer, tuple[Buffer, tuple[Expr, ...]]]  # operand of the meaning -> buffer and indices of the nest
 _Strides = Mapping[Buffer, Mapping[Expr, Dim]]  # operand of the meaning -> by how many elements each loop moves it
-
-
-def _check_stores_alike(meaning: Leaf, leaf: Leaf) -> None:
-    if type(meaning) is not type(leaf):
-        verbs = ("accumulates", "stores") if isinstance(leaf, Accumulate) else ("stores", "accumulates")
-        raise _Mismatch(f"it {verbs[0]}, the instruction {verbs[1]}")
-    if isinstance(meaning, Accumulate) and isinstance(leaf, Accumulate):
-        r, s = leaf.reducer, meaning.reducer
-        if r(s.lhs, s.rhs) is not s.combine or r.identity is not s.identity:
-            raise _Mismatch(f"it reduces by `{r.name}` of {r.identity.dtype}, the instruction by `{s.name}` of {s.identity.dtype}")
-    if leaf.buffer.dtype != meaning.buffer.dtype:
-        raise _Mismatch(f"`{leaf.buffer.name}` is {leaf.buffer.dtype}, `{meaning.buffer.name}` is {meaning.buffer.dtype}")
 
 
 def _unified(pairs: Sequence[tuple[Expr, Expr]], bound: _Accesses, differences: list[str]) -> Iterator[_Accesses]:

@@ -142,8 +142,11 @@ class _ProgramPrinter(Printer):
     def program(self, program: Program) -> list[str]:
         dims = self.dims(list(program.dims))
         shapes = ", ".join(map(self.shape, program.output_shapes))
-        lines = [line for step in program.steps for line in self.step(step, "  ")]
+        lines = self.inner(program.steps, "  ")
         return [f"program{dims} workspace {self.size(program.workspace)} -> ({shapes}) {{", *lines, "}"]
+
+    def inner(self, steps: Sequence[Step], indent: str) -> list[str]:
+        return [line for step in steps for line in self.step(step, indent)]
 
     def step(self, step: Step, indent: str) -> list[str]:
         inside = indent + "  "
@@ -152,16 +155,14 @@ class _ProgramPrinter(Printer):
                 sizes = f"; {', '.join(map(self.size, scalars))}" if scalars else ""
                 return [f"{indent}call {quoted(symbol)}({', '.join(map(self.place, buffers))}{sizes}) @{quoted(label)}"]
             case Branch(cond, then, otherwise):
-                lines = [f"{indent}if {self.place(cond)} {{", *(line for s in then for line in self.step(s, inside))]
-                if otherwise:
-                    lines += [indent + "} else {", *(line for s in otherwise for line in self.step(s, inside))]
-                return [*lines, indent + "}"]
+                other = [indent + "} else {", *self.inner(otherwise, inside)] if otherwise else []
+                return [f"{indent}if {self.place(cond)} {{", *self.inner(then, inside), *other, indent + "}"]
             case Repeat(var, trips, body, condition):
                 bound: list[Expr] = []
                 head = f"{indent}for {self.binding(var, trips, bound)}"
                 with self.variables.scope(bound):
                     end = "" if condition is None else f" while {self.place(condition)}"
-                    return [f"{head}{end} {{", *(line for s in body for line in self.step(s, inside)), indent + "}"]
+                    return [f"{head}{end} {{", *self.inner(body, inside), indent + "}"]
             case Copy(dst, src, count):
                 return [f"{indent}copy {self.size(count)} bytes from {self.place(src)} to {self.place(dst)}"]
             case SetIndex(dst, value):

@@ -36,15 +36,12 @@ def reach(e: Expr, filling: bool = False) -> tuple[Expr, Widths] | None:
     widths = {}
     for axis in sorted(axes):
         index, extent = read.args[axis], as_expr(read.attr.shape[axis])
-        low, high = bounds(simplify(index))[0], _least(index - extent + 1)
+        low = bounds(simplify(index))[0]
+        high = next((n for n in range(WIDEST + 1) if prove(index - extent + 1 <= n)), None)
         if low is None or high is None or max(-low, high) > WIDEST:
             return None
         widths[axis] = max(-low, 0), high
     return read, widths
-
-
-def _least(gap: Expr) -> int | None:
-    return next((n for n in range(WIDEST + 1) if prove(gap <= n)), None)
 
 
 def window_size(bodies: Iterable[Expr]) -> float:
@@ -65,7 +62,7 @@ def covers(have: Widths, need: Widths) -> bool:
 
 
 def selections(e: Expr) -> list[Expr]:
-    """The candidates inside an expression."""
+    """The parts of an expression that may be reads over edges: what `reach` is asked of."""
     return [x for x in E.walk(e) if x.op == "select" and x.args[1].op == "read"]
 
 

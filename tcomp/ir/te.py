@@ -210,21 +210,9 @@ sqrt, exp, log, tanh, erf = map(_function, ("sqrt", "exp", "log", "tanh", "erf")
 sin, cos, tan, asin, acos, atan = map(_function, ("sin", "cos", "tan", "asin", "acos", "atan"))
 sinh, cosh, asinh, acosh, atanh = map(_function, ("sinh", "cosh", "asinh", "acosh", "atanh"))
 equal, not_equal, minimum, maximum, all_of = E.equal, E.not_equal, E.minimum, E.maximum, E.all_of
-
-
-def power(x: Expr, y: ExprLike) -> Expr:
-    """x ** y."""
-    return E.binary("pow", x, y)
-
-
-def truncdiv(x: ExprLike, y: ExprLike) -> Expr:
-    """Integer division rounding towards zero."""
-    return E.binary("truncdiv", x, y)
-
-
-def truncmod(x: ExprLike, y: ExprLike) -> Expr:
-    """Remainder with the sign of the dividend."""
-    return E.binary("truncmod", x, y)
+power = E.binary_function("pow", "x ** y.")
+truncdiv = E.binary_function("truncdiv", "Integer division rounding towards zero.")
+truncmod = E.binary_function("truncmod", "Remainder with the sign of the dividend.")
 
 
 def sigmoid(x: Expr) -> Expr:

@@ -14,7 +14,7 @@ from tcomp.errors import InputError, IRError, TcompError
 from tcomp.ir.dims import bind_dims
 from tcomp.ir.dtypes import to_numpy
 from tcomp.ir.expr import Expr, as_expr, evaluate_int
-from tcomp.ir.graph import IF, KERNEL, LOOP, Graph, Node, Value
+from tcomp.ir.graph import IF, KERNEL, STRUCTURAL, Graph, Node, Value
 from tcomp.ir.interpreters.semantics import Array
 from tcomp.ir.interpreters.te import evaluate
 
@@ -71,7 +71,7 @@ def _run(graph: Graph, inputs: Sequence[Array], dims: Mapping[Expr, int], on_val
 
 
 def _node(node: Node, inputs: Sequence[Array | None], dims: Mapping[Expr, int], on_value: Observer | None) -> list[Array]:
-    if node.op not in (KERNEL, IF, LOOP):
+    if node.op not in STRUCTURAL:
         placeholders = [None if v is None else v.placeholder() for v in node.inputs]
         given = {t: a for t, a in zip(placeholders, inputs, strict=True) if t is not None and a is not None}
         return evaluate(node.tensors(placeholders), given, dims)

@@ -65,12 +65,7 @@ class Grid:
 
     def find(self, v: Expr) -> tuple[int, int, int] | None:
         """(dimension, first value, size) of an axis."""
-        grid: Grid | None = self
-        while grid is not None:
-            if v in grid.axes:
-                return grid.axes[v]
-            grid = grid.parent
-        return None
+        return self.axes[v] if v in self.axes else None if self.parent is None else self.parent.find(v)
 
     def home(self, free: frozenset[Expr]) -> Grid:
         """The outermost grid on which an expression with these variables can be evaluated."""

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from typing import Any, NamedTuple, NoReturn, TypeVar
 
 from tcomp.errors import IRError, ParseError
@@ -39,21 +39,18 @@ class Tokens:
     """A text as tokens, and the place that a parser has come to."""
 
     def __init__(self, text: str) -> None:
-        self.text, self.position = text, 0
-        self.tokens = list(self._tokenize())
-        self.token = self.tokens[0]
-
-    def _tokenize(self) -> Iterable[Token]:
-        start, end = 0, len(self.text)
+        self.text, self.position, self.tokens = text, 0, list[Token]()
+        start, end = 0, len(text)
         while start < end:
-            match = _TOKEN.match(self.text, start)
+            match = _TOKEN.match(text, start)
             if match is None:
                 self.fail("a character that starts nothing", start)
             if match.lastgroup != "space":
                 kind = "number" if match["number"] else str(match.lastgroup)
-                yield Token(kind, match.group(), start, match["suffix"] or "")
+                self.tokens.append(Token(kind, match.group(), start, match["suffix"] or ""))
             start = match.end()
-        yield Token("end", "", end)
+        self.tokens.append(Token("end", "", end))
+        self.token = self.tokens[0]
 
     def fail(self, what: str, start: int | None = None, hint: str = "") -> NoReturn:
         """Raises `ParseError` that shows the place: that of the next token, or `start`."""
@@ -101,10 +98,7 @@ class Tokens:
 
     def accept(self, text: str) -> bool:
         """Whether the next token is this sign or name; then it is passed."""
-        found = self.token.text == text and self.token.kind in ("sign", "name")
-        if found:
-            self.move(self.position + 1)
-        return found
+        return self.peek(text) and bool(self.take())
 
     def found(self) -> str:
         """The next token, for a message."""
