@@ -66,10 +66,8 @@ def choose_layouts(graph: Graph, operand_layouts: OperandLayouts, halos: bool = 
     around, summed_axes = (_halos(graph, passed_on), _summed_axes(graph, products, passed_on)) if halos else ({}, {})
     summed_bytes = _summed_bytes(products)
     fixed = set(graph.outputs) | {v for n in graph.nodes if n.bodies and n.op is not KERNEL for v in (*n.inputs, *n.outputs) if v is not None}
-    chosen: dict[Value, Value] = {}
-    constants, names = dict(graph.constants), {v.name for v in graph.values()}
-    copies: dict[tuple[Value, Layout], Value] = {}
-    nodes: list[Node] = []
+    constants, names, nodes = dict(graph.constants), {v.name for v in graph.values()}, list[Node]()
+    chosen, copies = dict[Value, Value](), dict[tuple[Value, Layout], Value]()
 
     def copied(inputs: tuple[Value | None, ...], layouts: Mapping[int, Layout], suffix: str) -> tuple[Value | None, ...]:
         """The inputs of a kernel, some of them, given by number, as copies in other layouts: packed constants, or what kernels copy."""
@@ -94,9 +92,8 @@ def choose_layouts(graph: Graph, operand_layouts: OperandLayouts, halos: bool = 
             continue
         body = with_layouts(node.bodies[0], dict(enumerate(v.layout for v in inputs if v is not None)))
         known = frozenset(n for n, v in enumerate(inputs) if v in graph.constants)
-        wishes = output_layouts(body, known)
+        wishes, copied_out = output_layouts(body, known), False
         (result, *others), (wish, *_) = node.outputs, wishes
-        copied_out = False
         if seconds is not None and not others and (result in graph.outputs or result not in fixed and _is_narrow(result, wish)):
             wish, first = _fastest(body, wish, result in fixed, known, operand_layouts, seconds)
             wishes, copied_out = [wish], wish is not None and result in fixed
@@ -104,11 +101,9 @@ def choose_layouts(graph: Graph, operand_layouts: OperandLayouts, halos: bool = 
         if copied_out:
             node = replace(node, outputs=(Value(_fresh(f"{result.name}.last", names), result.dtype, result.shape),))
         otherwise = memory_order(body, frozenset(summed_axes.get(result, ()))) if not others else None
-        layouts = [
-            None if v in fixed else wish or summed_bytes.get(v) or gathered.get(v) or otherwise
-            for v, wish in zip(node.outputs, wishes, strict=True)
-        ]
-        layouts = [_spaced(v, w, around.get(v, {}), summed_axes.get(v, ())) for v, w in zip(node.outputs, layouts, strict=True)]
+        found = [w or summed_bytes.get(v) or gathered.get(v) or otherwise for v, w in zip(node.outputs, wishes, strict=True)]
+        pairs = [(v, None if v in fixed else w) for v, w in zip(node.outputs, found, strict=True)]
+        layouts = [_spaced(v, w, around.get(v, {}), summed_axes.get(v, ())) for v, w in pairs]
         outputs = tuple(Value(v.name, v.dtype, v.shape, w) if w is not None else v for v, w in zip(node.outputs, layouts, strict=True))
         chosen.update((v, w) for v, w in zip(node.outputs, outputs, strict=True) if v is not w)
         body = with_layouts(body, {}, dict(enumerate(layouts)))
@@ -170,16 +165,16 @@ _text = lru_cache(1 << 10)(canonical_graph_text)  # several questions about a ke
 
 
 def _remembered(function: Callable[Concatenate[Graph, P], T]) -> Callable[Concatenate[Graph, P], T]:
-    """The function, asked once for all kernel bodies that compute the same."""
+    """The function, called once for all kernel bodies that compute the same."""
     known: dict[Hashable, T] = {}
 
-    def ask(body: Graph, /, *args: P.args, **options: P.kwargs) -> T:
+    def cached(body: Graph, /, *args: P.args, **options: P.kwargs) -> T:
         key = _text(body), args
         if key not in known:
             known[key] = function(body, *args, **options)
         return known[key]
 
-    return ask
+    return cached
 
 
 @dataclass(frozen=True, slots=True)
@@ -203,7 +198,7 @@ def _value_tensors(body: Graph) -> tuple[list[Tensor], dict[Value, Tensor]]:
 
 @lru_cache(maxsize=1024)
 def _tensors(chain: _Chain) -> tuple[Tensor, ...]:
-    """Those of all values, once: several questions are asked about each kernel, and what is known of a tensor is kept."""
+    """Those of all values, once: several questions concern each kernel, and what is known of a tensor is cached."""
     found = [placeholder(shape, dtype) for dtype, shape in chain.inputs]
     for node, (_, _, sources) in zip(chain.nodes, chain.steps, strict=True):
         found += node.tensors([None if n is None else found[n] for n in sources])

@@ -264,7 +264,7 @@ class _Grouping:
             return Obstacle.OUTPUT
         if len(group.nodes) + len(other.nodes) > MAX_OPERATORS:
             return Obstacle.TOO_MANY_OPERATORS
-        aligned, once = (all(ask(facts[r], value) for r in readers) for ask in (_Facts.is_aligned, _Facts.reads_once))
+        aligned, once = all(facts[r].is_aligned(value) for r in readers), all(facts[r].reads_once(value) for r in readers)
         if group.reduces and other.reduces:
             online = len(readers) == 1 and facts[readers[0]].is_online_softmax(value) and any(facts[n].contracts for n in other.nodes)
             fits = online and not any(facts[n].is_online_softmax(v) for n in other.nodes for v in facts[n].reads)
@@ -333,8 +333,7 @@ def _kernel(graph: Graph, members: Sequence[Node], used: Container[Value]) -> No
     """One KERNEL node for the members; tiny constants are copied inside, everything else is passed in."""
     inside = {v for n in members for v in n.outputs}
     builder = GraphBuilder("_".join(dict.fromkeys(n.op.name for n in members))[:60])
-    mapping: dict[Value, Value] = {}
-    outer: list[Value] = []
+    mapping, outer = dict[Value, Value](), list[Value]()
     for v in dict.fromkeys(v for n in members for v in n.inputs if v is not None and v not in inside):
         array = graph.constants.get(v)
         if array is not None and array.size <= INLINE_ELEMENTS:

@@ -105,7 +105,7 @@ class Rewriter(GraphBuilder):
         self._producer.update((v, node) for v in node.outputs)
 
     def replace(self, node: Node, values: Sequence[Value | None]) -> bool:
-        """Puts `values` in the place of the node's outputs; False if a type does not fit (nothing is changed then). The node itself must be
+        """Put `values` in the place of the node's outputs; False if a type does not fit (nothing is changed then). The node itself must be
         appended where one of `values` is None."""
         pairs = [(old, self.resolve(new)) for old, new in zip(node.outputs, values, strict=True) if new is not None]
         if not all(old is not new and same_type(old, new) for old, new in pairs):
@@ -122,7 +122,7 @@ class Rewriter(GraphBuilder):
         return True
 
     def merge(self, value: Value, other: Value) -> None:
-        """Uses `other` in the place of `value`."""
+        """Use `other` in the place of `value`."""
         self._replaced[value] = other
         self._uses[other] += self._uses.pop(value, 0)
 
@@ -164,7 +164,7 @@ def rule_for(*operators: Operator) -> Callable[[Rule], Rule]:
 
 
 def rewrite_graph(graph: Graph, rules: Sequence[Rule], notes: Notes | None = None) -> Graph:
-    """Applies rules, inside branches and loops too, until none fires. The first rule that fires on a node wins."""
+    """Apply rules, inside branches and loops too, until none fires. The first rule that fires on a node wins."""
     notes = Notes() if notes is None else notes
     for _ in range(MAX_SWEEPS):
         graph, fired = _sweep(graph, rules, notes)

@@ -32,12 +32,12 @@ PREFETCHED_SHARE = 1 / 2  # of the second-level cache: what takes more is prefet
 PREFETCHABLE_SHARE = 1 / 8  # what takes more than this, if the tuner says so
 PRODUCT_LATENCIES = 24  # how many times fewer elements that are no products are summed up one after the other than products
 MIN_PACKED_ROWS = 6  # rows that share an operand strided along the lanes which is copied first; with fewer, dot products (measured for 4 and 7)
-MIN_PACKED_PAGE_ROWS = 8  # likewise for one that is not strided, but whose rows of lanes lie on different pages
+MIN_PACKED_PAGE_ROWS = 8  # the same for one that is not strided, but whose rows of lanes lie on different pages
 LARGE_STRIDE = 1024  # bytes from one row of lanes to the next, from where on few of them share a page and hardware does not prefetch them
 OPERAND_WAYS = 3 / 4  # of the ways of a set of the first-level cache, for rows of a tile: the others are left to other data
 MAX_WINDOW_STEPS = 64  # steps of the inner two reduction loops that may be unrolled: bounds the length of the code
 MAX_WINDOW_FMAS = 512  # multiply-adds of a tile that are unrolled by default, where rows share vectors: they stay in the instruction cache
-WINDOW_REGISTERS = 2  # registers, apart from a quarter, for the accumulators of a window whose vectors are loaded once: these take the others
+WINDOW_REGISTERS = 2  # registers, besides a quarter, for the accumulators of a window whose vectors are loaded once: these take the others
 
 
 def schedule(s: Schedule, result: str, acc: str, target: CpuTarget, knobs: Knobs) -> None:
