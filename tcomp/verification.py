@@ -172,7 +172,7 @@ def _judge_kernels(
     """Each node of a partitioned graph, in order. A node of control flow is judged as a whole."""
     values: dict[Value, Array] = {v: np.asarray(a) for v, a in graph.constants.items()} | {v: inputs[v.name] for v in graph.inputs}
     dims = bind_dims([(v.name, v.shape, values[v].shape) for v in graph.inputs])
-    uses = Counter(v for node in graph.nodes for v in node.inputs if v is not None)
+    uses, precision = Counter(v for node in graph.nodes for v in node.inputs if v is not None), backend.target.precision
     for number, node in enumerate(graph.nodes, 1):
         tell("kernels alone", number, len(graph.nodes))
         given = {v: values[v] for v in node.inputs if v is not None}
@@ -181,7 +181,6 @@ def _judge_kernels(
         want = [results[renamed[v].name] for v in node.outputs]
         values.update(zip(node.outputs, want, strict=True))
         found = _run_alone(node, given, [a.shape for a in want], dims, backend)
-        precision = backend.target.precision
         worst = _worst(compare(v.name, a, b, tolerance, precision) for v, a, b in zip(node.outputs, found, want, strict=True))
         inner = [n for body in node.bodies for n in body.nodes] if node.op is KERNEL else [node]
         yield KernelResult(node.name or node.outputs[0].name, tuple(n.op.name for n in inner), worst)
@@ -222,11 +221,8 @@ def _run_alone(
 
 def _dims_inside(node: Node) -> set[Expr]:
     """Symbolic dims that the bodies of a node use."""
-    trips = node.attrs.get("trips")
-    found = set(variables(as_expr(trips))) if trips is not None else set()
-    for body in node.bodies:
-        found |= set(body.dims()).union(*(_dims_inside(n) for n in body.nodes))
-    return found
+    inside = (set(body.dims()).union(*map(_dims_inside, body.nodes)) for body in node.bodies)
+    return set(variables(as_expr(node.attrs.get("trips") or 0))).union(*inside)
 
 
 def _layout(value: Value) -> Layout:

@@ -33,7 +33,7 @@ from tcomp.passes.algorithms import Sizes, algorithm_costs
 from tcomp.passes.runner import run_passes
 from tcomp.pipeline import compile_partitioned, graph_passes, kernel_inputs
 from tcomp.runtime import Artifact, numpy_dtype
-from tcomp.runtime.inputs import random_array
+from tcomp.runtime.loaded_model import random_array
 from tcomp.schedules.knobs import Decisions, decode, encode
 from tcomp.schedules.schedule import Program as Source
 from tcomp.target import Target

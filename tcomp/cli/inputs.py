@@ -18,7 +18,7 @@ from tcomp.ir.graph import Value
 from tcomp.options import Progress
 from tcomp.pipeline import compile_model
 from tcomp.runtime import Artifact, numpy_dtype, read_artifact
-from tcomp.runtime.inputs import random_array
+from tcomp.runtime.loaded_model import random_array
 from tcomp.target import Target
 
 Array = np.ndarray

@@ -15,16 +15,6 @@ from tcomp.runtime.module import Module
 load = Module.load
 
 __all__ = [
-    "Artifact",
-    "Dim",
-    "LoadedModel",
-    "Manifest",
-    "Module",
-    "TensorSpec",
-    "default_threads",
-    "load",
-    "numpy_dtype",
-    "plan_weights",
-    "read_artifact",
-    "write_artifact",
-]
+    "Artifact", "Dim", "LoadedModel", "Manifest", "Module", "TensorSpec", "default_threads", "load", "numpy_dtype", "plan_weights",
+    "read_artifact", "write_artifact",
+]  # fmt: skip

@@ -22,8 +22,7 @@ import numpy as np
 
 from tcomp.errors import DeviceError, InputError
 from tcomp.runtime.artifact import Artifact
-from tcomp.runtime.inputs import admit
-from tcomp.runtime.loaded_model import Array, LoadedModel, check_sizes
+from tcomp.runtime.loaded_model import Array, LoadedModel, admit, check_sizes
 from tcomp.runtime.plan import KernelCode, Plan, evaluate
 
 Shapes = tuple[tuple[int, ...], ...]

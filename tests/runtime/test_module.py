@@ -19,8 +19,8 @@ import pytest
 
 from tcomp.codegen.elf import link
 from tcomp.errors import ArtifactError, InputError
-from tcomp.runtime import Module, TensorSpec, native, numpy_dtype, read_artifact
-from tcomp.runtime.inputs import admit
+from tcomp.runtime import Module, TensorSpec, host, numpy_dtype, read_artifact
+from tcomp.runtime.loaded_model import admit
 from tests.runtime import native_models as models
 
 W = models.W
@@ -438,7 +438,7 @@ def printed(script: str, path: Path) -> str:
         [sys.executable, "-c", script, path],
         capture_output=True,
         text=True,
-        env={**os.environ, "PYTHONPATH": str(Path(native.__file__).parents[2])},
+        env={**os.environ, "PYTHONPATH": str(Path(host.__file__).parents[2])},
         timeout=60,
         check=False,
     )
