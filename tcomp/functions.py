@@ -13,7 +13,7 @@ from tcomp.backends.kernel import compile_loops
 from tcomp.errors import InputError, TargetError
 from tcomp.ir.dims import bind_dims
 from tcomp.ir.dtypes import to_numpy
-from tcomp.ir.expr import Dim, Expr, dim
+from tcomp.ir.expr import Expr, dim
 from tcomp.ir.graph import KERNEL, Graph, Node, Value
 from tcomp.ir.loops import Kernel
 from tcomp.ir.te import Tensor
@@ -81,11 +81,14 @@ class InPlace:
         compiled.kernel = replace(schedule.kernel, name="kernel")  # whatever the program is called: the name becomes a symbol
         # To the artifact all buffers are inputs, of independent extents: that they fit together is checked here. Inputs without elements
         # carry the sizes, in their shapes.
-        buffers = [Value(f"{n}:{b.name}", b.dtype, _independent(n, b.shape)) for n, b in enumerate(self.kernel.buffers)]
+        buffers = [
+            Value(f"{n}:{b.name}", b.dtype, [dim(f"{n}[{axis}]", 0) if isinstance(d, Expr) else d for axis, d in enumerate(b.shape)])
+            for n, b in enumerate(self.kernel.buffers)
+        ]
         sizes = [Value(f"size {v.name}", "bool", (dim(v.name, 0), 0)) for v in self.kernel.scalars]
         self.module = _module(compiled, [*buffers, *sizes], [], backend, threads, carriers=len(sizes))
         self._expected = [(b.name, to_numpy(b.dtype), b in self.kernel.outputs) for b in self.kernel.buffers]
-        written = [n for n, b in enumerate(self.kernel.buffers) if b in self.kernel.outputs]
+        written = [n for n, (_, _, is_written) in enumerate(self._expected) if is_written]
         self._disjoint = [(w, n) for w in written for n in range(len(buffers)) if n not in written or n > w]
         self._known: dict[Any, list[np.ndarray]] = {}  # by shapes and sizes: the inputs that carry the sizes
 
@@ -96,8 +99,7 @@ class InPlace:
         count = len(self._expected)
         arrays = list(arguments[:count])
         if len(arrays) < count:
-            names = ", ".join(name for name, _, _ in self._expected)
-            raise InputError(f"`{self.kernel.name}` takes {count} arrays ({names}), got {len(arrays)}")
+            raise InputError(f"`{self.kernel.name}` takes {count} arrays ({', '.join(x[0] for x in self._expected)}), got {len(arrays)}")
         for n, (name, dtype, written) in enumerate(self._expected):
             array = arrays[n]
             if type(array) is not np.ndarray or array.dtype is not dtype:
@@ -147,11 +149,6 @@ class InPlace:
                 raise InputError(f"the size `{name}` is {value!r:.40}", why="sizes are integers from 0 to 2^62")
         known = bind_dims(declared, {v: solved[v] if v in solved else int(given[v.name]) for v in scalars})
         return [np.empty((known[v], 0), np.bool_) for v in scalars]
-
-
-def _independent(number: int, shape: Sequence[Dim]) -> list[Dim]:
-    """A shape with a dim of its own for each extent that is not constant."""
-    return [dim(f"{number}[{axis}]", 0) if isinstance(d, Expr) else d for axis, d in enumerate(shape)]
 
 
 def _module(

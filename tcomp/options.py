@@ -47,9 +47,7 @@ class Decide(Protocol):
 
 @dataclass(frozen=True)
 class CompileOptions:
-    """How a model is compiled.
-
-    `target` is a `Target`, its line of text, or a backend (default: this machine). `shapes`, `dims`, `values`, `threads` and `direct` are
+    """How a model is compiled. `target` is a `Target`, its line of text, or a backend (default: this machine). `shapes`, `dims`, `values`, `threads` and `direct` are
     those of `tcomp.compile`. `decide` says how kernels are scheduled (default: as the analytic model suggests). `emit` names stages whose
     text goes into the report: graph, te, schedule, loops, and those of the backend. `progress` is told (stage, done, total). The artifact
     is written to `file`, open for writing and reading, from its start (default: an unnamed one), and mapped from there. `dump` is a folder

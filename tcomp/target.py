@@ -299,12 +299,11 @@ def _cpu(words: list[str], text: str) -> CpuTarget:
         raise TargetError(f"unknown target `{text}`", hint=hint)
     hint = "-march= -mcpu= -mattr=+feature,-feature -l1= -l2= -l3= -cores="
     options = _options(words, r"(march|mcpu|mattr|l1|l2|l3|cores)=(\S+)", text, hint)
-    arch, cpu = options.get("march"), options.get("mcpu")
+    cpu = options.get("mcpu")
+    arch = options.get("march") or next((name for name, cpus in FEATURES.items() if cpu in cpus), None)
     if arch is None:
-        arch = next((name for name, cpus in FEATURES.items() if cpu in cpus), None)
-        if arch is None:
-            names = "; ".join(f"{name}: {', '.join(cpus)}" for name, cpus in FEATURES.items())
-            raise TargetError(f"unknown processor `{cpu}`" if cpu else "no processor given", where=text, hint=names)
+        names = "; ".join(f"{name}: {', '.join(cpus)}" for name, cpus in FEATURES.items())
+        raise TargetError(f"unknown processor `{cpu}`" if cpu else "no processor given", where=text, hint=names)
     arch = _ARCHITECTURES[_one_of(arch, _ARCHITECTURES, "architecture", text, FEATURES)]
     cpu = _one_of(cpu or next(iter(FEATURES[arch])), FEATURES[arch], "processor", text)
     features = set(FEATURES[arch][cpu])

@@ -222,7 +222,7 @@ def _run_alone(
 def _dims_inside(node: Node) -> set[Expr]:
     """Symbolic dims that the bodies of a node use."""
     inside = (set(body.dims()).union(*map(_dims_inside, body.nodes)) for body in node.bodies)
-    return set(variables(as_expr(node.attrs.get("trips") or 0))).union(*inside)
+    return set(variables(as_expr(node.attrs.get("trips", 0)))).union(*inside)
 
 
 def _layout(value: Value) -> Layout:

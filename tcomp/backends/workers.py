@@ -44,7 +44,8 @@ def compile_kernels(
 
     Raises `CodegenError`, naming the kernel, when one cannot be compiled.
     """
-    wanted = {text: _name(text, backend, decisions.get(text, DEFAULT)) for text in dict.fromkeys(texts)}
+    maker = *backend.identity, backend.toolchain
+    wanted = {t: cache.name(t, *maker, *([encode(decisions[t])] if decisions.get(t) else []))[:32] for t in dict.fromkeys(texts)}
     results = {text: found for text, name in wanted.items() if (found := _load(name)) is not None}
     missing = [text for text in wanted if text not in results]
     on_progress(len(results), len(wanted))
@@ -152,11 +153,6 @@ def _serve() -> None:
             answer = {"error": {"what": f"internal error: {type(error).__name__}: {error}", "hint": "report this as a bug of tcomp"}}
         out.write(json.dumps(answer).encode() + b"\n")
         out.flush()
-
-
-def _name(text: str, backend: Backend, decisions: Decisions) -> str:
-    """The name of a kernel in the cache."""
-    return cache.name(text, *backend.identity, backend.toolchain, *([encode(decisions)] if decisions else []))[:32]
 
 
 def _symbol(name: str) -> str:

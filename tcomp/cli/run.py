@@ -67,7 +67,13 @@ def run(
         output.print_json(record | {"outputs": summaries} | {name: value for name, value in optional.items() if value is not None})
         return
     feeds.explain()
-    output.table("", ("output", "dtype", "shape", "min>", "max>", "mean>", "first values"), [_row(s) for s in summaries])
+    rows = []
+    for s in summaries:
+        numbers = ["-" if s[key] is None else f"{s[key]:.5g}" for key in ("min", "max", "mean")]
+        first = " ".join(f"{x:.4g}" if isinstance(x, float) else str(x) for x in s["first"])
+        first += f"  ({s['nonfinite']} not finite)" if s["nonfinite"] else ""
+        rows.append((s["name"], s["dtype"], "x".join(map(str, s["shape"])) or "scalar", *numbers, first))
+    output.table("", ("output", "dtype", "shape", "min>", "max>", "mean>", "first values"), rows)
     if opened.precision:
         output.line(output.PRODUCTS_IN.format(opened.precision), "dim")
     output.line(f"first run: {output.seconds(elapsed)}, {output.count(module.threads, 'thread')}", "dim")
@@ -86,13 +92,6 @@ def _summary(name: str, array: np.ndarray) -> dict[str, Any]:
     record: dict[str, Any] = {"name": name, "dtype": array.dtype.name, "shape": list(array.shape)}
     record |= {key: getattr(finite, key)() if finite.size else None for key in ("min", "max", "mean")}
     return record | {"nonfinite": int(numbers.size - finite.size), "first": [x.item() for x in array.reshape(-1)[:5]]}
-
-
-def _row(summary: dict[str, Any]) -> list[str]:
-    numbers = ["-" if summary[key] is None else f"{summary[key]:.5g}" for key in ("min", "max", "mean")]
-    first = " ".join(f"{x:.4g}" if isinstance(x, float) else str(x) for x in summary["first"])
-    first += f"  ({summary['nonfinite']} not finite)" if summary["nonfinite"] else ""
-    return [summary["name"], summary["dtype"], "x".join(map(str, summary["shape"])) or "scalar", *numbers, first]
 
 
 def bench(

@@ -1,8 +1,7 @@
 """A compiled model on a GPU, by CuPy: weights uploaded once, one arena, and all launches of a run replayed as one CUDA graph.
 
 A model whose launches depend on computed values (branches, loops that end early) is launched step by step instead, as is a model of
-dynamic sizes at the first run of each size: one that comes back gets a graph. Inputs and outputs
-are NumPy arrays, or arrays on the device of any library with DLPack: if every array given lies on the device, so do the results.
+dynamic sizes at the first run of each size: one that comes back gets a graph. Inputs and outputs are NumPy arrays, or arrays on the device of any library with DLPack: if every array given lies on the device, so do the results.
 A GPU that cannot be used, or that fails, is a `DeviceError`; there is no fall-back.
 """
 
@@ -104,11 +103,9 @@ class CudaModule(LoadedModel):
             device, arrays = self._device, self._admitted(values)
             session = self._session(arrays)
             for number, array in enumerate(arrays):
-                if not array.nbytes:
-                    continue
                 if isinstance(array, np.ndarray):
                     device.upload(session.places["input", number], array)
-                else:
+                elif array.nbytes:
                     device.copy(session.places["input", number], array.data.ptr, array.nbytes)
             session.run()
             stays = bool(arrays) and not any(isinstance(a, np.ndarray) for a in arrays)

@@ -49,12 +49,10 @@ def _plain(feature: str) -> str:
 def cpuinfo(key: str) -> str:
     """The value of the first line with this key in /proc/cpuinfo, "" if there is none. Only the first processor's entry is read: it is
     enough, and asking for all is slow on large machines."""
-    try:
-        with open("/proc/cpuinfo", "rb", buffering=0) as file:
-            lines = file.read(16384).decode(errors="replace").splitlines()
-    except OSError:
-        return ""
-    return next((value.strip() for name, _, value in (line.partition(":") for line in lines) if name.strip() == key), "")
+    with suppress(OSError), open("/proc/cpuinfo", "rb", buffering=0) as file:
+        lines = (line.partition(":") for line in file.read(16384).decode(errors="replace").splitlines())
+        return next((value.strip() for name, _, value in lines if name.strip() == key), "")
+    return ""
 
 
 def processor_name() -> str:
