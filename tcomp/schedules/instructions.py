@@ -113,12 +113,12 @@ def _assignment(to: L.Buffer, source: L.Buffer | None = None) -> L.Kernel:
 
 _LANE = lane_of(WARP)
 _ACC = Fragment((_LANE // 4 + ELEMENT // 2 * 8, _LANE % 4 * 2 + ELEMENT % 2), 4)  # of 16 x 8 results
-_MMA = {  # dtype: (its name in PTX, that of the sum, depth, elements of one register)
-    "float16": ("f16", "float32", 16, 2),
-    "bfloat16": ("bf16", "float32", 16, 2),
-    "float32": ("tf32", "float32", 8, 1),
-    "int8": ("s8", "int32", 32, 4),
-    "uint8": ("u8", "int32", 32, 4),
+_MMA = {  # dtype of `a`: (dtype of `b`, dtype of the sum, that in PTX, the factors in PTX, depth, elements of one register)
+    "float16": ("float16", "float32", "f32", "f16.f16", 16, 2),
+    "bfloat16": ("bfloat16", "float32", "f32", "bf16.bf16", 16, 2),
+    "float32": ("float32", "float32", "f32", "tf32.tf32", 8, 1),
+    "int8": ("int8", "int32", "s32", "s8.s8", 32, 4),
+    "uint8": ("int8", "int32", "s32", "u8.s8", 32, 4),
 }
 _REGISTER = ("register",)
 MAX_RUN = 1 << 20  # bytes: a barrier object counts fewer
@@ -135,8 +135,7 @@ def mma(dtype: str) -> Instruction:
     """
     if dtype not in _MMA:
         raise ScheduleError(f"mma of {dtype}", hint=f"one of {', '.join(_MMA)}")
-    kind, total, depth, per = _MMA[dtype]
-    second = "int8" if dtype == "uint8" else dtype
+    second, total, sums, factors, depth, per = _MMA[dtype]
     meaning = _product({"i": 16, "j": 8, "k": depth}, ("ij", "ik", "kj"), (total, dtype, second), dtype == "float32")
     # Registers hold `per` elements side by side along k; those of `a` go down the rows first, then along k.
     along = _LANE % 4 * per + ELEMENT % per
@@ -144,8 +143,7 @@ def mma(dtype: str) -> Instruction:
     of_b = Fragment((along + ELEMENT // per * (depth // 2), _LANE // 4), depth // 4)
     memory = ("global", "shared")
     operands = (Operand((None, None), fragment=_ACC), Operand((None, None), memory, of_a), Operand((None, None), memory, of_b))
-    sums = "s32" if total == "int32" else "f32"
-    op = WarpOp(f"mma.sync.aligned.m16n8k{depth}.row.col.{sums}.{kind}.{_MMA[second][0]}.{sums}", ("acc", "a", "b", "acc"))
+    op = WarpOp(f"mma.sync.aligned.m16n8k{depth}.row.col.{sums}.{factors}.{sums}", ("acc", "a", "b", "acc"))
     return Instruction(_call("mma", (dtype,)), meaning, operands, op, ("sm_80",), 8.0, 1, reassociates=total == "float32")
 
 
@@ -182,10 +180,9 @@ def wgmma(dtype: str, n: int) -> Instruction:
     """
     if dtype not in _MMA:
         raise ScheduleError(f"wgmma of {dtype}", hint=f"one of {', '.join(_MMA)}")
-    kind, total, *_ = _MMA[dtype]
+    second, total, sums, factors, *_ = _MMA[dtype]
     if not isinstance(n, int) or n % 8 or not 8 <= n <= 256 or (total == "int32" and n % 16 and n not in (8, 24)):
         raise ScheduleError(f"wgmma of {dtype} with {n} columns", hint="a multiple of 8 up to 256; of bytes, one of 16, or 8, or 24")
-    second = "int8" if dtype == "uint8" else dtype
     rows, row = CORE[0], CORE[1] // itemsize(dtype)
     extents = {"i": 64 // rows, "r": rows, "j": n // rows, "s": rows, "k": 2, "c": row}
     meaning = _product(extents, ("irjs", "ikrc", "jksc"), (total, dtype, second), dtype == "float32")
@@ -193,8 +190,7 @@ def wgmma(dtype: str, n: int) -> Instruction:
     held = (lane // 32 * 2 + ELEMENT // 2 % 2, lane // 4 % 8, ELEMENT // 4, lane % 4 * 2 + ELEMENT % 2)
     cores = Operand((None, None, row, 1), ("shared",))
     operands = (Operand((None, None, None, 1), _REGISTER, Fragment(held, n // 2, WARPGROUP)), cores, cores)
-    sums = "s32" if total == "int32" else "f32"
-    op = WarpOp(f"wgmma.mma_async.sync.aligned.m64n{n}k{2 * row}.{sums}.{kind}.{_MMA[second][0]}", ("acc", "a", "b"))
+    op = WarpOp(f"wgmma.mma_async.sync.aligned.m64n{n}k{2 * row}.{sums}.{factors}", ("acc", "a", "b"))
     return Instruction(_call("wgmma", (dtype, n)), meaning, operands, op, ("sm_90a",), n / 2, 1, reassociates=total == "float32")
 
 
