@@ -117,8 +117,8 @@ def shift(kernel: L.Kernel, loop: Loop, stage: Stage, offset: int) -> L.Kernel:
         }
       }
     """
-    target = find_loop(kernel, loop)
-    found = [s for s in editing.stores(target) if s.buffer is editing.find_buffer(kernel, stage)]
+    target, buffer = find_loop(kernel, loop), editing.find_buffer(kernel, stage)
+    found = [s for s in editing.stores(target) if s.buffer is buffer]
     refuse_if(not found, f"nothing in `{loop}` computes `{stage}`")
     m = _serial_model(kernel, target)
     order, names = isl.UnionMap("{}"), []

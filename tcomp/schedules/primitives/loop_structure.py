@@ -220,7 +220,7 @@ def fuse(kernel: L.Kernel, outer: Loop, inner: Loop) -> tuple[L.Kernel, str]:
     """
     first = find_loop(kernel, outer)
     second = first.body
-    if not isinstance(second, L.For) or second.var.name != inner:
+    if not isinstance(second, L.For) or second is not find_loop(kernel, inner):
         raise refuse(f"`{inner}` does not stand directly inside `{outer}`")
     refuse_if(first.kind != second.kind, f"`{outer}` is {first.kind}, `{inner}` is {second.kind}")
     refuse_if(first.var in E.variables(as_expr(second.extent)), f"the extent of `{inner}` depends on `{outer}`")

@@ -142,7 +142,7 @@ def prefetch(kernel: L.Kernel, buffer: Stage, loop: Loop, distance: int, at: Loo
     }
     """
     source, target = find_buffer(kernel, buffer), find_loop(kernel, loop)
-    inside = find_loop(kernel, at) if at else target
+    inside = target if isinstance(at, str) and not at else find_loop(kernel, at)
     if inside.kind != L.SERIAL or distance < 1:
         raise refuse(f"`{inside.var.name}` is {inside.kind}, the distance {distance}", "a serial loop, and at least 1 iteration")
     refuse_if(editing.is_local(source, target), f"`{buffer}` is another one in every iteration of `{loop}`")
