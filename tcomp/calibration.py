@@ -1,4 +1,4 @@
-"""How fast this machine is, measured once by small kernels that tcomp compiles, and kept in the cache.
+"""How fast this machine is, measured once by small kernels that tcomp compiles, and stored in the cache.
 
 Compilation does not depend on it: code is made for a `Target` and its tables, so that it is the same on every machine. Reports are: what
 share of its bound a kernel reaches is a question about the machine at hand.
@@ -33,12 +33,12 @@ _LARGEST = 512 << 20  # bytes read to measure memory, at most: beyond all caches
 
 @functools.cache
 def measured() -> Core:
-    """The rates of one core of this machine. The first call on a machine takes a few seconds; the result is kept."""
+    """The rates of one core of this machine. The first call on a machine takes a few seconds; the result is stored."""
     target = Target.host()
     name = cache.name(str(target), processor_name())
     with suppress(ValueError, TypeError, KeyError):
-        kept = cache.load("machines", name)
-        rates: dict[str, Any] = {rate: float(kept[rate]) for rate in _MEASURED}
+        stored = cache.load("machines", name)
+        rates: dict[str, Any] = {rate: float(stored[rate]) for rate in _MEASURED}
         return replace(target.core, **rates)
     core = measure(target)
     cache.store("machines", name, {rate: getattr(core, rate) for rate in _MEASURED})

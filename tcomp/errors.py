@@ -80,7 +80,7 @@ class TargetError(TcompError):
 
 
 class DeviceError(TcompError):
-    """A device (a GPU) that was asked for cannot be used, or failed."""
+    """A device (a GPU) cannot be used, or failed."""
 
 
 class ArtifactError(TcompError):

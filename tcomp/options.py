@@ -47,7 +47,9 @@ class Decide(Protocol):
 
 @dataclass(frozen=True)
 class CompileOptions:
-    """How a model is compiled. `target` is a `Target`, its line of text, or a backend (default: this machine). `shapes`, `dims`, `values`, `threads` and `direct` are
+    """How a model is compiled.
+
+    `target` is a `Target`, its line of text, or a backend (default: this machine). `shapes`, `dims`, `values`, `threads` and `direct` are
     those of `tcomp.compile`. `decide` says how kernels are scheduled (default: as the analytic model suggests). `emit` names stages whose
     text goes into the report: graph, te, schedule, loops, and those of the backend. `progress` is told (stage, done, total). The artifact
     is written to `file`, open for writing and reading, from its start (default: an unnamed one), and mapped from there. `dump` is a folder
@@ -80,7 +82,7 @@ class CompileOptions:
 
 @dataclass
 class Report:
-    """What happened during a compilation: seconds per stage, notes on what was not done and why, texts of the stages asked for."""
+    """What happened during a compilation: seconds per stage, notes on what was not done and why, the stages of `emit` as text."""
 
     seconds: dict[str, float] = field(default_factory=dict)
     notes: Notes = field(default_factory=Notes)

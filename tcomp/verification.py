@@ -31,7 +31,7 @@ from tcomp.schedules.trace import Trace, read_record
 Array = np.ndarray
 
 _TOLERANCES = {"float16": 1e-2, "bfloat16": 5e-2, "float32": 1e-4, "float64": 1e-9}  # relative; other types must agree exactly
-_PRECISIONS = {"tf32": "float16", "fp16": "float16", "bf16": "bfloat16"}  # products of float32 in less: as near as results of these types
+_PRECISIONS = {"tf32": "float16", "fp16": "float16", "bf16": "bfloat16"}  # products of float32: as exact as this type
 
 
 @dataclass(frozen=True)

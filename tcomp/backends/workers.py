@@ -1,4 +1,4 @@
-"""All kernels of a model -> machine code: each distinct one is compiled once, in parallel processes, and kept.
+"""All kernels of a model -> machine code: each distinct one is compiled once, in parallel processes, and cached.
 
 The printed text of a kernel (canonical names), the decisions of its schedule that are not the default, the target and the version of
 the compiler make its key in the `cache`.

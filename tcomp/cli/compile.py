@@ -1,4 +1,4 @@
-"""`tcomp check`: what can be compiled, before any work; `tcomp compile`: ONNX model -> artifact; `tcomp explain`: which kernels, and why."""
+"""`tcomp check`: what can be compiled; `tcomp compile`: ONNX model -> artifact; `tcomp explain`: which kernels a model becomes, and why."""
 
 from __future__ import annotations
 

@@ -1,7 +1,8 @@
 """A compiled model on a GPU, by CuPy: weights uploaded once, one arena, and all launches of a run replayed as one CUDA graph.
 
 A model whose launches depend on computed values (branches, loops that end early) is launched step by step instead, as is a model of
-dynamic sizes at the first run of each size: one that comes back gets a graph. Inputs and outputs are NumPy arrays, or arrays on the device of any library with DLPack: if every array given lies on the device, so do the results.
+dynamic sizes at the first run of each size: one that comes back gets a graph. Inputs and outputs are NumPy arrays, or arrays on the device
+of any library with DLPack: if every array given lies on the device, so do the results.
 A GPU that cannot be used, or that fails, is a `DeviceError`; there is no fall-back.
 """
 
@@ -26,7 +27,7 @@ from tcomp.runtime.plan import KernelCode, Plan, evaluate
 
 Shapes = tuple[tuple[int, ...], ...]
 
-MAX_SESSIONS = 16  # sets of input shapes whose memory (an arena each) and graph are kept
+MAX_SESSIONS = 16  # sets of input shapes whose memory (an arena each) and graph are remembered
 MAX_GRAPH_NODES = 20_000  # launches of a CUDA graph: longer runs, which take seconds to capture, are launched step by step
 _MAX_DYNAMIC_SHARED_SIZE_BYTES = 8  # of a function: CUfunction_attribute of the driver
 _PINNED = 32 << 20  # bytes of the staging buffer for uploads: large enough that its copies run at the rate of the bus
@@ -119,7 +120,7 @@ class CudaModule(LoadedModel):
             return outputs
 
     def _session(self, arrays: Sequence[Any]) -> _Session:
-        """That of these inputs' shapes, kept with those used last."""
+        """The session of these shapes of inputs; those used last are remembered."""
         shapes = tuple(tuple(a.shape) for a in arrays)
         if shapes not in self._sessions and len(self._sessions) >= MAX_SESSIONS:
             self._sessions.pop(next(iter(self._sessions)))

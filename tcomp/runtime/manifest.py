@@ -14,8 +14,8 @@
 may be null: as many as the machine offers. Dims come in the order of `tcomp_call.dims`; those not data-dependent must
 occur in an input's shape. `notes` is free.
 
-JSON is checked by the fields of dataclasses (`read`): a field is a `str`, `bool`, `int` or bounded integer (`Annotated[int, range(...)]`), a
-union of such types and None, a dataclass (an object), `tuple[T, ...]` (an array), `dict[str, Any]` (any object) or `Any`. Keys that no
+JSON is checked by the fields of dataclasses (`read`): a field is a `str`, `bool`, `int` or bounded integer (`Annotated[int, range(...)]`),
+a union of such types and None, a dataclass (an object), `tuple[T, ...]` (an array), `dict[str, Any]` (any object) or `Any`. Keys that no
 field names are ignored.
 """
 
