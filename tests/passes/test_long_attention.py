@@ -9,8 +9,8 @@ import onnx
 import pytest
 from onnx import TensorProto, helper, numpy_helper
 
-from tcomp import pipeline
 from tcomp.options import CompileOptions, Report
+from tcomp.passes import algorithms
 from tcomp.pipeline import compile_model
 from tcomp.runtime import Module
 from tcomp.target import CpuTarget
@@ -106,7 +106,7 @@ def test_long_rows(monkeypatch: pytest.MonkeyPatch, rows: int, keys: int, option
     wanted = reference(options.get("heads", 2), *arrays.values())
     assert in_one_pass(report)
     np.testing.assert_allclose(tiled(*arrays.values()), wanted, rtol=1e-4, atol=1e-5)
-    monkeypatch.setattr(pipeline, "join_attention", lambda graph, *options: graph)
+    monkeypatch.setattr(algorithms, "join_attention", lambda graph, *options: graph)
     plain, report = compiled(model)
     assert not in_one_pass(report)
     np.testing.assert_allclose(plain(*arrays.values()), wanted, rtol=1e-4, atol=1e-5)
@@ -123,7 +123,7 @@ def test_no_scores_are_stored() -> None:
 def test_short_rows_stay_as_they_were(monkeypatch: pytest.MonkeyPatch) -> None:
     model = attention(256, 256)
     _, report = compiled(model)
-    monkeypatch.setattr(pipeline, "join_attention", lambda graph, *options: graph)
+    monkeypatch.setattr(algorithms, "join_attention", lambda graph, *options: graph)
     _, before = compiled(model)
     assert report.stages == before.stages and report.kernels == 3  # scores, softmax, and the product with it
 
