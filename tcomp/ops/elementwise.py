@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from functools import partial, reduce
+from operator import add
 
 from tcomp.errors import IRError
 from tcomp.ir import te
@@ -104,14 +105,10 @@ def clip(x: Expr, low: Expr | float | None, high: Expr | float | None) -> Expr:
 
 
 def softplus(x: Expr) -> Expr:
-    """log(1 + exp(x)) without overflow."""
-    return maximum(x, 0.0) + _log1p(te.exp(-te.abs(x)))
-
-
-def _log1p(x: Expr) -> Expr:
-    """log(1 + x) for x >= 0, accurate near 0 (Kahan: the rounding of 1 + x cancels in x / (u - 1))."""
-    u = 1.0 + x
-    return select(te.equal(u, 1.0), x, te.log(u) * (x / select(te.equal(u, 1.0), 1.0, u - 1.0)))
+    """log(1 + exp(x)) without overflow, and accurate where exp(x) is small (Kahan: the rounding of u = 1 + y cancels in y / (u - 1))."""
+    y = te.exp(-te.abs(x))
+    u = 1.0 + y
+    return maximum(x, 0.0) + select(te.equal(u, 1.0), y, te.log(u) * (y / select(te.equal(u, 1.0), 1.0, u - 1.0)))
 
 
 def leaky_relu(x: Expr, alpha: Expr | float) -> Expr:
@@ -153,18 +150,13 @@ def _gelu(x: Expr, approximate: str) -> Expr:
 
 
 def _isinf(x: Expr, positive: bool, negative: bool) -> Expr:
-    """Whether x is infinite, of the signs asked for."""
-    found = te.isinf(x)
-    if not positive:
-        found = found & (x < 0)
+    found = te.isinf(x) if positive else te.isinf(x) & (x < 0)
     return found if negative else found & (x > 0)
 
 
 def _convert(x: Expr, dtype: str) -> Expr:
     """Cast; float16 <-> bfloat16 goes through float32."""
-    if {x.dtype, dtype} == {"float16", "bfloat16"}:
-        x = cast(x, "float32")
-    return cast(x, dtype)
+    return cast(cast(x, "float32") if {x.dtype, dtype} == {"float16", "bfloat16"} else x, dtype)
 
 
 def _operator(name: str, function: Callable[..., Expr]) -> Operator:
@@ -207,20 +199,12 @@ EQUAL, NOT_EQUAL = _operator("equal", te.equal), _operator("not_equal", te.not_e
 WHERE = _operator("where", select)
 
 
-def _sum(*values: Expr) -> Expr:
-    return reduce(lambda x, y: x + y, values)
-
-
-def _mean(*values: Expr) -> Expr:
-    return divide(total := _sum(*values), const(len(values), total.dtype))
-
-
 MAX, MIN = _operator("max", lambda *values: reduce(maximum, values)), _operator("min", lambda *values: reduce(minimum, values))
-SUM, MEAN = _operator("sum", _sum), _operator("mean", _mean)
+SUM = _operator("sum", lambda *values: reduce(add, values))
+MEAN = _operator("mean", lambda *values: divide(total := reduce(add, values), const(len(values), total.dtype)))
 
 
 def _pow(x: Tensor, y: Tensor) -> Tensor:
-    """x ** y in the type of x; the exponent may be of another type."""
     result = elementwise("pow", _power, x, y)
     return result if result.dtype == x.dtype else elementwise("pow.cast", lambda v: _convert(v, x.dtype), result)
 

@@ -39,9 +39,8 @@ def matmul(a: Tensor, b: Tensor, transpose_a: bool = False, transpose_b: bool = 
     k = te.reduce_axis(inner_a, "k")
 
     def operand(x: Tensor, outer: Sequence[Expr], inner: Sequence[Expr]) -> Expr:
-        own = x.shape[:-2]
-        at = [0 if d == 1 else i for d, i in zip(own, outer[len(outer) - len(own) :], strict=True)]
-        return factor(x[(*at, *inner)])
+        at = [0 if d == 1 else i for d, i in zip(x.shape[-3::-1], reversed(outer), strict=False)]
+        return factor(x[(*reversed(at), *inner)])
 
     def element(*index: Expr) -> Expr:
         outer, i, j = index[: len(batch)], index[len(batch) : len(batch) + len(rows)], index[len(batch) + len(rows) :]
@@ -53,9 +52,8 @@ def matmul(a: Tensor, b: Tensor, transpose_a: bool = False, transpose_b: bool = 
 def softmax_product(x: Tensor, v: Tensor) -> Tensor:
     """matmul(softmax(x), v), the softmax along the last axis of x: [..., m, k] x [..., k, n] -> [..., m, n], batches broadcast.
 
-    The same numbers in another order: exponentials are multiplied with v, and the sums divided by those of the exponentials at the end. So
-    a row of x is needed for reductions alone, and these need it in any order (online softmax). Of 16-bit floats, exponentials are rounded
-    before they are multiplied, as the softmax is; sums are of float32.
+    Exponentials are multiplied with v, and the sums divided by those of the exponentials at the end, so that a row of x is read by reductions
+    alone, in any order (online softmax). Of 16-bit floats, exponentials are rounded before they are multiplied; sums are of float32.
     """
     if x.ndim < 2 or v.ndim < 2:
         raise IRError("the product of a softmax needs matrices")
@@ -87,11 +85,8 @@ def einsum(*operands: Tensor, equation: str) -> Tensor:
 
     def element(*index: Expr) -> Expr:
         at = {**summed, **dict(zip(output, index, strict=True))}
-        factors = (
-            widened(tensor[tuple(0 if d == 1 else at[letter] for letter, d in zip(term, tensor.shape, strict=True))])
-            for term, tensor in zip(terms, operands, strict=True)
-        )
-        product: Expr = reduce(mul, factors)
+        indices = ([0 if d == 1 else at[n] for n, d in zip(term, x.shape, strict=True)] for term, x in zip(terms, operands, strict=True))
+        product: Expr = reduce(mul, (widened(x[tuple(i)]) for x, i in zip(operands, indices, strict=True)))
         return te.sum(product, tuple(summed.values())) if summed else product
 
     return rounded(te.compute(tuple(extents[letter] for letter in output), element, "einsum"), operands[0].dtype)
@@ -133,8 +128,7 @@ def det(x: Tensor) -> Tensor:
 
         def eliminate(k: Expr, outer: Sequence[ExprLike]) -> L.Stmt:
             def search(row: Expr) -> L.Stmt:
-                larger = te.abs(work[row, k]) > te.abs(work[pivot[0], k])
-                return L.If((k < row) & larger, L.store(pivot, (0,), row))
+                return L.If((k < row) & (te.abs(work[row, k]) > te.abs(work[pivot[0], k])), L.store(pivot, (0,), row))
 
             def swap(c: Expr) -> L.Stmt:
                 row = pivot[0]

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from math import prod
+from operator import add, mod, mul
 
 from tcomp.errors import IRError
 from tcomp.ir import loops as L
@@ -23,9 +24,7 @@ def transpose(x: Tensor, perm: Sequence[int]) -> Tensor:
     """Output axis d is input axis `perm[d]`."""
     if sorted(perm) != list(range(x.ndim)):
         raise IRError(f"transpose by {tuple(perm)} of a tensor of rank {x.ndim}", hint="name every axis once")
-    place = {axis: d for d, axis in enumerate(perm)}
-    shape = tuple(x.shape[axis] for axis in perm)
-    return te.compute(shape, lambda *i: x[tuple(i[place[n]] for n in range(x.ndim))], "transpose")
+    return te.compute([x.shape[axis] for axis in perm], lambda *i: x[tuple(i[perm.index(n)] for n in range(x.ndim))], "transpose")
 
 
 def product(dims: Sequence[Dim]) -> Dim:
@@ -40,7 +39,8 @@ def reshape(x: Tensor, shape: Sequence[Dim]) -> Tensor:
     which are merely kept, merged or split stay visible as such.
     """
     shape = tuple(as_dim(d) for d in shape)
-    require_same(product(x.shape), product(shape), f"reshape of [{_text(x.shape)}] to [{_text(shape)}]")
+    before, after = (", ".join(map(str, s)) for s in (x.shape, shape))
+    require_same(product(x.shape), product(shape), f"reshape of [{before}] to [{after}]")
     if 0 in shape:
         return te.compute(shape, lambda *i: const(0, x.dtype), "reshape")
     groups = _groups(x.shape, shape)
@@ -70,10 +70,6 @@ def _regroup(source: Sequence[Dim], target: Sequence[Dim], index: Sequence[Expr]
         const(0) if d == 1 else simplify(quotient if n == first else quotient % as_expr(d))
         for n, (d, quotient) in enumerate(zip(source, quotients, strict=True))
     ]
-
-
-def _text(dims: Sequence[Dim]) -> str:
-    return ", ".join(map(str, dims))
 
 
 def expand(x: Tensor, shape: Sequence[Dim]) -> Tensor:
@@ -136,44 +132,43 @@ def pad(x: Tensor, value: Tensor | None, before: Sequence[Dim], after: Sequence[
     return te.compute(tuple(as_dim(as_expr(d) + b + a) for d, b, a in sides), element, "pad")
 
 
-def _reflected(index: Expr, extent: Expr) -> Expr:
-    period = maximum(extent * 2 - 2, 1)
+def clamped(index: Expr, extent: Dim) -> Expr:
+    """`index`, or the border nearest to it: 0 <= result < extent."""
+    return maximum(minimum(index, as_expr(extent) - 1), 0)
+
+
+def reflected(index: Expr, extent: Expr, at_centres: bool = True) -> Expr:
+    """`index` mirrored at the centres of the elements at the border, or at their outer edges."""
+    period = maximum(extent * 2 - 2, 1) if at_centres else extent * 2
     place = index % period
-    return select(place < extent, place, period - place)
+    return select(place < extent, place, period - place if at_centres else period - 1 - place)
 
 
-_PAD_INDEX: dict[str, Callable[[Expr, Expr], Expr]] = {
-    "edge": lambda index, extent: maximum(minimum(index, extent - 1), 0),
-    "reflect": _reflected,
-    "wrap": lambda index, extent: index % extent,
-}
+_PAD_INDEX: dict[str, Callable[[Expr, Expr], Expr]] = {"edge": clamped, "reflect": reflected, "wrap": mod}
 PAD_MODES = ("constant", *_PAD_INDEX)
 
 
 def depth_to_space(x: Tensor, block: int, channels_first: bool) -> Tensor:
     """[n, c * b * b, h, w] -> [n, c, h * b, w * b]; `channels_first` (CRD) orders the channels (c, b, b), else (b, b, c)."""
-    n, depth, h, w = x.shape
-    c = as_dim(as_expr(depth) // (block * block))
+    n, depth, h, w = map(as_expr, x.shape)
+    c = depth // (block * block)
 
     def element(b: Expr, k: Expr, i: Expr, j: Expr) -> Expr:
         inside = (i % block) * block + j % block
-        channel = k * (block * block) + inside if channels_first else inside * as_expr(c) + k
-        return x[b, channel, i // block, j // block]
+        return x[b, k * (block * block) + inside if channels_first else inside * c + k, i // block, j // block]
 
-    shape = (n, c, as_dim(as_expr(h) * block), as_dim(as_expr(w) * block))
-    return te.compute(shape, element, "depth_to_space")
+    return te.compute([as_dim(d) for d in (n, c, h * block, w * block)], element, "depth_to_space")
 
 
 def space_to_depth(x: Tensor, block: int, channels_first: bool) -> Tensor:
     """[n, c, h * b, w * b] -> [n, c * b * b, h, w], the inverse of `depth_to_space`."""
-    n, c, height, width = x.shape
+    n, c, h, w = map(as_expr, x.shape)
 
     def element(b: Expr, k: Expr, i: Expr, j: Expr) -> Expr:
-        channel, inside = (k // (block * block), k % (block * block)) if channels_first else (k % as_expr(c), k // as_expr(c))
+        channel, inside = (k // (block * block), k % (block * block)) if channels_first else (k % c, k // c)
         return x[b, channel, i * block + inside // block, j * block + inside % block]
 
-    shape = (n, as_dim(as_expr(c) * (block * block)), as_dim(as_expr(height) // block), as_dim(as_expr(width) // block))
-    return te.compute(shape, element, "space_to_depth")
+    return te.compute([as_dim(d) for d in (n, c * (block * block), h // block, w // block)], element, "space_to_depth")
 
 
 def reverse_sequence(x: Tensor, lengths: Tensor, batch_axis: int, time_axis: int) -> Tensor:
@@ -182,9 +177,7 @@ def reverse_sequence(x: Tensor, lengths: Tensor, batch_axis: int, time_axis: int
     def element(*i: Expr) -> Expr:
         t = i[time_axis]
         length = minimum(cast(lengths[i[batch_axis]], "int64"), as_expr(x.shape[time_axis]))
-        at = list(i)
-        at[time_axis] = select(t < length, length - 1 - t, t)
-        return x[tuple(at)]
+        return x[(*i[:time_axis], select(t < length, length - 1 - t, t), *i[time_axis + 1 :])]
 
     return te.compute(x.shape, element, "reverse_sequence")
 
@@ -193,8 +186,7 @@ def trilu(x: Tensor, k: Tensor | None, diagonal: int, upper: bool) -> Tensor:
     """The triangle of the last two axes at and above (`upper`) or below diagonal number k (or `diagonal`), else 0."""
 
     def element(*i: Expr) -> Expr:
-        offset = as_expr(diagonal) if k is None else cast(k[(0,) * k.ndim], "int64")
-        distance = i[-1] - i[-2]
+        offset, distance = as_expr(diagonal) if k is None else cast(k[(0,) * k.ndim], "int64"), i[-1] - i[-2]
         return select(offset <= distance if upper else distance <= offset, x[i], const(0, x.dtype))
 
     return te.compute(x.shape, element, "trilu")
@@ -216,34 +208,24 @@ def dims(*, dims: Sequence[Dim], shape: Sequence[int], dtype: str = "int64") -> 
     return te.compute(tuple(shape), lambda *index: pick(row_major(index, shape), values), name="dims")
 
 
-def identity(x: Tensor) -> Tensor:
-    """A copy."""
-    return te.compute(x.shape, lambda *i: x[i], name="identity")
-
-
-TRANSPOSE, RESHAPE = Operator("transpose", transpose), Operator("reshape", reshape)
-EXPAND, TILE = Operator("expand", expand), Operator("tile", tile)
-SLICE, CONCAT, PAD = Operator("slice", slice_), Operator("concat", concat), Operator("pad", pad)
-DEPTH_TO_SPACE, SPACE_TO_DEPTH = Operator("depth_to_space", depth_to_space), Operator("space_to_depth", space_to_depth)
-REVERSE_SEQUENCE, TRILU = Operator("reverse_sequence", reverse_sequence), Operator("trilu", trilu)
-EYE, ARANGE = Operator("eye", eye), Operator("arange", arange)
-DIMS, IDENTITY = Operator("dims", dims), Operator("identity", identity)
-
+# ---------------------------------------------------------------- positions that data gives
 
 Index = tuple[Expr, ...]
 
 
 def valid_index(index: Expr, extent: Dim) -> Expr:
     """`index` (any integer type) wrapped if negative and kept within 0 <= result < extent."""
-    size = as_expr(extent)
+    return clamped(_from_end(index, extent), extent)
+
+
+def _from_end(index: Expr, extent: Dim) -> Expr:
     index = cast(index, "int64")
-    return maximum(minimum(select(index < 0, index + size, index), size - 1), 0)
+    return select(index < 0, index + as_expr(extent), index)
 
 
 def _require_elements(x: Tensor, *axes: int) -> None:
-    for axis in axes:
-        if x.shape[axis] == 0:
-            raise IRError(f"elements of {x!r} are gathered along axis {axis}, which is empty")
+    if empty := [axis for axis in axes if x.shape[axis] == 0]:
+        raise IRError(f"elements of {x!r} are gathered along axis {empty[0]}, which is empty")
 
 
 def _tuple_width(indices: Tensor) -> int:
@@ -286,13 +268,7 @@ def gather_nd(x: Tensor, indices: Tensor, batch_dims: int) -> Tensor:
     return te.compute((*indices.shape[:-1], *x.shape[batch_dims + width :]), element, "gather_nd")
 
 
-_COMBINE: dict[str, Callable[[Expr, Expr], Expr]] = {
-    "none": lambda old, new: new,
-    "add": lambda old, new: old + new,
-    "mul": lambda old, new: old * new,
-    "max": maximum,
-    "min": minimum,
-}
+_COMBINE: dict[str, Callable[[Expr, Expr], Expr]] = {"none": lambda old, new: new, "add": add, "mul": mul, "max": maximum, "min": minimum}
 
 
 def _scattered(
@@ -307,8 +283,7 @@ def _scattered(
             at = place(index, i)
             return L.store(target, at, cast(_COMBINE[reduction](widened(target[at]), widened(update[i])), target.dtype))
 
-        copy = L.over(source.shape, lambda i: L.store(target, i, source[i]), "c{}".format)
-        return L.block(copy, L.over(shape, one))
+        return L.block(L.over(source.shape, lambda i: L.store(target, i, source[i]), "c{}".format), L.over(shape, one))
 
     return te.extern((x.shape, x.dtype), [x, indices, updates], program, name)
 
@@ -342,23 +317,18 @@ def tensor_scatter(past: Tensor, update: Tensor, starts: Tensor | None, axis: in
     capacity, length = as_expr(past.shape[axis]), as_expr(update.shape[axis])
 
     def element(*i: Expr) -> Expr:
-        start = const(0) if starts is None else cast(starts[i[0]], "int64")
-        offset = i[axis] - start
-        if circular:
-            offset = offset % capacity
-        inside = te.all_of([offset >= 0, offset < length])
-        return select(inside, update[(*i[:axis], offset, *i[axis + 1 :])], past[i])
+        offset = i[axis] - (const(0) if starts is None else cast(starts[i[0]], "int64"))
+        offset = offset % capacity if circular else offset
+        return select(te.all_of([offset >= 0, offset < length]), update[(*i[:axis], offset, *i[axis + 1 :])], past[i])
 
     return te.compute(past.shape, element, "tensor_scatter")
 
 
 def one_hot(indices: Tensor, values: Tensor, depth: Dim, axis: int) -> Tensor:
     """values[1] where the new axis (of size `depth`) equals the index, negative ones counted from the end; else values[0]."""
-    size = as_expr(depth)
 
     def element(*i: Expr) -> Expr:
-        index = cast(indices[(*i[:axis], *i[axis + 1 :])], "int64")
-        return select(te.equal(select(index < 0, index + size, index), i[axis]), values[1], values[0])
+        return select(te.equal(_from_end(indices[(*i[:axis], *i[axis + 1 :])], depth), i[axis]), values[1], values[0])
 
     return te.compute((*indices.shape[:axis], depth, *indices.shape[axis:]), element, "one_hot")
 
@@ -387,8 +357,9 @@ def top_k(x: Tensor, k: Dim, axis: int, largest: bool) -> tuple[Tensor, Tensor]:
             def take(rank: Expr) -> L.Stmt:
                 return L.block(L.store(values, at(rank), source[at(order[rank])]), L.store(positions, at(rank), order[rank]))
 
-            start = L.loop("p", n, lambda p: L.store(order, (p,), p))
-            body = L.block(start, _merge_sort(order, merged, n, in_order), L.loop("rank", k, take))
+            body = L.block(
+                L.loop("p", n, lambda p: L.store(order, (p,), p)), _merge_sort(order, merged, n, in_order), L.loop("rank", k, take)
+            )
             return L.Allocate(order, L.Allocate(merged, body)) if n.op == "const" else body
 
         lanes = L.over([d for m, d in enumerate(x.shape) if m != axis], lane)
@@ -424,6 +395,13 @@ def _merge_sort(order: L.Buffer, merged: L.Buffer, n: Expr, in_order: Callable[[
     return L.Allocate(width, L.Allocate(left, L.Allocate(right, body)))
 
 
+TRANSPOSE, RESHAPE = Operator("transpose", transpose), Operator("reshape", reshape)
+EXPAND, TILE, SLICE = Operator("expand", expand), Operator("tile", tile), Operator("slice", slice_)
+CONCAT, PAD, TRILU = Operator("concat", concat), Operator("pad", pad), Operator("trilu", trilu)
+DEPTH_TO_SPACE, SPACE_TO_DEPTH = Operator("depth_to_space", depth_to_space), Operator("space_to_depth", space_to_depth)
+REVERSE_SEQUENCE, EYE = Operator("reverse_sequence", reverse_sequence), Operator("eye", eye)
+ARANGE, DIMS = Operator("arange", arange), Operator("dims", dims)
+IDENTITY = Operator("identity", lambda x: te.compute(x.shape, lambda *i: x[i], name="identity"))
 GATHER, GATHER_ELEMENTS = Operator("gather", gather), Operator("gather_elements", gather_elements)
 GATHER_ND, TENSOR_SCATTER = Operator("gather_nd", gather_nd), Operator("tensor_scatter", tensor_scatter)
 SCATTER_ELEMENTS, SCATTER_ND = Operator("scatter_elements", scatter_elements), Operator("scatter_nd", scatter_nd)

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from functools import reduce
 from itertools import product
-from operator import add
+from operator import add, and_
 
 from tcomp.errors import IRError
 from tcomp.ir import loops as L
@@ -21,6 +21,7 @@ from tcomp.ir.simplify import simplify
 from tcomp.ir.te import Tensor
 from tcomp.ops import reduction
 from tcomp.ops.elementwise import factor, product_dtype, require_same, rounded, widened
+from tcomp.ops.movement import clamped
 
 Ints = Sequence[int]
 Index = tuple[Expr, ...]
@@ -125,8 +126,7 @@ def deform_conv(
 
     def pixel(n: Expr, c: Expr, row: Expr, column: Expr) -> Expr:
         inside = (row >= 0) & (row < height) & (column >= 0) & (column < width)
-        safe = [minimum(maximum(i, 0), as_expr(d) - 1) for i, d in ((row, height), (column, width))]
-        return select(inside, x[(n, c, *safe)], 0)
+        return select(inside, x[n, c, clamped(row, height), clamped(column, width)], 0)
 
     def element(n: Expr, o: Expr, p: Expr, q: Expr) -> Expr:
         source = o // (out_channels // group) * in_channels + channel
@@ -154,15 +154,8 @@ def add_channels(x: Tensor, bias: Tensor) -> Tensor:
 def dense(x: Tensor, w: Tensor) -> Tensor:
     """y[..., o] = sum over k of x[..., k] * w[o, k]."""
     require_same(x.shape[-1], w.shape[1], "features of a dense layer")
-    k = te.reduce_axis(w.shape[1], "rk")
-    return te.compute(
-        (*x.shape[:-1], w.shape[0]), lambda *i: cast(te.sum(widened(x[(*i[:-1], k)]) * widened(w[i[-1], k]), k), x.dtype), "dense"
-    )
-
-
-CONV, CONV_TRANSPOSE = Operator("conv", conv), Operator("conv_transpose", conv_transpose)
-DEFORM_CONV = Operator("deform_conv", deform_conv)
-ADD_CHANNELS, DENSE = Operator("add_channels", add_channels), Operator("dense", dense)
+    k, shape = te.reduce_axis(w.shape[1], "rk"), (*x.shape[:-1], w.shape[0])
+    return te.compute(shape, lambda *i: cast(te.sum(widened(x[(*i[:-1], k)]) * widened(w[i[-1], k]), k), x.dtype), "dense")
 
 
 def _pooled(x: Tensor, kernel: Ints, strides: Ints, dilations: Ints, name: str, element: Callable[[Index, Index, Index], Expr]) -> Tensor:
@@ -226,27 +219,17 @@ def average_pool(x: Tensor, kernel: Ints, strides: Ints, dilations: Ints, counte
 
 def lp_pool(x: Tensor, kernel: Ints, strides: Ints, dilations: Ints, p: float) -> Tensor:
     """(sum of |x|^p)^(1/p) of each window."""
+    power, root = reduction.p_norm(p)
 
     def element(i: Index, offsets: Index, at: Index) -> Expr:
-        magnitude = te.abs(widened(x[at]))
-        if p == 1:
-            return cast(te.sum(magnitude, offsets), x.dtype)
-        if p == 2:
-            return cast(te.sqrt(te.sum(magnitude * magnitude, offsets)), x.dtype)
-        return cast(te.power(te.sum(te.power(magnitude, p), offsets), 1.0 / p), x.dtype)
+        return cast(root(te.sum(power(widened(x[at])), offsets)), x.dtype)
 
     return _pooled(x, kernel, strides, dilations, "lp_pool", element)
 
 
 def global_lp_pool(x: Tensor, p: float) -> Tensor:
     """(sum of |x|^p)^(1/p) over all spatial axes, kept with extent 1."""
-
-    def power(v: Expr, exponent: float) -> Expr:
-        return v if exponent == 1 else te.power(v, exponent)
-
-    return rounded(
-        reduction.reduce(x, range(2, x.ndim), True, te.sum, "lp_pool", lambda v: power(te.abs(v), p), lambda v: power(v, 1 / p)), x.dtype
-    )
+    return rounded(reduction.reduce(x, range(2, x.ndim), True, te.sum, "lp_pool", *reduction.p_norm(p)), x.dtype)
 
 
 def max_unpool(x: Tensor, indices: Tensor, shape: Sequence[Dim], source: Sequence[Dim]) -> Tensor:
@@ -264,15 +247,15 @@ def max_unpool(x: Tensor, indices: Tensor, shape: Sequence[Dim], source: Sequenc
                 at.insert(0, rest % extent)
                 rest = rest // extent
             inside = (places[i] >= 0) & te.equal(rest, 0)
-            for p, extent in zip(at, shape, strict=True):
-                inside = inside & (p < extent)
-            return L.If(inside, L.store(result, at, values[i]))
+            return L.If(reduce(and_, (p < d for p, d in zip(at, shape, strict=True)), inside), L.store(result, at, values[i]))
 
         return L.block(L.over(shape, lambda i: L.store(result, i, 0), "z{}".format), L.over(x.shape, scatter))
 
     return te.extern((shape, x.dtype), [x, indices], program, "max_unpool")
 
 
+CONV, CONV_TRANSPOSE, DEFORM_CONV = Operator("conv", conv), Operator("conv_transpose", conv_transpose), Operator("deform_conv", deform_conv)
+ADD_CHANNELS, DENSE = Operator("add_channels", add_channels), Operator("dense", dense)
 MAX_POOL, MAX_POOL_INDICES = Operator("max_pool", max_pool), Operator("max_pool_indices", max_pool_indices)
 AVERAGE_POOL, MAX_UNPOOL = Operator("average_pool", average_pool), Operator("max_unpool", max_unpool)
 LP_POOL, GLOBAL_LP_POOL = Operator("lp_pool", lp_pool), Operator("global_lp_pool", global_lp_pool)

@@ -28,6 +28,18 @@ def same(value: Expr) -> Expr:
     return value
 
 
+def square(value: Expr) -> Expr:
+    """The value times itself."""
+    return value * value
+
+
+def p_norm(p: float) -> tuple[Scalar, Scalar]:
+    """What is done to the elements of a sum, and to the sum, so that it is (sum of |x|^p)^(1/p)."""
+    if p in (1, 2):
+        return (te.abs, same) if p == 1 else (square, te.sqrt)
+    return lambda v: te.power(te.abs(v), p), lambda v: te.power(v, 1.0 / p)
+
+
 def reduced_shape(shape: Sequence[Dim], axes: Axes, keepdims: bool) -> tuple[Dim, ...]:
     """The shape that is left when `axes` are reduced."""
     return tuple(1 if n in axes else d for n, d in enumerate(shape) if keepdims or n not in axes)
@@ -104,8 +116,8 @@ REDUCE_MEAN = Operator("reduce_mean", _mean)
 REDUCE_MAX = _reduction("reduce_max", te.max, of_bools=te.any)
 REDUCE_MIN = _reduction("reduce_min", te.min, of_bools=te.all)
 REDUCE_L1 = _reduction("reduce_l1", te.sum, te.abs)
-REDUCE_L2 = _reduction("reduce_l2", te.sum, lambda v: v * v, te.sqrt)
-REDUCE_SUM_SQUARE = _reduction("reduce_sum_square", te.sum, lambda v: v * v)
+REDUCE_L2 = _reduction("reduce_l2", te.sum, square, te.sqrt)
+REDUCE_SUM_SQUARE = _reduction("reduce_sum_square", te.sum, square)
 REDUCE_LOG_SUM = _reduction("reduce_log_sum", te.sum, finish=te.log)
 REDUCE_LOG_SUM_EXP = Operator("reduce_log_sum_exp", _log_sum_exp)
 
@@ -239,7 +251,7 @@ def moments(x: Tensor, axes: Sequence[int]) -> tuple[Tensor, Tensor]:
     """(mean, variance) over `axes`, which are kept with extent 1; variance is that of the population."""
     mean = _mean_over(x, axes, "mean")
     deviation = te.compute(x.shape, lambda *i: widened(x[i]) - broadcast_read(mean, i), "deviation")
-    return mean, _mean_over(deviation, axes, "variance", lambda v: v * v)
+    return mean, _mean_over(deviation, axes, "variance", square)
 
 
 def batch_scale(scale: Tensor, variance: Tensor, epsilon: float) -> Tensor:
@@ -333,10 +345,10 @@ def layer_norm(x: Tensor, scale: Tensor | None, bias: Tensor | None, axis: int, 
 
 def rms_norm(x: Tensor, scale: Tensor, axis: int, epsilon: float) -> Tensor:
     """x / sqrt(mean of squares + epsilon) * scale over the axes from `axis` on (Zhang & Sennrich 2019)."""
-    square = _mean_over(x, range(axis, x.ndim), "mean_square", lambda v: v * v)
+    mean = _mean_over(x, range(axis, x.ndim), "mean_square", square)
 
     def element(*i: Expr) -> Expr:
-        normal = widened(x[i]) / te.sqrt(broadcast_read(square, i) + epsilon)
+        normal = widened(x[i]) / te.sqrt(broadcast_read(mean, i) + epsilon)
         factor = broadcast_read(scale, i)
         return cast(cast(normal, x.dtype), factor.dtype) * factor
 
@@ -347,19 +359,17 @@ def local_response_norm(x: Tensor, size: int, alpha: float, beta: float, bias: f
     """x / (bias + alpha / size * sum of squares over `size` neighbouring channels) ** beta (Krizhevsky et al. 2012)."""
     r = te.reduce_axis(size, "rc")
 
-    def square(*i: Expr) -> Expr:
+    def square_sum(*i: Expr) -> Expr:
         c = i[1] + r - (size - 1) // 2
-        value = widened(x[(i[0], c, *i[2:])])
-        return te.sum(select((c >= 0) & (c < x.shape[1]), value * value, 0), r)
+        return te.sum(select((c >= 0) & (c < x.shape[1]), square(widened(x[(i[0], c, *i[2:])])), 0), r)
 
-    squares = te.compute(x.shape, square, "square_sum")
+    squares = te.compute(x.shape, square_sum, "square_sum")
     return te.compute(x.shape, lambda *i: cast(widened(x[i]) / te.power(squares[i] * (alpha / size) + bias, beta), x.dtype), "lrn")
 
 
 def lp_normalize(x: Tensor, axis: int, p: int) -> Tensor:
-    """x / its p-norm along `axis` (p 1 or 2); 0 where the norm is 0."""
-    element, finish = (te.abs, same) if p == 1 else (lambda v: v * v, te.sqrt)
-    norm = reduce(x, [axis], True, te.sum, "norm", element, finish)
+    """x / its p-norm along `axis`; 0 where the norm is 0."""
+    norm = reduce(x, [axis], True, te.sum, "norm", *p_norm(p))
 
     def quotient(*i: Expr) -> Expr:
         length = broadcast_read(norm, i)

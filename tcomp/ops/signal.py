@@ -14,7 +14,7 @@ from tcomp.ir.expr import Dim, Expr, as_dim, as_expr, cast, const, maximum, mini
 from tcomp.ir.graph import Operator
 from tcomp.ir.te import Tensor
 from tcomp.ops.elementwise import require_same, rounded, widened
-from tcomp.ops.movement import valid_index
+from tcomp.ops.movement import clamped, reflected, valid_index
 
 
 def repeat(x: Tensor, factor: int, axis: int) -> Tensor:
@@ -65,10 +65,7 @@ def grid_sample(x: Tensor, grid: Tensor, mode: str, padding: str, align_corners:
             size = cast(as_expr(extent), c.dtype)
             at = (c + 1.0) * 0.5 * (size - 1.0) if align_corners else ((c + 1.0) * size - 1.0) * 0.5
             found.append(_inside(te.round(at) if mode == "nearest" else at, size, padding, align_corners))
-        result = found[0]
-        for d in range(1, rank):
-            result = select(te.equal(i[-1], d), found[d], result)
-        return result
+        return reduce(lambda result, d: select(te.equal(i[-1], d), found[d], result), range(1, rank), found[0])
 
     position = te.compute((*grid.shape[:-1], rank), place, "grid_sample.position")
     window = {"nearest": 1, "linear": 2, "cubic": 4}[mode]
@@ -88,10 +85,8 @@ def grid_sample(x: Tensor, grid: Tensor, mode: str, padding: str, align_corners:
             extent = as_expr(size)
             if padding == "zeros":
                 inside += [index >= 0, index < extent]
-            elif padding == "reflection":
-                index = _mirrored(index, extent, align_corners)
             else:
-                index = maximum(minimum(index, extent - 1), 0)
+                index = clamped(reflected(index, extent, align_corners) if padding == "reflection" else index, extent)
             at.append(index)
         value = select(te.all_of(inside), widened(x[(n, c, *at)]), 0)
         return te.sum(cast(reduce(mul, weights), value.dtype) * value, axes) if weights else value
@@ -114,14 +109,6 @@ def _inside(at: Expr, size: Expr, padding: str, align_corners: bool) -> Expr:
     return select(odd, span - rest, rest) + low
 
 
-def _mirrored(index: Expr, extent: Expr, align_corners: bool) -> Expr:
-    """An index reflected at the centres (or the outer edges) of the border elements."""
-    period = maximum(extent * 2 - 2, 1) if align_corners else extent * 2
-    place = index % period
-    reflected = period - place if align_corners else period - 1 - place
-    return maximum(minimum(select(place < extent, place, reflected), extent - 1), 0)
-
-
 def affine_grid(theta: Tensor, spatial: Sequence[Dim], align_corners: bool) -> Tensor:
     """Sampling positions [n, *spatial, d] of the affine maps theta [n, d, d + 1] applied to the normalised output positions."""
     rank = len(spatial)
@@ -130,8 +117,7 @@ def affine_grid(theta: Tensor, spatial: Sequence[Dim], align_corners: bool) -> T
     def element(*i: Expr) -> Expr:
         base = const(1.0, theta.dtype)
         for d in range(rank):  # component k is the coordinate along spatial axis rank - 1 - k
-            size = cast(as_expr(spatial[d]), theta.dtype)
-            index = cast(i[1 + d], theta.dtype)
+            size, index = cast(as_expr(spatial[d]), theta.dtype), cast(i[1 + d], theta.dtype)
             at = index * 2.0 / maximum(size - 1.0, 1.0) - 1.0 if align_corners else (index * 2.0 + 1.0) / size - 1.0
             base = select(te.equal(k, rank - 1 - d), at, base)
         return te.sum(theta[i[0], i[-1], k] * base, k)
@@ -153,30 +139,23 @@ def roi_align(
 
     def along(r: Expr, cell: Expr, sample: Expr, first: int, count: int) -> Expr:
         """The sampling position along one axis; `first` is the column of its lower bound."""
-        offset = 0.5 if half_pixel else 0.0
-        start, end = rois[r, first] * scale - offset, rois[r, first + 2] * scale - offset
-        extent = end - start if half_pixel else maximum(end - start, 1.0)
-        step = extent / float(count)
+        start, end = (rois[r, n] * scale - (0.5 if half_pixel else 0.0) for n in (first, first + 2))
+        step = (end - start if half_pixel else maximum(end - start, 1.0)) / float(count)
         return start + cast(cell, dtype) * step + (cast(sample, dtype) + 0.5) * step / float(samples)
 
-    def corners(at: Expr, extent: Dim) -> tuple[Expr, Expr, Expr]:
-        """Lower index, upper index, weight of the upper one."""
-        top = as_expr(extent) - 1
-        at = maximum(at, 0.0)
-        low = maximum(minimum(cast(te.floor(at), "int64"), top), 0)
+    def corners(at: Expr, extent: Dim) -> tuple[tuple[Expr, Expr], tuple[Expr, Expr]]:
+        """(index, weight) of the elements below and above a position."""
+        top, at = as_expr(extent) - 1, maximum(at, 0.0)
+        low = clamped(cast(te.floor(at), "int64"), extent)
         fraction = select(low >= top, 0.0 * at, at - cast(low, dtype))
-        return low, minimum(low + 1, top), fraction
+        return (low, 1.0 - fraction), (minimum(low + 1, top), fraction)
 
     def element(r: Expr, c: Expr, ph: Expr, pw: Expr) -> Expr:
         y, z = along(r, ph, iy, 1, size[0]), along(r, pw, ix, 0, size[1])
         outside = (y < -1.0) | (cast(as_expr(height), dtype) < y) | (z < -1.0) | (cast(as_expr(width), dtype) < z)
-        y0, y1, fy = corners(y, height)
-        x0, x1, fx = corners(z, width)
+        rows, columns = corners(y, height), corners(z, width)
         n = valid_index(batch[r], x.shape[0])
-        weighted = (
-            wy * wx * cast(x[n, c, row, column], dtype)
-            for (row, wy), (column, wx) in product(((y0, 1.0 - fy), (y1, fy)), ((x0, 1.0 - fx), (x1, fx)))
-        )
+        weighted = (wy * wx * cast(x[n, c, row, column], dtype) for (row, wy), (column, wx) in product(rows, columns))
         sample = reduce(add if mode == "avg" else maximum, weighted)
         sample = select(outside, 0.0 * sample, sample)
         return te.sum(sample, (iy, ix)) / float(samples * samples) if mode == "avg" else te.max(sample, (iy, ix))
@@ -205,8 +184,7 @@ def col2im(
         row = row_major((i[1], *offsets), (1, *block))
         return te.sum(select(te.all_of(inside), x[i[0], row, row_major(places, counts)], 0), offsets)
 
-    shape = (x.shape[0], x.shape[1] // prod(block), *image)
-    return te.compute(shape, element, "col2im")
+    return te.compute((x.shape[0], x.shape[1] // prod(block), *image), element, "col2im")
 
 
 REPEAT, RESAMPLE = Operator("repeat", repeat), Operator("resample", resample)
