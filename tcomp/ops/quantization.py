@@ -15,31 +15,28 @@ from tcomp.ir.te import Tensor
 from tcomp.ops.elementwise import BYTES, broadcast_read, broadcast_shape, require_same, widened
 
 
-def _parameter(p: Tensor, i: tuple[Expr, ...], x: Tensor, axis: int, block: int = 0) -> Expr:
-    """The scale or zero point that belongs to element `i` of `x`."""
-    if all(d == 1 for d in p.shape) and (p.ndim != x.ndim or block == 0):
+def _parameter(p: Tensor, i: tuple[Expr, ...], x: Tensor, axis: int, block: int | None = None) -> Expr:
+    """The scale or zero point that belongs to element `i` of `x`; without blocks (None), one of the rank of `x` broadcasts."""
+    if all(d == 1 for d in p.shape) and (p.ndim != x.ndim or not block):
         return p[(0,) * p.ndim]
+    if block is None and p.ndim == x.ndim > 1:
+        return broadcast_read(p, i)
     if not 0 <= axis < x.ndim:
         raise IRError(f"quantisation along axis {axis} of {x}")
-    if p.ndim == 1 and block == 0:
+    if p.ndim == 1 and not block:
         require_same(p.shape[0], x.shape[axis], "a scale for each slice")
         return p[i[axis]]
-    if p.ndim != x.ndim or block < 1:
+    if p.ndim != x.ndim or not block:
         raise IRError(f"scales or zero points {p} do not fit {x}", why=f"axis {axis}, block {block}")
     return p[tuple(index // block if a == axis else index for a, index in enumerate(i))]
-
-
-def _saturated(value: Expr, zero: Expr | None, dtype: str) -> Expr:
-    """A rounded float plus zero point, in an integer type: the conversion saturates."""
-    return cast(value if zero is None else value + cast(zero, value.dtype), dtype)
 
 
 def quantize(x: Tensor, scale: Tensor, zero: Tensor | None, axis: int, block: int, dtype: str, precision: str) -> Tensor:
     """saturate(round(x / scale) + zero), ties to even; the division in type `precision`."""
 
     def element(*i: Expr) -> Expr:
-        quotient = cast(x[i], precision) / cast(_parameter(scale, i, x, axis, block), precision)
-        return _saturated(te.round(widened(quotient)), None if zero is None else _parameter(zero, i, x, axis, block), dtype)
+        value = te.round(widened(cast(x[i], precision) / cast(_parameter(scale, i, x, axis, block), precision)))
+        return cast(value if zero is None else value + cast(_parameter(zero, i, x, axis, block), value.dtype), dtype)  # saturates
 
     return te.compute(x.shape, element, "quantize")
 
@@ -74,14 +71,9 @@ def centred(x: Tensor, zero: Tensor | None, axis: int) -> Tensor:
 
     def element(*i: Expr) -> Expr:
         value = cast(x[i], "int32")
-        return value if zero is None else value - cast(_broadcast_parameter(zero, i, x, axis), "int32")
+        return value if zero is None else value - cast(_parameter(zero, i, x, axis), "int32")
 
     return te.compute(x.shape, element, "centred")
-
-
-def _broadcast_parameter(p: Tensor, i: tuple[Expr, ...], x: Tensor, axis: int) -> Expr:
-    """As `_parameter`; of the rank of `x` (2 or more), it broadcasts."""
-    return broadcast_read(p, i) if p.ndim == x.ndim > 1 else _parameter(p, i, x, axis)
 
 
 def swap_sign(x: Tensor) -> Tensor:
@@ -94,15 +86,13 @@ def swap_sign(x: Tensor) -> Tensor:
 
 def requantize(x: Tensor, a_scale: Tensor, b_scale: Tensor, y_scale: Tensor, zero: Tensor, axis: int) -> Tensor:
     """saturate(round(x * a_scale * b_scale / y_scale) + zero) of an int32 accumulator; `b_scale` may be a vector along `axis`."""
-
     if x.dtype != "int32" or is_float(zero.dtype):
         raise IRError(f"requantisation of {x.dtype} to {zero.dtype}")
 
     def element(*i: Expr) -> Expr:
-        a, b, y = (widened(_broadcast_parameter(p, i, x, axis)) for p in (a_scale, b_scale, y_scale))
+        a, b, y = (widened(_parameter(p, i, x, axis)) for p in (a_scale, b_scale, y_scale))
         factor = a * b / y
-        point = zero[(0,) * zero.ndim] if all(d == 1 for d in zero.shape) else broadcast_read(zero, i)
-        return _saturated(te.round(cast(x[i], factor.dtype) * factor), point, zero.dtype)
+        return cast(te.round(cast(x[i], factor.dtype) * factor) + cast(broadcast_read(zero, i), factor.dtype), zero.dtype)  # saturates
 
     return te.compute(x.shape, element, "requantize")
 

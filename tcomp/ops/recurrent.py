@@ -10,9 +10,10 @@ from collections.abc import Callable, Sequence
 
 from tcomp.errors import IRError
 from tcomp.ir import te
-from tcomp.ir.expr import Dim, Expr, as_expr, cast, maximum, minimum, select
+from tcomp.ir.expr import Dim, Expr, as_expr, cast, maximum, select
 from tcomp.ir.graph import Operator
 from tcomp.ir.te import Tensor
+from tcomp.ops.elementwise import clip as clip_to
 from tcomp.ops.elementwise import elu, hard_sigmoid, leaky_relu, pick, softplus
 
 Activation = tuple[str, float, float]
@@ -32,13 +33,10 @@ ACTIVATIONS: dict[str, Callable[[Expr, float, float], Expr]] = {  # by the ONNX 
 }
 
 
-def _activate(x: Expr, activation: Activation) -> Expr:
+def _activate(x: Expr, activation: Activation, limit: float | None = None) -> Expr:
+    """A non-linearity of x within [-limit, limit]."""
     name, alpha, beta = activation
-    return ACTIVATIONS[name](x, alpha, beta)
-
-
-def _clipped(x: Expr, clip: float | None) -> Expr:
-    return x if clip is None else minimum(maximum(x, -clip), clip)
+    return ACTIVATIONS[name](x if limit is None else clip_to(x, -limit, limit), alpha, beta)
 
 
 def _hidden(x: Tensor, gates: int) -> int:
@@ -55,21 +53,21 @@ def lstm_cell(
     size = _hidden(x, 4)
     f, g, last = activations
 
-    def gate(b: Expr, j: Expr, number: int, state: Expr | None, peep: int) -> Expr:
+    def gate(b: Expr, j: Expr, number: int, function: Activation, state: Expr | None = None) -> Expr:
         value = x[b, j + number * size] + h[b, j + number * size]
         if peephole is not None and state is not None:
-            value = value + peephole[j + peep * size] * state
-        return _clipped(value, clip)
+            value = value + peephole[j + number * size] * state
+        return _activate(value, function, clip)
 
     def cell(b: Expr, j: Expr) -> Expr:
-        entry = _activate(gate(b, j, 0, c[b, j], 0), f)
-        forget = 1.0 - entry if input_forget else _activate(gate(b, j, 2, c[b, j], 2), f)
-        return forget * c[b, j] + entry * _activate(gate(b, j, 3, None, 0), g)
+        entry = gate(b, j, 0, f, c[b, j])
+        forget = 1.0 - entry if input_forget else gate(b, j, 2, f, c[b, j])
+        return forget * c[b, j] + entry * gate(b, j, 3, g)
 
     new = te.compute(c.shape, cell, "lstm_cell")
 
     def hidden(b: Expr, j: Expr) -> Expr:
-        return _activate(gate(b, j, 1, new[b, j], 1), f) * _activate(new[b, j], last)
+        return gate(b, j, 1, f, new[b, j]) * _activate(new[b, j], last)
 
     return te.compute(c.shape, hidden, "lstm_hidden"), new
 
@@ -77,9 +75,7 @@ def lstm_cell(
 def gru_reset(x: Tensor, h: Tensor, state: Tensor, activation: Activation, clip: float | None) -> Tensor:
     """The state damped by the reset gate, r * state; `h` holds the state's part of gates update and reset."""
     size = _hidden(x, 3)
-    return te.compute(
-        state.shape, lambda b, j: _activate(_clipped(x[b, j + size] + h[b, j + size], clip), activation) * state[b, j], "gru_reset"
-    )
+    return te.compute(state.shape, lambda b, j: _activate(x[b, j + size] + h[b, j + size], activation, clip) * state[b, j], "gru_reset")
 
 
 def gru_cell(
@@ -100,13 +96,13 @@ def gru_cell(
     f, g = activations
 
     def element(b: Expr, j: Expr) -> Expr:
-        update = _activate(_clipped(x[b, j] + h[b, j], clip), f)
+        update = _activate(x[b, j] + h[b, j], f, clip)
         if candidate is not None:
             inner = candidate[b, j]
         else:
             inner = h[b, j + 2 * size] if bias is None else h[b, j + 2 * size] + bias[j]
-            inner = _activate(_clipped(x[b, j + size] + h[b, j + size], clip), f) * inner
-        new = _activate(_clipped(x[b, j + 2 * size] + inner, clip), g)
+            inner = _activate(x[b, j + size] + h[b, j + size], f, clip) * inner
+        new = _activate(x[b, j + 2 * size] + inner, g, clip)
         return (1.0 - update) * new + update * state[b, j]
 
     return te.compute(state.shape, element, "gru_cell")
@@ -114,7 +110,7 @@ def gru_cell(
 
 def rnn_cell(x: Tensor, h: Tensor, activation: Activation, clip: float | None) -> Tensor:
     """f(x + h)."""
-    return te.compute(x.shape, lambda b, j: _activate(_clipped(x[b, j] + h[b, j], clip), activation), "rnn_cell")
+    return te.compute(x.shape, lambda b, j: _activate(x[b, j] + h[b, j], activation, clip), "rnn_cell")
 
 
 def within(new: Tensor, old: Tensor | None, lengths: Tensor, step: Tensor, count: Dim | None) -> Tensor:
@@ -124,7 +120,8 @@ def within(new: Tensor, old: Tensor | None, lengths: Tensor, step: Tensor, count
     """
 
     def element(b: Expr, j: Expr) -> Expr:
-        position = cast(step[()], "int64") if count is None else as_expr(count) - 1 - cast(step[()], "int64")
+        number = cast(step[()], "int64")
+        position = number if count is None else as_expr(count) - 1 - number
         return select(position < cast(lengths[b], "int64"), new[b, j], 0.0 if old is None else old[b, j])
 
     return te.compute(new.shape, element, "within")
@@ -132,10 +129,8 @@ def within(new: Tensor, old: Tensor | None, lengths: Tensor, step: Tensor, count
 
 def stack(*parts: Tensor, axis: int) -> Tensor:
     """Tensors of one shape along a new axis."""
-    shape = parts[0].shape
-    return te.compute(
-        (*shape[:axis], len(parts), *shape[axis:]), lambda *i: pick(i[axis], [p[(*i[:axis], *i[axis + 1 :])] for p in parts]), "stack"
-    )
+    shape = (*parts[0].shape[:axis], len(parts), *parts[0].shape[axis:])
+    return te.compute(shape, lambda *i: pick(i[axis], [p[(*i[:axis], *i[axis + 1 :])] for p in parts]), "stack")
 
 
 def part(x: Tensor, index: int) -> Tensor:
@@ -143,11 +138,6 @@ def part(x: Tensor, index: int) -> Tensor:
     return te.compute(x.shape[1:], lambda *i: x[(index, *i)], "part")
 
 
-def gates(x: Tensor, first: int, count: int, size: int) -> Tensor:
-    """Rows first * size ... (first + count) * size of the first axis."""
-    return te.compute((count * size, *x.shape[1:]), lambda *i: x[(i[0] + first * size, *i[1:])], "gates")
-
-
 LSTM_CELL, GRU_CELL, RNN_CELL = Operator("lstm_cell", lstm_cell), Operator("gru_cell", gru_cell), Operator("rnn_cell", rnn_cell)
 GRU_RESET, WITHIN = Operator("gru_reset", gru_reset), Operator("within", within)
-STACK, PART, GATES = Operator("stack", stack), Operator("part", part), Operator("gates", gates)
+STACK, PART = Operator("stack", stack), Operator("part", part)

@@ -24,7 +24,7 @@ Scalar = Callable[[Expr], Expr]
 
 
 def same(value: Expr) -> Expr:
-    """The value itself: what is done to elements and results where nothing is."""
+    """The value itself."""
     return value
 
 
@@ -89,8 +89,8 @@ def _reduction(name: str, reducer: Reducer, element: Scalar = same, finish: Scal
 
 def _mean(x: Tensor, axes: Axes, keepdims: bool) -> Tensor:
     """Arithmetic mean; integers truncate towards zero."""
-    finish: Scalar = lambda v: divide(v, element_count(x.shape, axes, v.dtype))
-    return rounded(reduce(x, axes, keepdims, te.sum, "reduce_mean", finish=finish), x.dtype)
+    mean = reduce(x, axes, keepdims, te.sum, "reduce_mean", finish=lambda v: divide(v, element_count(x.shape, axes, v.dtype)))
+    return rounded(mean, x.dtype)
 
 
 def _log_sum_exp(x: Tensor, axes: Axes, keepdims: bool) -> Tensor:
@@ -226,8 +226,7 @@ def nll_loss(log_prob: Tensor, target: Tensor, weight: Tensor | None, ignore_ind
         return own if ignore_index is None else select(te.equal(t, cast(const(ignore_index), t.dtype)), 0.0, own)
 
     def element(*i: Expr) -> Expr:
-        value = widened(log_prob[(i[0], valid_index(target[i], log_prob.shape[1]), *i[1:])])
-        w = weight_of(*i)
+        value, w = widened(log_prob[(i[0], valid_index(target[i], log_prob.shape[1]), *i[1:])]), weight_of(*i)
         return select(te.equal(w, 0.0), 0.0, -value * w)
 
     loss = te.compute(target.shape, element, "nll_loss")

@@ -6,11 +6,12 @@ from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 from tcomp.frontends.onnx.context import Context, Handler, Table
+from tcomp.frontends.onnx.handlers.movement import cut
 from tcomp.ir.graph import LOOP, GraphBuilder, Operator, Value, loop_attrs
 from tcomp.ops.elementwise import ADD, FULL
 from tcomp.ops.movement import CONCAT, TRANSPOSE
 from tcomp.ops.nn import DENSE
-from tcomp.ops.recurrent import ACTIVATIONS, GATES, GRU_CELL, GRU_RESET, LSTM_CELL, PART, RNN_CELL, STACK, WITHIN, Activation
+from tcomp.ops.recurrent import ACTIVATIONS, GRU_CELL, GRU_RESET, LSTM_CELL, PART, RNN_CELL, STACK, WITHIN, Activation
 
 Add = Callable[..., tuple[Value, ...]]  # add(op, inputs, **attrs), into the graph or into a loop body
 Values = Sequence[Value]
@@ -81,11 +82,9 @@ class _Cell:
         return self.ctx.add(PART, [value], index=d) if known is None else self.ctx.constant(known[d], value.dtype)
 
     def rows(self, value: Value, first: int, count: int) -> Value:
-        """Gates `first` ... `first + count` of a weight or bias."""
-        known = self.ctx.scope.known(value)
-        if known is not None:
-            return self.ctx.constant(known[first * self.hidden : (first + count) * self.hidden], value.dtype)
-        return self.ctx.add(GATES, [value], first=first, count=count, size=self.hidden)
+        """Gates `first` ... `first + count` of a weight or bias; a constant is cut without a copy."""
+        known, begin, size = self.ctx.scope.known(value), first * self.hidden, count * self.hidden
+        return cut(self.ctx, value, 0, begin, size) if known is None else self.ctx.constant(known[begin : begin + size], value.dtype)
 
     def biases(self, d: int) -> tuple[Value, Value] | None:
         """(input's, state's) bias vectors."""
