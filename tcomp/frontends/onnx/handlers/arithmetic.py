@@ -57,12 +57,6 @@ def _clip(ctx: Context) -> Value:
     return ctx.add(ew.CLIP, [ctx.value(0), *bounds])
 
 
-def _dtype_by_name(ctx: Context) -> str:
-    """Opset 1 names the type."""
-    name: str = ctx.attrs["to"]
-    return {"FLOAT": "float32", "DOUBLE": "float64"}.get(name.upper(), name.lower())
-
-
 def _reduce(op: Operator) -> Handler:
     """`axes` as attribute or second input; without axes all are reduced, unless `noop_with_empty_axes`."""
 
@@ -114,10 +108,9 @@ def _softmax_cross_entropy_loss(ctx: Context) -> tuple[Value, Value]:
     return ctx.add(red.NLL_LOSS, [log_prob, ctx.value(1), ctx.input(2)], **attrs), log_prob
 
 
+_NAMED = {"FLOAT": "float32", "DOUBLE": "float64"}  # types at opset 1; all others have the name of their dtype
 TABLE: Table = {
-    **{
-        name: forward(op)
-        for name, op in {
+    **{name: forward(op) for name, op in {
             "Abs": ew.ABS, "Neg": ew.NEG, "Not": ew.NOT, "BitwiseNot": ew.NOT, "Sign": ew.SIGN,
             "Acos": ew.ACOS, "Acosh": ew.ACOSH, "Asin": ew.ASIN, "Asinh": ew.ASINH, "Atan": ew.ATAN, "Atanh": ew.ATANH,
             "Cos": ew.COS, "Cosh": ew.COSH, "Sin": ew.SIN, "Sinh": ew.SINH, "Tan": ew.TAN, "Tanh": ew.TANH,
@@ -127,30 +120,21 @@ TABLE: Table = {
             "Where": ew.WHERE, "Max": ew.MAX, "Min": ew.MIN, "Sum": ew.SUM, "Mean": ew.MEAN,
             "GreaterOrEqual": ew.GREATER_EQUAL, "LessOrEqual": ew.LESS_EQUAL,
             "BitwiseAnd": ew.AND, "BitwiseOr": ew.OR, "BitwiseXor": ew.XOR,
-        }.items()
-    },
-    **{
-        name: _binary(op)
-        for name, op in {
+    }.items()},
+    **{name: _binary(op) for name, op in {
             "Add": ew.ADD, "Sub": ew.SUB, "Mul": ew.MUL, "Div": ew.DIV, "And": ew.AND, "Or": ew.OR, "Xor": ew.XOR,
             "Equal": ew.EQUAL, "Less": ew.LESS, "Greater": ew.GREATER,
-        }.items()
-    },
-    "LeakyRelu": forward(ew.LEAKY_RELU, "alpha"),
-    "ThresholdedRelu": forward(ew.THRESHOLDED_RELU, "alpha"),
-    "Elu": forward(ew.ELU, "alpha"),
-    "Celu": forward(ew.CELU, "alpha"),
-    "Selu": forward(ew.SELU, "alpha", "gamma"),
-    "Gelu": forward(ew.GELU, "approximate"),
-    "Swish": forward(ew.SWISH, "alpha"),
+    }.items()},
+    "LeakyRelu": forward(ew.LEAKY_RELU, "alpha"), "ThresholdedRelu": forward(ew.THRESHOLDED_RELU, "alpha"),
+    "Elu": forward(ew.ELU, "alpha"), "Celu": forward(ew.CELU, "alpha"), "Selu": forward(ew.SELU, "alpha", "gamma"),
+    "Gelu": forward(ew.GELU, "approximate"), "Swish": forward(ew.SWISH, "alpha"), "Shrink": forward(ew.SHRINK, "lambd", "bias"),
     "HardSigmoid": forward(ew.HARD_SIGMOID, "alpha", "beta"),
-    "Shrink": forward(ew.SHRINK, "lambd", "bias"),
     "PRelu": ((1, _prelu_by_channel), (7, forward(ew.PRELU))),
     "Pow": _pow,
     "Mod": lambda ctx: ctx.add(ew.FMOD if ctx.attrs["fmod"] else ew.MOD, ctx.inputs),  # the sign of the dividend, or of the divisor
     "BitShift": lambda ctx: ctx.add(ew.SHIFT_LEFT if ctx.attrs["direction"] == "LEFT" else ew.SHIFT_RIGHT, ctx.inputs),
     "Clip": ((1, lambda ctx: ctx.add(ew.CLIP_CONST, ctx.inputs, low=ctx.attrs.get("min"), high=ctx.attrs.get("max"))), (11, _clip)),
-    "Cast": ((1, forward(ew.CAST, dtype=_dtype_by_name)), (6, forward(ew.CAST, dtype=dtype_of("to")))),
+    "Cast": ((1, forward(ew.CAST, dtype=lambda ctx: _NAMED.get(ctx.attrs["to"].upper(), ctx.attrs["to"].lower()))), (6, forward(ew.CAST, dtype=dtype_of("to")))),
     "CastLike": forward(ew.CAST, inputs=1, dtype=lambda ctx: ctx.value(1).dtype),
     "BitCast": forward(ew.BITCAST, dtype=dtype_of("to")),
     "IsInf": forward(ew.ISINF, positive=flag("detect_positive"), negative=flag("detect_negative")),

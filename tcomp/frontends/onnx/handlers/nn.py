@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from tcomp.frontends.onnx.context import Context, Handler, Table, attribute, axis_of, forward, number_of
+from tcomp.frontends.onnx.context import Context, Table, attribute, axis_of, forward, number_of
 from tcomp.frontends.onnx.handlers import movement
 from tcomp.frontends.onnx.reader import dtype_name
 from tcomp.ir.dtypes import is_float, lowest
@@ -31,10 +31,8 @@ def per_axis(ctx: Context, name: str, rank: int) -> tuple[int, ...]:
 def window_pads(ctx: Context, extents: Sequence[Dim], kernel: Sequence[int], strides: Sequence[int], dilations: Sequence[int]) -> Pads:
     """Padding of each spatial axis, from `pads` or `auto_pad`."""
     auto, rank = ctx.attrs.get("auto_pad") or "NOTSET", len(extents)
-    if auto == "VALID":
-        return [(0, 0)] * rank
-    if auto == "NOTSET":
-        pads = ctx.attrs.get("pads") or [0] * (2 * rank)
+    if auto in ("VALID", "NOTSET"):
+        pads = (ctx.attrs.get("pads") if auto == "NOTSET" else None) or [0] * (2 * rank)
         if len(pads) != 2 * rank:
             raise ctx.invalid(f"attribute `pads` is {pads}; the operator has {rank} spatial axes")
         return list(zip(pads[:rank], pads[rank:], strict=True))
@@ -58,10 +56,10 @@ def padded(ctx: Context, x: Value, pads: Pads, value: Value | None = None) -> Va
 def convolution(ctx: Context, x: Value, w: Value) -> Value:
     """Padding and convolution by the attributes of Conv; `x` and `w` have one dtype, zero is the neutral element."""
     rank = _spatial_rank(ctx, x, w)
-    kernel = [ctx.attrs["kernel_shape"][n] if ctx.attrs.get("kernel_shape") else d for n, d in enumerate(w.shape[2:])]
+    kernel = ctx.attrs.get("kernel_shape") or list(w.shape[2:])
     if not all(isinstance(d, int) for d in w.shape):
         raise ctx.unsupported(f"the shape of the weights, {list(map(str, w.shape))}, is symbolic")
-    if kernel != list(w.shape[2:]):
+    if list(kernel) != list(w.shape[2:]):
         raise ctx.invalid(f"attribute `kernel_shape` is {kernel}, the weights have {list(w.shape[2:])}")
     strides, dilations = per_axis(ctx, "strides", rank), per_axis(ctx, "dilations", rank)
     pads = window_pads(ctx, x.shape[2:], kernel, strides, dilations)
@@ -90,15 +88,14 @@ def _conv_transpose(ctx: Context) -> Value:
     pads = ctx.attrs.get("pads") or [0] * (2 * rank)
     if len(extra) != rank or len(pads) != 2 * rank or (wanted and len(wanted) not in (rank, rank + 2)):
         raise ctx.invalid("`pads`, `output_padding` or `output_shape` do not fit the number of spatial axes")
-    before: list[Dim] = []
-    shape: list[Dim] = []
+    before, shape = list[Dim](), list[Dim]()
     for n, (extent, kernel) in enumerate(zip(x.shape[2:], w.shape[2:], strict=True)):
         full = (as_expr(extent) - 1) * strides[n] + extra[n] + (as_expr(kernel) - 1) * dilations[n] + 1
         if wanted or auto in ("SAME_UPPER", "SAME_LOWER"):
             size: Expr = as_expr(wanted[n - rank]) if wanted else as_expr(extent) * strides[n]
-            total = maximum(full - size, 0)  # what is missing is added behind
-            half = total // 2
-            before.append(as_dim(total - half if auto == "SAME_LOWER" or (wanted and auto != "SAME_UPPER") else half))
+            total = maximum(full - size, 0)  # what is missing is added at the end
+            larger = auto == "SAME_LOWER" or (wanted and auto != "SAME_UPPER")  # half goes to the front
+            before.append(as_dim(total - total // 2 if larger else total // 2))
         else:
             begin, end = (0, 0) if auto == "VALID" else (pads[n], pads[n + rank])
             size = full - begin - end
@@ -111,14 +108,13 @@ def _conv_transpose(ctx: Context) -> Value:
 def _deform_conv(ctx: Context) -> Value:
     if len(ctx.value(0).shape) != 4:
         raise ctx.unsupported("deformable convolution is supported for two spatial axes")
-    attrs = {name: ctx.attrs[name] for name in ("group", "offset_group")}
-    attrs |= {name: per_axis(ctx, name, 2) for name in ("strides", "dilations")}
-    attrs["before"] = tuple((ctx.attrs.get("pads") or [0] * 4)[:2])
-    return biased(ctx, ctx.add(nn.DEFORM_CONV, [ctx.value(0), ctx.value(1), ctx.value(2), ctx.input(4)], **attrs), ctx.input(3))
+    attrs = {name: ctx.attrs[name] for name in ("group", "offset_group")} | {n: per_axis(ctx, n, 2) for n in ("strides", "dilations")}
+    before, inputs = tuple((ctx.attrs.get("pads") or [0] * 4)[:2]), [ctx.value(0), ctx.value(1), ctx.value(2), ctx.input(4)]
+    return biased(ctx, ctx.add(nn.DEFORM_CONV, inputs, **attrs, before=before), ctx.input(3))
 
 
 def _windows(ctx: Context) -> tuple[dict[str, Any], Pads, Pads]:
-    """(attributes of a pooling operator, padding as the node gives it, padding that covers windows that `ceil_mode` lets hang over the end)."""
+    """(attributes of a pooling operator, padding as the node gives it, padding that covers windows which `ceil_mode` lets exceed the end)."""
     x = ctx.value(0)
     rank = len(x.shape) - 2
     if rank < 1:
@@ -128,9 +124,8 @@ def _windows(ctx: Context) -> tuple[dict[str, Any], Pads, Pads]:
     pads = list(given)
     if ctx.attrs.get("ceil_mode", 0) and ctx.attrs["auto_pad"] in ("NOTSET", "VALID"):
         for n, (extent, (begin, end), k, s, r) in enumerate(zip(x.shape[2:], given, kernel, strides, dilations, strict=True)):
-            reach = (k - 1) * r + 1
-            whole = as_expr(extent) + begin
-            windows = minimum(-((reach - whole - end) // s) + 1, -((-whole) // s))  # none may start in the padding behind
+            reach, whole = (k - 1) * r + 1, as_expr(extent) + begin
+            windows = minimum(-((reach - whole - end) // s) + 1, -((-whole) // s))  # none may start in the padding at the end
             pads[n] = (begin, as_dim((windows - 1) * s + reach - whole))
     return {"kernel": kernel, "strides": strides, "dilations": dilations}, given, pads
 
@@ -150,13 +145,11 @@ def _average_pool(ctx: Context) -> Value:
     x = ctx.value(0)
     attrs, given, pads = _windows(ctx)
     counted: list[tuple[Dim, Dim] | None] = []
-    for extent, own, (begin, end) in zip(x.shape[2:], given, pads, strict=True):
-        if begin == 0 and end == 0:
-            counted.append(None)
-        elif ctx.attrs.get("count_include_pad", 0):
-            counted.append(None if own == (begin, end) else (0, as_dim(as_expr(extent) + own[0] + own[1])))
+    for extent, own, pair in zip(x.shape[2:], given, pads, strict=True):
+        if ctx.attrs.get("count_include_pad", 0):
+            counted.append(None if own == pair else (0, as_dim(as_expr(extent) + own[0] + own[1])))
         else:
-            counted.append((begin, as_dim(as_expr(extent) + begin)))
+            counted.append(None if pair == (0, 0) else (pair[0], as_dim(as_expr(extent) + pair[0])))
     return ctx.add(nn.AVERAGE_POOL, [padded(ctx, x, pads)], **attrs, counted=tuple(counted))
 
 
@@ -165,12 +158,9 @@ def _lp_pool(ctx: Context) -> Value:
     return ctx.add(nn.LP_POOL, [padded(ctx, ctx.value(0), pads)], **attrs, p=float(ctx.attrs["p"]))
 
 
-def _global(op: Operator) -> Handler:
-    def handler(ctx: Context) -> Value:
-        x = ctx.value(0)
-        return x if len(x.shape) < 3 else ctx.add(op, [x], axes=tuple(range(2, len(x.shape))), keepdims=True)
-
-    return handler
+def _global(ctx: Context, op: Operator) -> Value:
+    x = ctx.value(0)
+    return x if len(x.shape) < 3 else ctx.add(op, [x], axes=tuple(range(2, len(x.shape))), keepdims=True)
 
 
 def _max_unpool(ctx: Context) -> Value:
@@ -202,12 +192,6 @@ def _batch_normalization(ctx: Context) -> Value | tuple[Value, ...]:
     return y, *(ctx.add(ops.RUNNING, [old, new], momentum=momentum) for old, new in zip((mean, variance), moments, strict=True))
 
 
-def _lp_normalization(ctx: Context) -> Value:
-    if ctx.attrs["p"] not in (1, 2):
-        raise ctx.invalid(f"attribute `p` is {ctx.attrs['p']}")
-    return ctx.add(ops.LP_NORMALIZE, [ctx.value(0)], axis=ctx.axis(ctx.attrs["axis"]), p=ctx.attrs["p"])
-
-
 def _dropout(ctx: Context) -> Value | tuple[Value, ...]:
     """The identity; a random mask is refused."""
     x = ctx.value(0)
@@ -227,12 +211,12 @@ def _gemm(ctx: Context) -> Value:
     def scaled(x: Value, factor: float) -> Value:
         return x if factor == 1.0 else ctx.add(SCALE, [x], factor=factor)
 
-    a, b, c = ctx.value(0), ctx.value(1), ctx.input(2)
+    a, b, c, beta = ctx.value(0), ctx.value(1), ctx.input(2), ctx.attrs["beta"]
     if len(a.shape) != 2 or len(b.shape) != 2:
         raise ctx.invalid("A and B must be matrices")
-    y = ctx.add(MATMUL, [a, b], transpose_a=bool(ctx.attrs["transA"]), transpose_b=bool(ctx.attrs["transB"]))
-    y = scaled(y, ctx.attrs["alpha"])
-    return y if c is None or ctx.attrs["beta"] == 0.0 else ctx.add(ADD, [y, scaled(c, ctx.attrs["beta"])])
+    product = ctx.add(MATMUL, [a, b], transpose_a=bool(ctx.attrs["transA"]), transpose_b=bool(ctx.attrs["transB"]))
+    y = scaled(product, ctx.attrs["alpha"])
+    return y if c is None or beta == 0.0 else ctx.add(ADD, [y, scaled(c, beta)])
 
 
 def _axis_block(ctx: Context) -> dict[str, int]:
@@ -263,15 +247,13 @@ def _quantize_linear(ctx: Context) -> Value:
 
 
 def _dequantize_linear(ctx: Context) -> Value:
-    x, scale, zero = ctx.value(0), ctx.value(1), ctx.input(2)
-    return _unfolded(ctx, DEQUANTIZE, [x, scale, zero], **_axis_block(ctx), dtype=_dtype(ctx, "output_dtype", scale.dtype))
+    inputs, dtype = [ctx.value(0), ctx.value(1), ctx.input(2)], _dtype(ctx, "output_dtype", ctx.value(1).dtype)
+    return _unfolded(ctx, DEQUANTIZE, inputs, **_axis_block(ctx), dtype=dtype)
 
 
 def _dynamic_quantize_linear(ctx: Context) -> tuple[Value, ...]:
-    """Scale and zero point are those of the data at hand."""
-    x = ctx.value(0)
-    scale, zero = ctx.add_several(DYNAMIC_RANGE, [x])
-    y = ctx.add(QUANTIZE, [x, scale, zero], axis=0, block=0, dtype="uint8", precision="float32")
+    scale, zero = ctx.add_several(DYNAMIC_RANGE, [ctx.value(0)])
+    y = ctx.add(QUANTIZE, [ctx.value(0), scale, zero], axis=0, block=0, dtype="uint8", precision="float32")
     return y, scale, zero
 
 
@@ -302,9 +284,9 @@ TABLE: Table = {
     "ConvTranspose": _conv_transpose, "DeformConv": _deform_conv,
     "MatMul": forward(MATMUL), "Gemm": _gemm, "Einsum": forward(EINSUM, "equation"), "Det": forward(DET),
     "AveragePool": _average_pool, "MaxPool": _max_pool, "LpPool": _lp_pool, "MaxUnpool": _max_unpool,
-    "GlobalAveragePool": _global(ops.REDUCE_MEAN), "GlobalMaxPool": _global(ops.REDUCE_MAX),
+    "GlobalAveragePool": lambda ctx: _global(ctx, ops.REDUCE_MEAN), "GlobalMaxPool": lambda ctx: _global(ctx, ops.REDUCE_MAX),
     "GlobalLpPool": forward(nn.GLOBAL_LP_POOL, p=number_of("p")),
-    "BatchNormalization": _batch_normalization, "LpNormalization": _lp_normalization, "Dropout": _dropout,
+    "BatchNormalization": _batch_normalization, "LpNormalization": forward(ops.LP_NORMALIZE, "p", axis=axis_of()), "Dropout": _dropout,
     "GroupNormalization": forward(ops.GROUP_NORM, groups=attribute("num_groups"), epsilon=number_of("epsilon")),
     "InstanceNormalization": forward(ops.INSTANCE_NORM, epsilon=number_of("epsilon")),
     "LayerNormalization": forward(ops.LAYER_NORM, inputs=3, axis=axis_of(), epsilon=number_of("epsilon")),
