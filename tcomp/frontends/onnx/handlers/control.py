@@ -25,24 +25,21 @@ def _type(value: Value) -> Type:
     return value.dtype, value.shape
 
 
-def _same(a: Value, b: Value) -> bool:
-    return a.dtype == b.dtype and same_shape(a.shape, b.shape)
+def _different(a: Sequence[Value], b: Sequence[Value]) -> tuple[Value, Value] | None:
+    """The first two values whose types differ."""
+    return next(((x, y) for x, y in zip(a, b, strict=False) if x.dtype != y.dtype or not same_shape(x.shape, y.shape)), None)
 
 
 def _if(ctx: Context) -> tuple[Value, ...]:
     branches = ctx.attrs["then_branch"], ctx.attrs["else_branch"]
     if (known := ctx.known(0)) is not None:
         return tuple(ctx.bodies.inline(branches[0 if known.item() else 1]))
-    bodies = [ctx.bodies.closed(branch) for branch in branches]
-    then, otherwise = bodies
+    then, otherwise = bodies = [ctx.bodies.closed(branch) for branch in branches]
     if len(then.outputs) != len(otherwise.outputs):
         raise ctx.invalid("its branches have different numbers of outputs")
-    for a, b in zip(then.outputs, otherwise.outputs, strict=True):
-        if not _same(a, b):
-            raise ctx.unsupported(
-                f"its branches give {a} and {b}, and which one is taken depends on input data",
-                hint="fix the condition at export, or the symbolic sizes with --dim",
-            )
+    if (pair := _different(then.outputs, otherwise.outputs)) is not None:
+        why = f"its branches give {pair[0]} and {pair[1]}, and which one is taken depends on input data"
+        raise ctx.unsupported(why, hint="fix the condition at export, or the symbolic sizes with --dim")
     shared = list(dict.fromkeys([*then.captured, *otherwise.captured]))
     graphs = [_closed(body, [], shared, body.outputs) for body in bodies]
     return ctx.scope.append(IF, [ctx.value(0), *shared], [_type(v) for v in then.outputs], {}, ctx.name, graphs)
@@ -57,13 +54,10 @@ def _closed(body: Body, formal: Sequence[Value], shared: Sequence[Value], output
 def _loop(ctx: Context) -> tuple[Value, ...]:
     """A known or a data-dependent number of trips."""
     trips: Dim = 0
-    runs = True
-    if ctx.input(1) is not None:
-        first = ctx.known(1)
-        if first is None:
-            raise ctx.unsupported("whether the first iteration runs depends on input data")
-        runs = bool(first.item())
-    if runs:
+    first = ctx.known(1)
+    if first is None and ctx.input(1) is not None:
+        raise ctx.unsupported("whether the first iteration runs depends on input data")
+    if first is None or first.item():
         if ctx.input(0) is None:
             raise ctx.unsupported("it has no trip count; how often it runs depends on input data")
         (trips,) = ctx.require_dims(0, "the trip count")
@@ -96,9 +90,8 @@ def _as_loop(ctx: Context, trips: Dim, states: Sequence[Value]) -> tuple[Value, 
 
 
 def _check_carried(ctx: Context, states: Sequence[Value], results: Sequence[Value]) -> None:
-    for before, after in zip(states, results, strict=False):
-        if not _same(before, after):
-            raise ctx.unsupported(f"the type of a carried value changes from one iteration to the next: {before}, then {after}")
+    if (pair := _different(states, results)) is not None:
+        raise ctx.unsupported(f"the type of a carried value changes from one iteration to the next: {pair[0]}, then {pair[1]}")
 
 
 def _append_loop(
@@ -125,16 +118,11 @@ def _unrolled(ctx: Context, trips: int, states: Sequence[Value]) -> tuple[Value,
             raise ctx.unsupported("how often it runs depends on input data, and so do shapes")
         if not goes_on.item():
             break
-    if not rows:
-        return *now, *(_no_rows(ctx, o) for o in proto.output[1 + len(states) :])
-    return *now, *(ctx.add(STACK, list(column), axis=0) for column in zip(*rows, strict=True))
-
-
-def _no_rows(ctx: Context, output: Any) -> Value:
-    """A stacked output of a loop that never runs, of the declared type."""
-    dtype, dims = tensor_type(output.type, ctx.where)
-    shape = [d if isinstance(d, int) else 0 for d in dims or []]
-    return ctx.add(FULL, [], shape=(0, *shape), value=0, dtype=dtype)
+    if rows:
+        return *now, *(ctx.add(STACK, list(column), axis=0) for column in zip(*rows, strict=True))
+    types = [tensor_type(o.type, ctx.where) for o in proto.output[1 + len(states) :]]  # what is stacked in no iteration is as declared
+    shapes = [(0, *(d if isinstance(d, int) else 0 for d in dims or [])) for _, dims in types]
+    return *now, *(ctx.add(FULL, [], shape=s, value=0, dtype=dtype) for s, (dtype, _) in zip(shapes, types, strict=True))
 
 
 def _scan(ctx: Context) -> tuple[Value, ...]:
@@ -147,10 +135,10 @@ def _scan(ctx: Context) -> tuple[Value, ...]:
         raise ctx.invalid(f"{len(values)} inputs, {scanned} of them scanned; its body has {len(proto.output)} outputs")
 
     def flags(name: str, length: int) -> list[int]:
-        given = ctx.attrs.get(name) or [0] * length
+        given: list[int] = ctx.attrs.get(name) or [0] * length
         if len(given) != length:
             raise ctx.invalid(f"attribute `{name}` has {len(given)} entries instead of {length}")
-        return list(given)
+        return given
 
     sequences = [_moved(ctx, v, axis, 0) for v, axis in zip(values[count:], flags("scan_input_axes", scanned), strict=True)]
     states, trips = values[:count], sequences[0].shape[0]
@@ -159,17 +147,15 @@ def _scan(ctx: Context) -> tuple[Value, ...]:
     body = ctx.bodies.closed(proto, [*map(_type, states), *((s.dtype, s.shape[1:]) for s in sequences)])
     _check_carried(ctx, states, body.outputs[:count])
     number = body.scope.builder.input("iteration", "int64", ())
-    directions = [bool(f) for f in flags("scan_input_directions", scanned)]
-    attrs = loop_attrs(trips, count, directions, [bool(f) for f in flags("scan_output_directions", stacked)])
+    directions = (map(bool, flags(f"scan_{side}_directions", n)) for side, n in (("input", scanned), ("output", stacked)))
+    attrs = loop_attrs(trips, count, *map(tuple, directions))
     results = _append_loop(ctx, body, [number, *body.inputs], [*states, *sequences], body.outputs, attrs)
     rows = (_moved(ctx, v, 0, axis) for v, axis in zip(results[count:], flags("scan_output_axes", stacked), strict=True))
     return *results[:count], *rows
 
 
 def _moved(ctx: Context, value: Value, source: int, target: int) -> Value:
-    """`value` with one axis moved to another place."""
-    rank = len(value.shape)
-    perm = list(range(rank))
+    perm = list(range(rank := len(value.shape)))
     perm.insert(ctx.axis(target, rank), perm.pop(ctx.axis(source, rank)))
     return value if perm == list(range(rank)) else ctx.add(TRANSPOSE, [value], perm=tuple(perm))
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from itertools import accumulate
 from math import ceil
 
 import numpy as np
@@ -12,7 +13,7 @@ from tcomp.frontends.onnx.reader import dtype_name
 from tcomp.ir.dtypes import is_float
 from tcomp.ir.expr import Dim, Expr, as_dim, as_expr, bounds, maximum, minimum, select
 from tcomp.ir.graph import Operator, Value
-from tcomp.ir.simplify import prove, simplify
+from tcomp.ir.simplify import simplify
 from tcomp.ops import movement as ops
 from tcomp.ops.elementwise import FULL
 from tcomp.ops.movement import product
@@ -31,19 +32,17 @@ def _constant(ctx: Context) -> Value:
 
 
 def _constant_of_shape(ctx: Context) -> Value:
-    shape = ctx.require_dims(0, "the shape")
+    shape, filling = ctx.require_dims(0, "the shape"), np.asarray(ctx.attrs.get("value", np.zeros(1, np.float32)))
     if len(ctx.value(0).shape) != 1:
         raise ctx.invalid("the shape is not a vector")
-    filling = np.asarray(ctx.attrs.get("value", np.zeros(1, np.float32)))
     if filling.size != 1:
         raise ctx.invalid(f"attribute `value` has {filling.size} elements")
-    dtype = filling.dtype.name
-    return ctx.add(FULL, [], shape=shape, value=float(filling.item()) if is_float(dtype) else filling.item(), dtype=dtype)
+    value = float(filling.item()) if is_float(filling.dtype.name) else filling.item()
+    return ctx.add(FULL, [], shape=shape, value=value, dtype=filling.dtype.name)
 
 
 def _range_of_numbers(ctx: Context) -> Value:
-    names = ("the start", "the limit", "the step")
-    dtype = ctx.value(0).dtype
+    names, dtype = ("the start", "the limit", "the step"), ctx.value(0).dtype
     if is_float(dtype) and not all(ctx.dims(n) for n in range(3)):
         start, limit, delta = (float(ctx.require_known(n, what).reshape(())) for n, what in enumerate(names))
         if delta == 0:
@@ -99,18 +98,15 @@ def _reshape(ctx: Context) -> Value:
 
 
 def _flatten(ctx: Context) -> Value:
-    x = ctx.value(0)
-    axis = ctx.axis(ctx.attrs["axis"], end=True)
+    x, axis = ctx.value(0), ctx.axis(ctx.attrs["axis"], end=True)
     return reshaped(ctx, x, (product(x.shape[:axis]), product(x.shape[axis:])))
 
 
 def _squeeze(ctx: Context) -> Value:
-    x = ctx.value(0)
-    given = ctx.given_axes(1)
+    x, given = ctx.value(0), ctx.given_axes(1)
     axes = ctx.axes([n for n, d in enumerate(x.shape) if d == 1] if given is None else given)
-    for n in axes:
-        if isinstance(x.shape[n], int) and x.shape[n] != 1:
-            raise ctx.invalid(f"axis {n} has extent {x.shape[n]} and cannot be squeezed")
+    if wide := [n for n in axes if isinstance(x.shape[n], int) and x.shape[n] != 1]:
+        raise ctx.invalid(f"axis {wide[0]} has extent {x.shape[wide[0]]} and cannot be squeezed")
     return reshaped(ctx, x, [d for n, d in enumerate(x.shape) if n not in axes])
 
 
@@ -136,10 +132,9 @@ def sliced(ctx: Context, x: Value, starts: Sequence[Dim], steps: Sequence[int], 
 
 def cut(ctx: Context, x: Value, axis: int, start: Dim, size: Dim, step: int = 1) -> Value:
     """`size` elements along one axis, from `start` on."""
-    starts: list[Dim] = [0] * len(x.shape)
-    steps, shape = [1] * len(x.shape), list(x.shape)
-    starts[axis], steps[axis], shape[axis] = start, step, size
-    return sliced(ctx, x, starts, steps, shape)
+    before, after = axis, len(x.shape) - axis - 1
+    steps, shape = (*[1] * before, step, *[1] * after), (*x.shape[:axis], size, *x.shape[axis + 1 :])
+    return sliced(ctx, x, (*[0] * before, start, *[0] * after), steps, shape)
 
 
 def _slice(ctx: Context) -> Value:
@@ -149,8 +144,7 @@ def _slice(ctx: Context) -> Value:
         starts, ends = tuple(ctx.attrs["starts"]), tuple(ctx.attrs["ends"])
     else:
         starts, ends = ctx.require_dims(1, "the starts"), ctx.require_dims(2, "the ends")
-    given = ctx.given_axes(3)
-    axes = ctx.axes(range(len(starts)) if given is None else given)
+    axes = ctx.axes(range(len(starts)) if (given := ctx.given_axes(3)) is None else given)
     steps: Sequence[Dim] = [1] * len(starts) if ctx.input(4) is None else ctx.require_dims(4, "the steps")
     if not len(starts) == len(ends) == len(axes) == len(steps):
         raise ctx.invalid("starts, ends, axes and steps differ in length")
@@ -194,13 +188,10 @@ def _split(ctx: Context) -> tuple[Value, ...]:
             chunk = ceil(extent / count)
             sizes = [max(0, min(chunk, extent - n * chunk)) for n in range(count)]
         else:
-            part = as_dim(as_expr(extent) // count)
-            if not prove(as_expr(part) * count <= as_expr(extent)) or as_dim(as_expr(part) * count) != extent:
+            sizes = [as_dim(extent // count)] * count
+            if as_dim(as_expr(sizes[0]) * count) != extent:
                 raise ctx.unsupported(f"an axis of symbolic size {extent} is split into {count}", "fix that size")
-            sizes = [part] * count
-    offsets = [as_expr(0)]
-    for size in sizes:
-        offsets.append(offsets[-1] + as_expr(size))
+    offsets = list(accumulate(map(as_expr, sizes), initial=as_expr(0)))
     if as_dim(offsets[-1]) != extent:
         raise ctx.invalid(f"parts of {_text(sizes)} do not add up to {extent}")
     return tuple(cut(ctx, x, axis, as_dim(offset), size) for offset, size in zip(offsets, sizes, strict=False))
@@ -221,11 +212,9 @@ def _pad(ctx: Context) -> Value:
     axes = ctx.axes(ctx.given_axes(3))
     if len(pads) != 2 * len(axes):
         raise ctx.invalid(f"{len(pads)} pads for {len(axes)} axes")
-    before: list[Dim] = [0] * len(x.shape)
-    after: list[Dim] = [0] * len(x.shape)
-    for axis, begin, end in zip(axes, pads, pads[len(axes) :], strict=False):
-        before[axis], after[axis] = begin, end
-    return padded(ctx, x, before, after, ctx.attrs["mode"], filling)
+    before, after = (dict(zip(axes, side, strict=True)) for side in (pads[: len(axes)], pads[len(axes) :]))
+    sides = ([side.get(n, 0) for n in range(len(x.shape))] for side in (before, after))
+    return padded(ctx, x, *sides, ctx.attrs["mode"], filling)
 
 
 def padded(
@@ -249,10 +238,8 @@ def _center_crop_pad(ctx: Context) -> Value:
         extent = x.shape[axis]
         if not isinstance(extent, int) or not isinstance(size, int):
             raise ctx.unsupported("a size is symbolic")
-        if size < extent:
-            starts[axis], shape[axis] = (extent - size) // 2, size
-        before[axis] = max(size - extent, 0) // 2
-        after[axis] = max(size - extent, 0) - before[axis]
+        starts[axis], shape[axis], missing = max(extent - size, 0) // 2, min(size, extent), max(size - extent, 0)
+        before[axis], after[axis] = missing // 2, missing - missing // 2
     return padded(ctx, sliced(ctx, x, starts, [1] * len(x.shape), shape), before, after)
 
 
@@ -260,10 +247,9 @@ def _tile(ctx: Context) -> Value:
     x = ctx.value(0)
     if ctx.opset < 6:
         times, axis = (int(ctx.require_known(n, what).reshape(())) for n, what in ((1, "the number of tiles"), (2, "the axis")))
-        repeats: list[Dim] = [1] * len(x.shape)
-        repeats[ctx.axis(axis)] = times
+        repeats: Sequence[Dim] = [times if n == ctx.axis(axis) else 1 for n in range(len(x.shape))]
     else:
-        repeats = list(ctx.require_dims(1, "the repeats"))
+        repeats = ctx.require_dims(1, "the repeats")
     if len(repeats) != len(x.shape):
         raise ctx.invalid(f"{len(repeats)} repeats for rank {len(x.shape)}")
     return x if all(r == 1 for r in repeats) else ctx.add(ops.TILE, [x], repeats=tuple(repeats))
@@ -271,13 +257,12 @@ def _tile(ctx: Context) -> Value:
 
 def _trilu(ctx: Context) -> Value:
     x, k, upper = ctx.value(0), ctx.dims(1), bool(ctx.attrs["upper"])
-    if ctx.input(1) is not None and (k is None or not isinstance(k[0], int)):
-        return ctx.add(ops.TRILU, [x, ctx.value(1)], diagonal=0, upper=upper)
-    return ctx.add(ops.TRILU, [x, None], diagonal=0 if k is None else k[0], upper=upper)
+    if k is not None and isinstance(k[0], int):
+        return ctx.add(ops.TRILU, [x, None], diagonal=k[0], upper=upper)
+    return ctx.add(ops.TRILU, [x, ctx.input(1)], diagonal=0, upper=upper)
 
 
 def _blocks(ctx: Context, op: Operator) -> Value:
-    """DepthToSpace or SpaceToDepth."""
     x, block = ctx.value(0), ctx.attrs["blocksize"]
     if len(x.shape) != 4 or block < 1:
         raise ctx.invalid(f"rank {len(x.shape)}, block size {block}; rank 4 and a positive block size are needed")
@@ -301,8 +286,8 @@ def _gather(ctx: Context) -> Value:
 
 
 def _one_hot(ctx: Context) -> Value:
-    indices, whole = ctx.value(0), is_float(ctx.value(1).dtype)
-    depth: Dim = int(ctx.require_known(1, "the depth").item()) if whole else ctx.require_dims(1, "the depth")[0]
+    indices, what = ctx.value(0), "the depth"
+    depth: Dim = int(ctx.require_known(1, what).item()) if is_float(ctx.value(1).dtype) else ctx.require_dims(1, what)[0]
     return ctx.add(ops.ONE_HOT, [indices, ctx.value(2)], depth=depth, axis=ctx.axis(ctx.attrs["axis"], len(indices.shape) + 1))
 
 
