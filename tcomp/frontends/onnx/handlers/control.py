@@ -147,8 +147,8 @@ def _scan(ctx: Context) -> tuple[Value, ...]:
     body = ctx.bodies.closed(proto, [*map(_type, states), *((s.dtype, s.shape[1:]) for s in sequences)])
     _check_carried(ctx, states, body.outputs[:count])
     number = body.scope.builder.input("iteration", "int64", ())
-    directions = (map(bool, flags(f"scan_{side}_directions", n)) for side, n in (("input", scanned), ("output", stacked)))
-    attrs = loop_attrs(trips, count, *map(tuple, directions))
+    reverse_in, reverse_out = flags("scan_input_directions", scanned), flags("scan_output_directions", stacked)
+    attrs = loop_attrs(trips, count, [bool(f) for f in reverse_in], [bool(f) for f in reverse_out])
     results = _append_loop(ctx, body, [number, *body.inputs], [*states, *sequences], body.outputs, attrs)
     rows = (_moved(ctx, v, 0, axis) for v, axis in zip(results[count:], flags("scan_output_axes", stacked), strict=True))
     return *results[:count], *rows

@@ -213,8 +213,8 @@ def _pad(ctx: Context) -> Value:
     if len(pads) != 2 * len(axes):
         raise ctx.invalid(f"{len(pads)} pads for {len(axes)} axes")
     before, after = (dict(zip(axes, side, strict=True)) for side in (pads[: len(axes)], pads[len(axes) :]))
-    sides = ([side.get(n, 0) for n in range(len(x.shape))] for side in (before, after))
-    return padded(ctx, x, *sides, ctx.attrs["mode"], filling)
+    rank = range(len(x.shape))
+    return padded(ctx, x, [before.get(n, 0) for n in rank], [after.get(n, 0) for n in rank], ctx.attrs["mode"], filling)
 
 
 def padded(

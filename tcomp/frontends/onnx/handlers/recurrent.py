@@ -57,18 +57,16 @@ class _Cell:
         if not self.reverse:
             raise ctx.invalid(f"direction `{direction}`")
         self.batch_first = bool(ctx.attrs.get("layout", 0))
-        x, w, r = ctx.value(0), ctx.value(1), ctx.value(2)
-        if len(x.shape) != 3 or len(w.shape) != 3 or len(r.shape) != 3 or w.shape[0] != len(self.reverse):
+        x, w, r = (ctx.value(i) for i in range(3))
+        if {len(v.shape) for v in (x, w, r)} != {3} or w.shape[0] != len(self.reverse):
             raise ctx.invalid(f"inputs {x}, {w}, {r} do not fit direction `{direction}`")
         hidden = r.shape[2]
         if not isinstance(hidden, int) or ctx.attrs.get("hidden_size", hidden) != hidden:
             raise ctx.invalid(f"attribute `hidden_size` is {ctx.attrs.get('hidden_size')}, the weights have {hidden}")
         if w.shape[1] != gates * hidden or r.shape[1] != gates * hidden:
             raise ctx.invalid(f"weights {w} and {r} do not hold {gates} gates of {hidden}")
-        self.hidden: int = hidden
-        self.x = self.swapped(x)
-        self.steps, self.batch = self.x.shape[0], self.x.shape[1]
-        self.lengths = ctx.input(4)
+        self.hidden, self.x, self.lengths = hidden, self.swapped(x), ctx.input(4)
+        self.steps, self.batch = self.x.shape[:2]
         self.functions = _activations(ctx, functions, len(self.reverse))
         self.clip = float(ctx.attrs["clip"]) if "clip" in ctx.attrs else None
 
@@ -107,8 +105,7 @@ class _Cell:
 
     def run(self, d: int, recurrence: _Recurrence) -> tuple[Value, ...]:
         """(hidden states of all steps, final states...) of one direction."""
-        x, states, captured, step = recurrence
-        backwards = self.reverse[d]
+        (x, states, captured, step), backwards = recurrence, self.reverse[d]
         captured = list(captured) if self.lengths is None else [*captured, self.lengths]
 
         def body(add: Add, number: Value | None, now: Value, old: Values, given: Values) -> list[Value]:
@@ -156,13 +153,11 @@ def _recurrent(gates: int, functions: Sequence[str], direction: Callable[[_Cell,
 def _lstm(cell: _Cell, d: int) -> _Recurrence:
     ctx = cell.ctx
     x = cell.projected(d, cell.biases(d))
-    peephole = [] if ctx.input(7) is None else [ctx.value(7)]
-    captured = [cell.part(v, d) for v in (ctx.value(2), *peephole)]
+    captured = [cell.part(v, d) for v in (ctx.value(2), ctx.input(7)) if v is not None]
     attrs = {"activations": cell.functions[d], "clip": cell.clip, "input_forget": bool(ctx.attrs.get("input_forget", 0))}
 
     def step(add: Add, x: Value, old: Values, given: Values) -> tuple[Value, ...]:
-        h, c = old
-        return add(LSTM_CELL, [x, *add(DENSE, [h, given[0]]), c, given[1] if peephole else None], **attrs)
+        return add(LSTM_CELL, [x, *add(DENSE, [old[0], given[0]]), old[1], given[1] if len(captured) > 1 else None], **attrs)
 
     return _Recurrence(x, [cell.initial(5, d), cell.initial(6, d)], captured, step)
 

@@ -67,11 +67,9 @@ def _table(rule: Resizing, at: np.ndarray, size: int, scale: float) -> tuple[np.
     """Which elements of an axis an element of the result at position `at` reads, and with which weights: (indices int64, weights float64),
     both [result, window size]. As every mode is separable, one such table a resized axis says everything."""
     if rule.mode == "nearest":
-        rounding = rule.nearest
-        if rounding == "simple":  # Upsample, and Resize at opset 10: never an element that is not needed
-            rounding = "ceil" if scale < 1 else "floor"
-        indices = np.clip(_NEAREST[rounding](at), 0, size - 1).astype(np.int64)
-        return indices[:, None], np.ones((len(at), 1))
+        simple = "ceil" if scale < 1 else "floor"  # Upsample, and Resize at opset 10: never an element that is not needed
+        nearest = _NEAREST[simple if rule.nearest == "simple" else rule.nearest](at)
+        return np.clip(nearest, 0, size - 1).astype(np.int64)[:, None], np.ones((len(at), 1))
     reach = 1 if rule.mode == "linear" else 2
     shrink = min(scale, 1.0) if rule.antialias else 1.0  # antialiasing widens the kernel when the image gets smaller
     first = floor(-reach / shrink) + 1
@@ -96,18 +94,12 @@ def _table(rule: Resizing, at: np.ndarray, size: int, scale: float) -> tuple[np.
 
 def _resize(ctx: Context) -> Value:
     """Opset 10 has (x, scales); later ones (x, roi, scales, sizes)."""
-    old = ctx.opset < 11
-    scales = _floats(ctx, 1 if old else 2, "the scales")
-    sizes = None if old or ctx.input(3) is None else ctx.require_dims(3, "the sizes")
-    rule = Resizing(
-        ctx.attrs["mode"],
-        "asymmetric" if old else ctx.attrs["coordinate_transformation_mode"],
-        "simple" if old else ctx.attrs["nearest_mode"],
-        ctx.attrs.get("cubic_coeff_a", -0.75),
-        bool(ctx.attrs.get("exclude_outside")),
-        bool(ctx.attrs.get("antialias")),
-    )
-    return _resampled(ctx, rule, scales, sizes)
+    if ctx.opset < 11:
+        return _resampled(ctx, Resizing(ctx.attrs["mode"], "asymmetric", "simple"), _floats(ctx, 1, "the scales"), None)
+    names = ("mode", "coordinate_transformation_mode", "nearest_mode", "cubic_coeff_a")
+    rule = Resizing(*(ctx.attrs[n] for n in names), *(bool(ctx.attrs.get(n)) for n in ("exclude_outside", "antialias")))
+    sizes = None if ctx.input(3) is None else ctx.require_dims(3, "the sizes")
+    return _resampled(ctx, rule, _floats(ctx, 2, "the scales"), sizes)
 
 
 def _upsample(ctx: Context) -> Value:
@@ -120,9 +112,8 @@ def _upsample(ctx: Context) -> Value:
 
 
 def _floats(ctx: Context, i: int, what: str) -> list[float] | None:
-    if ctx.input(i) is None or ctx.value(i).shape == (0,):
-        return None
-    return [float(v) for v in ctx.require_known(i, what).ravel()]
+    given = ctx.input(i)
+    return None if given is None or given.shape == (0,) else [float(v) for v in ctx.require_known(i, what).ravel()]
 
 
 def _resampled(ctx: Context, rule: Resizing, scales: Sequence[float] | None, sizes: Sequence[Dim] | None) -> Value:
@@ -133,12 +124,11 @@ def _resampled(ctx: Context, rule: Resizing, scales: Sequence[float] | None, siz
     wanted = scales if sizes is None else sizes
     if wanted is None or len(wanted) != len(axes) or any(isinstance(s, float) and s <= 0 for s in wanted):
         raise ctx.invalid("one positive scale, or one size, for every resized axis is needed")
-    extents = [x.shape[axis] for axis in axes]
-    if any(isinstance(d, Expr) for d in (*extents, *(sizes or ()))):
+    if any(isinstance(d, Expr) for d in (*(x.shape[axis] for axis in axes), *(sizes or ()))):
         return _of_symbolic_size(ctx, rule, axes, scales, sizes)
-    before = [int(d) for d in extents]
+    before = [int(x.shape[axis]) for axis in axes]
     if sizes is None:
-        factors = [float(s) for s in scales or ()]
+        factors = list(scales or ())
         after = [floor(d * s) for d, s in zip(before, factors, strict=True)]
     else:
         after = [int(d) for d in sizes]
@@ -171,8 +161,8 @@ def _along(ctx: Context, rule: Resizing, x: Value, axis: int, result: int, scale
     if rule.mode == "nearest":
         y = _picked(ctx, x, axis, indices[:, 0])
     else:
-        dtype = "float64" if x.dtype == "float64" else "float32"
-        y = ctx.add(ops.RESAMPLE, [x, ctx.constant(indices), ctx.constant(weights, dtype)], axis=axis)
+        table = [ctx.constant(indices), ctx.constant(weights, "float64" if x.dtype == "float64" else "float32")]
+        y = ctx.add(ops.RESAMPLE, [x, *table], axis=axis)
     outside = (at < 0) | (at > size - 1)
     if rule.coordinates == "tf_crop_and_resize" and outside.any():
         column = outside.reshape(-1, *(1,) * (len(x.shape) - axis - 1))
@@ -221,8 +211,7 @@ def _grid_sample(ctx: Context) -> Value:
     x, grid = ctx.value(0), ctx.value(1)
     if grid.shape[-1] != len(x.shape) - 2 or len(grid.shape) != len(x.shape):
         raise ctx.invalid("the last axis of the grid must have one coordinate for every spatial axis")
-    mode = {"bilinear": "linear", "bicubic": "cubic"}.get(ctx.attrs["mode"], ctx.attrs["mode"])
-    align = bool(ctx.attrs["align_corners"])
+    mode, align = ctx.attrs["mode"].removeprefix("bi"), bool(ctx.attrs["align_corners"])  # before opset 20: bilinear, bicubic
     return ctx.add(ops.GRID_SAMPLE, [x, grid], mode=mode, padding=ctx.attrs["padding_mode"], align_corners=align)
 
 
@@ -263,23 +252,17 @@ def _transform(ctx: Context, x: Value, axis: int, length: int, inverse: bool, on
     else:
         scale = np.where(n < length, 1.0, 0.0)
     scale = scale / length if inverse else scale
-    cosines, sines = np.cos(angle) * scale, np.sin(angle) * scale * (1 if inverse else -1)
-    tables = [ctx.constant(t, x.dtype) for t in (cosines, sines)]
-    return ctx.add(ops.DFT, [x, *tables], axis=axis, real=real)
+    tables = np.cos(angle) * scale, np.sin(angle) * scale * (1 if inverse else -1)
+    return ctx.add(ops.DFT, [x, *(ctx.constant(t, x.dtype) for t in tables)], axis=axis, real=real)
 
 
 def _dft(ctx: Context) -> Value:
-    x = ctx.value(0)
-    if ctx.opset < 20:
-        axis = ctx.axis(ctx.attrs["axis"])
-    else:
-        axis = ctx.axis(-2 if ctx.input(2) is None else ctx.require_dims(2, "the axis")[0])
-    inverse, onesided = bool(ctx.attrs["inverse"]), bool(ctx.attrs["onesided"])
+    x, inverse, onesided = ctx.value(0), bool(ctx.attrs["inverse"]), bool(ctx.attrs["onesided"])
+    axis = ctx.axis(ctx.attrs["axis"] if ctx.opset < 20 else -2 if ctx.input(2) is None else ctx.require_dims(2, "the axis")[0])
     if ctx.input(1) is not None:
         (length,) = ctx.require_dims(1, "the length of the transform")
     else:
-        size = as_expr(x.shape[axis])
-        length = as_dim(size * 2 - 2 if inverse and onesided else size)
+        length = as_dim(as_expr(x.shape[axis]) * 2 - 2) if inverse and onesided else x.shape[axis]
     if not isinstance(length, int) or length < 1:
         raise ctx.unsupported(f"the transform has length {length}", "fix it with --dim")
     return _transform(ctx, x, axis, length, inverse, onesided)
@@ -287,9 +270,7 @@ def _dft(ctx: Context) -> Value:
 
 def _stft(ctx: Context) -> Value:
     """Overlapping windowed frames of the signal, each transformed."""
-    x = ctx.value(0)
-    (step,) = ctx.require_dims(1, "the frame step")
-    window = ctx.input(2)
+    x, (step,), window = ctx.value(0), ctx.require_dims(1, "the frame step"), ctx.input(2)
     if ctx.input(3) is not None:
         (length,) = ctx.require_dims(3, "the frame length")
     else:
@@ -299,8 +280,8 @@ def _stft(ctx: Context) -> Value:
     if len(x.shape) == 2:
         x = reshaped(ctx, x, (*x.shape, 1))
     count = as_dim((as_expr(x.shape[1]) - length) // step + 1)
-    cut = ctx.add(ops.FRAMES, [x, window], length=length, step=step, count=count)
-    return _transform(ctx, cut, 2, length, False, bool(ctx.attrs["onesided"]))
+    frames = ctx.add(ops.FRAMES, [x, window], length=length, step=step, count=count)
+    return _transform(ctx, frames, 2, length, False, bool(ctx.attrs["onesided"]))
 
 
 def _window(*coefficients: float) -> Handler:
