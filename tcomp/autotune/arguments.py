@@ -64,19 +64,14 @@ def kernel_arguments(
 
 def _index_limits(kernel: Kernel, sizes: Mapping[Expr, int]) -> dict[Buffer, int]:
     """For each buffer whose elements serve as indices, directly or through other buffers, the least extent that they index."""
-    found: dict[Buffer, int] = {}
-
-    def limit(buffer: Buffer, extent: int) -> bool:
-        tighter = extent < found.get(buffer, extent + 1)
-        found[buffer] = extent if tighter else found[buffer]
-        return tighter
-
     stores = [s for s in walk(kernel.body) if isinstance(s, Store | Accumulate)]
     accesses = [(r.attr, r.args) for s in walk(kernel.body) for r in E.reads(*expressions(s))] + [(s.buffer, s.indices) for s in stores]
-    for buffer, indices in accesses:
-        for index, extent in zip(indices, buffer.shape, strict=True):
-            for r in E.reads(index):
-                limit(r.attr, evaluate_int(extent, sizes))
-    while any(limit(r.attr, found[s.buffer]) for s in stores if s.buffer in found for r in E.reads(s.value)):
-        pass
+    indexed = [x for buffer, indices in accesses for x in zip(indices, buffer.shape, strict=True)]
+    waiting = [(r.attr, evaluate_int(extent, sizes)) for index, extent in indexed for r in E.reads(index)]
+    found: dict[Buffer, int] = {}
+    while waiting:
+        buffer, extent = waiting.pop()
+        if extent < found.get(buffer, extent + 1):
+            found[buffer] = extent
+            waiting += [(r.attr, extent) for s in stores if s.buffer is buffer for r in E.reads(s.value)]
     return found

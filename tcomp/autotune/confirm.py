@@ -32,9 +32,8 @@ class Gain:
 
 @dataclass
 class Confirmation:
-    """What was `kept`, by the keys of tasks, all that was `tried` in the model, and what the whole gained: seconds of a run (`before`, `after`),
-    and their `ratio` from neighbouring runs; 1 if nothing was kept. `kernels` are those that were tuned. `notes` say why something was rolled
-    back."""
+    """What is `kept`, by the keys of tasks, all that was `tried` in the model, and what the whole gains: seconds of a run (`before`, `after`) and
+    their `ratio` from neighbouring runs; 1 if nothing is kept. `kernels` are those that were tuned, `notes` say why some were rolled back."""
 
     kept: dict[str, Decisions] = field(default_factory=dict)
     tried: dict[str, list[Decisions]] = field(default_factory=dict)
@@ -51,23 +50,17 @@ class Confirmation:
         return self.tried.keys() - self.kept.keys()
 
 
-@dataclass(frozen=True)
 class _Trial:
-    """The comparison of the model with these decisions."""
+    """The comparison of the model with these decisions.
 
-    decisions: dict[str, Decisions]
-    comparison: Comparison
+    It has won if the model is faster. Where other kernels, or other programs, make too much noise to tell, the model has to be faster as
+    measured, and the tuned kernels have to be faster by more than chance explains.
+    """
 
-    @property
-    def ratio(self) -> float:
-        return self.comparison.whole.ratio
-
-    @property
-    def won(self) -> bool:
-        """Whether the model is faster. Where other kernels, or other programs, make too much noise to tell, the model has to be faster as
-        measured, and the tuned kernels have to be faster by more than chance explains."""
-        tuned = [rounds for key, rounds in self.comparison.kernels.items() if key in self.decisions]
-        return self.comparison.whole.won or (self.ratio < 1 and Rounds.total(tuned).won)
+    def __init__(self, decisions: dict[str, Decisions], comparison: Comparison) -> None:
+        self.decisions, self.comparison, self.ratio = decisions, comparison, comparison.whole.ratio
+        tuned = [rounds for key, rounds in comparison.kernels.items() if key in decisions]
+        self.won = comparison.whole.won or (self.ratio < 1 and Rounds.total(tuned).won)
 
 
 def confirm(
@@ -87,7 +80,7 @@ def confirm(
         result.kept, result.ratio, result.before = won.decisions, won.ratio if won.decisions else 1.0, whole.seconds[0] if whole.before else 0.0
         result.after = result.before * result.ratio
         result.kernels |= {key: Gain(*rounds.seconds) for key, rounds in won.comparison.kernels.items() if key in won.decisions}
-        result.notes = [*dict.fromkeys(judge.notes)]
+        result.notes = [*dict.fromkeys(result.notes)]
     return result
 
 
@@ -100,7 +93,6 @@ class _Judge:
     longest: float = 0.0  # comparison, in seconds
     result: Confirmation = field(default_factory=Confirmation)
     seen: dict[tuple[str, str], Rounds] = field(default_factory=dict)  # of each task and candidate, in all comparisons
-    notes: list[str] = field(default_factory=list)
 
     def winner(self, candidates: Mapping[str, Sequence[Decisions]]) -> _Trial:
         """Candidates that together make the model faster, and the comparison that shows it; none, and the opening one, if there are no such."""
@@ -114,7 +106,7 @@ class _Judge:
             found.append(self.compare(best))
         if not any(trial.won for trial in found) and (bisected := self.bisected(best)) is not None:
             found.append(bisected)
-        self.notes += (trial.comparison.note for trial in found if trial.comparison.note)
+        self.result.notes += (trial.comparison.note for trial in found if trial.comparison.note)
         # The best candidates of all kernels together only have to win, not by more than the others did: a single ratio is too uncertain.
         final = next((trial for trial in found if trial.decisions == best and trial.won), None)
         return final or min((t for t in found if t.won), key=lambda t: t.ratio, default=_Trial({}, found[0].comparison))
@@ -127,7 +119,7 @@ class _Judge:
             if not rounds.before or not rounds.lost:
                 found[key] = best
         if slower := len(candidates) - len(found):
-            self.notes.append(f"{slower} of {len(candidates)} kernels are slower in the model than alone")
+            self.result.notes.append(f"{slower} of {len(candidates)} kernels are slower in the model than alone")
         return found
 
     def bisected(self, losing: dict[str, Decisions]) -> _Trial | None:
@@ -138,16 +130,14 @@ class _Judge:
         halves: list[dict[str, Decisions]] = [{}, {}]
         for key in sorted(losing, key=shares.__getitem__, reverse=True):
             min(halves, key=lambda half: sum(shares[k] or 1.0 for k in half))[key] = losing[key]
-        best: _Trial | None = None
+        winners: list[_Trial] = []
         for half in halves:
-            if not self.time_left():
-                break
-            trial = self.compare(half)
-            found = trial if trial.won else self.bisected(half)
-            if found is not None and best is not None and self.time_left():
-                found = min(self.compare(best.decisions | found.decisions), best, found, key=lambda t: t.ratio)
-            best = min((t for t in (best, found) if t is not None), key=lambda t: t.ratio, default=None)
-        return best
+            if self.time_left():
+                trial = self.compare(half)
+                winners += filter(None, (trial if trial.won else self.bisected(half),))
+        if len(winners) == 2 and self.time_left():
+            winners.insert(0, self.compare(winners[0].decisions | winners[1].decisions))
+        return min(winners, key=lambda t: t.ratio, default=None)
 
     def compare(self, decisions: dict[str, Decisions]) -> _Trial:
         start = time.monotonic()

@@ -8,8 +8,7 @@ measurements of this run what the shipped trees do not know.
 A saved model is JSON: XGBoost's own format for the trees, with what they were learned from, the fingerprint of the features (the model is of
 use only while features mean what they did when it was learned), and a checksum. It is read from this package, never from a user's file.
 
-XGBoost is imported where it is used: only the tuner's process needs it, and that must not be forked afterwards (a child would wait for
-threads that it does not have).
+XGBoost is imported where it is used: the tuner's process alone needs it, and must not be forked afterwards (XGBoost's threads would be lost).
 """
 
 from __future__ import annotations
@@ -88,8 +87,6 @@ class CostModel:
         if len(samples) > 1:
             self._latest = _ranking_trees(samples, self.scores([s.features for s in samples]), *(_SHIPPED if thorough else _RUN))
 
-    # ------------------------------------------------------------ files
-
     def save(self, path: str | os.PathLike[str], facts: Mapping[str, Any]) -> None:
         """Write what `fit` learned, so that it is the shipped part of a model that is loaded."""
         assert self._latest is not None, "nothing was learned"
@@ -127,9 +124,6 @@ def _digest(trees: Any) -> str:
 def shipped(target: Target) -> Path:
     """Where the model for a target's family is, if there is one."""
     return Path(__file__).parent / "models" / f"{target.family}.json"
-
-
-# ---------------------------------------------------------------- learning and judging
 
 
 def regression(vectors: np.ndarray, values: np.ndarray) -> Booster:

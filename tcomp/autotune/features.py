@@ -8,8 +8,8 @@ place are added.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import astuple, dataclass
 from functools import cache
 from hashlib import sha256
 from math import log2
@@ -66,16 +66,16 @@ class CandidateSummary:
         """Those that are not the default."""
         return chosen(self.answers)
 
-    def to_json(self) -> dict[str, Any]:
+    def to_json(self) -> list[Any]:
         """What `from_json` reads."""
-        answers = {name: [a.value, a.options, a.default] for name, a in self.answers.items()}
-        return {"answers": answers, "identity": self.identity, "vector": self.features.vector.tolist(), "seconds": self.features.seconds}
+        return [{name: astuple(a) for name, a in self.answers.items()}, self.identity, self.features.vector.tolist(), self.features.seconds]
 
     @classmethod
-    def from_json(cls, record: Mapping[str, Any]) -> Self:
+    def from_json(cls, record: Sequence[Any]) -> Self:
         """What `to_json` wrote."""
-        answers = {n: Answer(option_of(v), tuple(map(option_of, options)), option_of(d)) for n, (v, options, d) in record["answers"].items()}
-        return cls(answers, record["identity"], Features(np.array(record["vector"], np.float32), record["seconds"]))
+        asked, identity, vector, seconds = record
+        answers = {n: Answer(option_of(v), tuple(map(option_of, options)), option_of(d), kind) for n, (v, options, d, kind) in asked.items()}
+        return cls(answers, identity, Features(np.array(vector, np.float32), seconds))
 
 
 def features(candidate: Candidate) -> Features:
@@ -90,13 +90,13 @@ def features(candidate: Candidate) -> Features:
     counts = [log2(1 + found.get(name, 0.0)) for name in model.counts] + [0.0] * (len(COUNTS) - len(model.counts))
     shares = [found.get(f"seconds.{name}", 0.0) / seconds for name in model.seconds]
     steps = _hashed((token for step in candidate.schedule.trace for token in _step_tokens(step)), STEPS)
-    decided = decision_vector({name: answer.value for name, answer in candidate.answers.items()})
+    decided = decision_vector((name, answer.kind, answer.value) for name, answer in candidate.answers.items())
     return Features(np.concatenate([np.array([*counts, *shares, found["bound"] / seconds], np.float32), steps, decided]), seconds)
 
 
-def decision_vector(values: Mapping[str, Option]) -> Vector:
-    """The last part alone, of all decisions by name: cheap, as it needs no loops."""
-    return _hashed((token for name, value in values.items() for token in _decision_tokens(name, value)), DECISIONS)
+def decision_vector(decisions: Iterable[tuple[str, str, Option]]) -> Vector:
+    """The last part alone, of all decisions as (name, kind, value): cheap, as it needs no loops."""
+    return _hashed((token for decision in decisions for token in _decision_tokens(*decision)), DECISIONS)
 
 
 def _hashed(tokens: Iterable[tuple[str, float]], places: int) -> Vector:
@@ -116,9 +116,9 @@ def _step_tokens(step: Step) -> Iterator[tuple[str, float]]:
             yield f"{step.primitive} number", log2(1 + abs(value))
 
 
-def _decision_tokens(name: str, value: Option) -> Iterator[tuple[str, float]]:
-    """By full name and by its last word: names of buffers are those of a program, `tile` means the same in all."""
-    for key in (name, name.rpartition(".")[2]):
+def _decision_tokens(name: str, kind: str, value: Option) -> Iterator[tuple[str, float]]:
+    """By full name and by kind: names of buffers are those of a program, `tile` means the same in all."""
+    for key in (name, kind):
         for n, part in enumerate(value if isinstance(value, tuple) else (value,)):
             if isinstance(part, int | float):
                 yield f"{key} {n}", float(part)

@@ -1,4 +1,4 @@
-"""What the tuner knows while it runs: of each kernel, and which one gets the next trials; what time is spent on; and what it reports.
+"""What the tuner knows of each kernel while it runs, which one gets the next trials, what time is spent on, and what is reported.
 
 Trials go where the model gains most per second of tuning, by the estimate of L. Zheng et al. (Ansor, OSDI 2020): the mean of what a kernel's
 latest trials gained, and of what it could gain at best, which shrinks with the number of trials and ends at its roofline bound.
@@ -109,8 +109,8 @@ class TaskStatus:
         if self.base is None or not self.progress:
             return _HOPE * max(0.0, self.before - self.bound) / cost
         n = len(self.progress)
-        lately = self.progress[max(0, n - 1 - _RECENT)] - self.progress[-1]
-        recent = self.before / (self.base.cost or inf) * lately / min(_RECENT, n)
+        gained = self.progress[max(0, n - 1 - _RECENT)] - self.progress[-1]
+        recent = self.before / (self.base.cost or inf) * gained / min(_RECENT, n)
         hope = max(0.0, min(self.after / n, self.after - self.bound))
         return ((1 - _HOPE) * recent + _HOPE * hope) / cost
 
@@ -120,15 +120,11 @@ def next_task(tasks: Sequence[TaskStatus], rng: Random) -> TaskStatus | None:
     for task in tasks:
         if task.stop is None and task.base is not None and task.share >= AT_BOUND_SHARE:
             task.stop = StopReason.AT_BOUND
-    able = [task for task in tasks if task.stop is None]
-    if not able:
-        return None
-    if rng.random() < _EXPLORE:
-        return rng.choice(able)
-    measured = sum(task.measured for task in tasks)
+    able, measured = [task for task in tasks if task.stop is None], sum(task.measured for task in tasks)
     usual = sum(task.seconds for task in tasks) / measured if measured else 1.0
-    return max(able, key=lambda task: task.promise(usual))
-
+    if able and rng.random() < _EXPLORE:
+        return rng.choice(able)
+    return max(able, key=lambda task: task.promise(usual), default=None)
 
 
 class PhaseClock:
@@ -205,8 +201,7 @@ class Result:
         return instantiate(self.program, self.confirmation.kept.get(self.program.key, {})).schedule
 
     def __str__(self) -> str:
-        c, count = self.confirmation, len(self.tasks)
-        took = f"{sum(self.seconds.values()):.1f} s, {self.overhead:.0%} of it overhead"
+        c, count, took = self.confirmation, len(self.tasks), f"{sum(self.seconds.values()):.1f} s, {self.overhead:.0%} of it overhead"
         lines = [f"{self.trials} trials of {count} kernel{'s'[: count > 1]} in {took}"]
         if c.comparisons and c.before:
             lines.append(f"{1e3 * c.before:.4g} ms -> {1e3 * c.after:.4g} ms, {c.ratio:.3f} of the time, in a fresh process")

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
 from html import escape
 from itertools import accumulate
 from math import ceil, floor, inf, log10
@@ -29,26 +28,17 @@ pre { background: #f5f7fa; padding: .8em; overflow-x: auto; font-size: 12px } sv
 """
 
 
-@dataclass(frozen=True)
 class _Tuned:
-    task: Task
-    records: Sequence[Record]
-    verdict: Verdict | None
-    default: Record | None
-    best: Record | None
+    def __init__(self, task: Task, records: Sequence[Record], verdict: Verdict | None) -> None:
+        self.task, self.records, self.verdict = task, records, verdict
+        ok = [r for r in records if r.ok]
+        self.default = next((r for r in ok if r.decisions == encode({})), None)
+        self.best = min(ok, key=lambda r: r.cost or 0.0, default=None)
 
 
 def page(database: Database) -> str:
     """The page as HTML."""
-    verdicts, by_task = {v.task.key: v for v in database.verdicts()}, dict[str, list[Record]]()
-    for record in database.records():
-        by_task.setdefault(record.task.key, []).append(record)
-    tuned = []
-    for task in database.tasks():
-        records = by_task.get(task.key, [])
-        ok = [r for r in records if r.ok]
-        default = next((r for r in ok if r.decisions == encode({})), None)
-        tuned.append(_Tuned(task, records, verdicts.get(task.key), default, min(ok, key=lambda r: r.cost or 0.0, default=None)))
+    tuned = [_Tuned(t, database.records(t.key), next(reversed(database.verdicts(t.key)), None)) for t in database.tasks()]
     tuned.sort(key=lambda t: -(t.verdict.before if t.verdict else 0.0))
     sections = {
         "Runs": _sessions(database.sessions()), "Kernels": _kernels(tuned), "What failed": _failures(tuned),
@@ -61,8 +51,6 @@ def page(database: Database) -> str:
     return f"{head}<body><h1>Tuning: {name}</h1>{body}</body></html>\n"
 
 
-# ---------------------------------------------------------------- sections
-
 
 def _sessions(sessions: Sequence[Session]) -> str:
     rows = []
@@ -72,7 +60,7 @@ def _sessions(sessions: Sequence[Session]) -> str:
         phases = ", ".join(f"{n} {_time(v)}" for n, v in spent.items() if isinstance(v, float)) if isinstance(spent, dict) else ""
         said = "; ".join(map(str, notes)) if isinstance(notes, list) else ""
         rows.append((s.options.get("model") or "a program", s.state, _time(s.spent), s.trials, gain, phases, said))
-    return _table(("model.", "state", "time>", "trials>", "tuned / untuned>", "spent on", ""), rows) if rows else ""
+    return _table(("model.", "state", "time>", "trials>", "tuned / untuned>", "spent on", ""), rows)
 
 
 def _kernels(tuned: Sequence[_Tuned]) -> str:
@@ -91,7 +79,7 @@ def _kernels(tuned: Sequence[_Tuned]) -> str:
 def _failures(tuned: Sequence[_Tuned]) -> str:
     counts = Counter((r.measurement.status, r.measurement.reason[:120]) for t in tuned for r in t.records if not r.ok)
     rows = [(status, n, reason) for (status, reason), n in counts.most_common(20)]
-    return _table(("", "candidates>", "reason"), rows) if rows else ""
+    return _table(("", "candidates>", "reason"), rows)
 
 
 def _predictions(tuned: Sequence[_Tuned]) -> str:
@@ -139,8 +127,6 @@ def _machines(tuned: Sequence[_Tuned]) -> str:
     return "".join(_table(("",), [(f"{name}: {value}",) for name, value in machine]) for machine in sorted(seen))
 
 
-# ---------------------------------------------------------------- plots
-
 
 class _Plot:
     """A plot with two scales, both logarithmic or both linear."""
@@ -168,7 +154,6 @@ class _Plot:
         self._shapes += (circle.format(*self._at(*p)) for p in points)
 
     def figure(self, across: str, up: str, caption: str) -> str:
-        """The plot as HTML."""
         marks = []
         for fraction in (0.0, 0.25, 0.5, 0.75, 1.0):
             x, y = (low + fraction * (high - low) for low, high in (self._x, self._y))
@@ -187,19 +172,17 @@ def _text(x: float, y: float, text: str, anchor: str) -> str:
     return f'<text x="{x:.1f}" y="{y:.1f}" text-anchor="{anchor}" font-size="10" fill="#68798c">{escape(text)}</text>'
 
 
-def _table(columns: Sequence[str], rows: Iterable[Sequence[object]]) -> str:
-    """A column whose name ends with ">" has numbers, "." names. A cell that is a pair has its class with it."""
+def _table(columns: Sequence[str], rows: Sequence[Sequence[object]]) -> str:
+    """A column whose name ends with ">" has numbers, "." names. A cell that is a pair has its class with it. Nothing for no rows."""
     kinds = [{">": "n", ".": "name"}.get(c[-1:], "") for c in columns]
     head = "".join(f'<th class="{kind}">{escape(c.rstrip(">."))}</th>' for c, kind in zip(columns, kinds, strict=True))
     lines = [f"<tr>{head}</tr>"] if any(columns) else []
     for row in rows:
         cells = [cell if isinstance(cell, tuple) else (cell, kind) for cell, kind in zip(row, kinds, strict=True)]
         lines.append("".join(["<tr>", *(f'<td class="{kind}">{escape(str(text))}</td>' for text, kind in cells), "</tr>"]))
-    return f"<table>{''.join(lines)}</table>"
+    return f"<table>{''.join(lines)}</table>" if rows else ""
 
 
 def _time(seconds: float) -> str:
-    for factor, unit in ((1.0, "s"), (1e-3, "ms")):
-        if seconds >= factor:
-            return f"{seconds / factor:.3g} {unit}"
-    return f"{seconds * 1e6:.3g} µs"
+    factor, unit = (1, "s") if seconds >= 1 else (1e3, "ms") if seconds >= 1e-3 else (1e6, "µs")
+    return f"{seconds * factor:.3g} {unit}"

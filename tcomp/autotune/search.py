@@ -36,7 +36,7 @@ _SECOND = 0.4  # how likely it is that a mutation changes one more decision, and
 _NEIGHBOUR = 0.5  # how likely it is that a decision moves to a neighbouring option
 _DISTANCE = 3  # (name, value) pairs by which candidates of a batch differ, if there are such: two decisions, or one and a default
 _SHARE = 0.5  # of a batch, for candidates of one structure
-_THREADS = "threads"  # how the names of decisions end that mean nothing where there is one thread
+_THREADS = "threads"  # the kind of decision that means nothing where there is one thread
 
 Summarize = Callable[[Task, Sequence[Decisions]], Sequence[CandidateSummary | None]]
 """Makes the loops of candidates and describes them; None for those that are refused."""
@@ -44,13 +44,14 @@ Summarize = Callable[[Task, Sequence[Decisions]], Sequence[CandidateSummary | No
 
 def summarize_here(task: Task, wanted: Sequence[Decisions]) -> list[CandidateSummary | None]:
     """In this process, one after the other."""
-    found: list[CandidateSummary | None] = []
-    for decisions in wanted:
+
+    def summary(decisions: Decisions) -> CandidateSummary | None:
         try:
-            found.append(CandidateSummary.of(instantiate(task, decisions)))
+            return CandidateSummary.of(instantiate(task, decisions))
         except TcompError:
-            found.append(None)
-    return found
+            return None
+
+    return [*map(summary, wanted)]
 
 
 class Search:
@@ -102,6 +103,7 @@ class _TaskKnowledge:
     summarize: Summarize
     options: dict[str, tuple[Option, ...]] = field(default_factory=dict)
     defaults: dict[str, Option] = field(default_factory=dict)
+    kinds: dict[str, str] = field(default_factory=dict)
     made: dict[str, _Candidate] = field(default_factory=dict)
     tried: set[str] = field(default_factory=set)
     loops: set[str] = field(default_factory=set)  # that were made, however they were decided upon
@@ -119,7 +121,8 @@ class _TaskKnowledge:
             for name, answer in c.answers.items():
                 self.options.setdefault(name, answer.options)
                 self.defaults.setdefault(name, answer.default)
-            asked = tuple(n for n, a in c.answers.items() if len(a.options) > 1 and not (self.task.threads == 1 and n.endswith(_THREADS)))
+                self.kinds.setdefault(name, answer.kind)
+            asked = tuple(n for n, a in c.answers.items() if len(a.options) > 1 and not (self.task.threads == 1 and a.kind == _THREADS))
             structure = encode({name: value for name, value in c.decisions.items() if not _is_number(value)})
             entered.append(text := encode(c.decisions))
             self.tried.add(text)
@@ -128,8 +131,7 @@ class _TaskKnowledge:
         return entered
 
     def vector(self, decisions: Decisions) -> Vector:
-        """The features of decisions alone, the defaults included."""
-        return decision_vector({**self.defaults, **decisions})
+        return decision_vector((name, self.kinds[name], decisions.get(name, default)) for name, default in self.defaults.items())
 
     def learn(self, records: Sequence[Record]) -> None:
         """Enter the candidates of records, and their costs."""
@@ -141,7 +143,6 @@ class _TaskKnowledge:
                 self.costs[record.decisions] = min(record.cost, self.costs.get(record.decisions, record.cost))
 
     def samples(self) -> list[Sample]:
-        """What the cost model learns from."""
         return [Sample(self.task.key, self.made[text].features, cost) for text, cost in self.costs.items() if text in self.made]
 
     def expected(self, model: CostModel) -> dict[str, float]:
@@ -159,12 +160,8 @@ class _TaskKnowledge:
                 self.make([self.drawn(rng) for _ in range(_FIRST - len(self.made))])
         expected = self.expected(model)
         parents = [self.made[text] for text in sorted(expected, key=lambda t: (expected[t], t))[:_PARENTS]]
-        offspring: dict[str, Decisions] = {}
-        for _ in range(_DRAWN if parents else 0):
-            decisions = self.drawn(rng) if rng.random() < _RANDOM else self.mutated(parents, rng)
-            if (text := encode(decisions)) not in self.tried:
-                offspring.setdefault(text, decisions)
-        waiting = [*offspring.values()]
+        drawn = [self.drawn(rng) if rng.random() < _RANDOM else self.mutated(parents, rng) for _ in range(_DRAWN if parents else 0)]
+        waiting = [decisions for text, decisions in {encode(d): d for d in drawn}.items() if text not in self.tried]
         if len(expected) > 1 and waiting:
             costs = np.array([*expected.values()]) - mean(expected.values())
             trees = regression(np.stack([self.made[text].vector for text in expected]), costs)
@@ -176,16 +173,14 @@ class _TaskKnowledge:
             self.make([waiting.pop(rng.randrange(len(waiting)) if rng.random() < _RANDOM else 0) for _ in range(number)])
 
     def drawn(self, rng: Random) -> dict[str, Option]:
-        """The decisions of some candidate, each drawn at random."""
         asked = rng.choice([*self.made.values()]).asked if self.made else ()
         return self.without_defaults({name: rng.choice(self.options[name]) for name in asked})
 
     def mutated(self, parents: Sequence[_Candidate], rng: Random) -> dict[str, Option]:
         """Decisions of two parents mixed, or those of one with some of them changed; better parents are more likely."""
         first, second = (parents[min(rng.randrange(len(parents)), rng.randrange(len(parents)))] for _ in range(2))
-        chosen = {name: first.decisions.get(name, self.defaults[name]) for name in first.asked}
+        chosen, others = ({name: c.decisions.get(name, self.defaults[name]) for name in c.asked} for c in (first, second))
         if rng.random() < _CROSSED:
-            others = {name: second.decisions.get(name, self.defaults[name]) for name in second.asked}
             return self.without_defaults({name: rng.choice((chosen, others)).get(name, self.defaults[name]) for name in {**chosen, **others}})
         while chosen:  # change one decision, often to a neighbouring option; decisions with many options more often
             (name,) = rng.choices([*chosen], [log2(len(self.options[n])) for n in chosen])
@@ -197,7 +192,6 @@ class _TaskKnowledge:
         return self.without_defaults(chosen)
 
     def without_defaults(self, chosen: Mapping[str, Option]) -> dict[str, Option]:
-        """The decisions that are not the default."""
         return {name: value for name, value in chosen.items() if value != self.defaults[name]}
 
     def choose(self, model: CostModel, count: int, rng: Random, hinted: Sequence[str]) -> list[Decisions]:

@@ -9,6 +9,7 @@ import os
 import tempfile
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
+from contextlib import closing
 from dataclasses import replace
 from functools import lru_cache
 from pathlib import Path
@@ -16,11 +17,11 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from tcomp.autotune.database.lookup import Lookup, given
+from tcomp.autotune.database.lookup import given
 from tcomp.autotune.measurement.measurer import Measurer, cores
 from tcomp.autotune.measurement.results import LIMITS, MIN_ROUNDS, Comparison, Limits, Measurement, Outcome, Rounds, summed
 from tcomp.autotune.measurement.worker_process import Answer, WorkerProcess
-from tcomp.autotune.tasks import Algorithm, Program, ScheduleFunction, Task, Workload, kernel_workload, workloads
+from tcomp.autotune.tasks import Algorithm, Program, Task, Workload, kernel_workload, workloads
 from tcomp.errors import InputError, TcompError
 from tcomp.frontends.onnx import import_model
 from tcomp.ir.expr import Expr, as_expr, evaluate_int, variables
@@ -35,8 +36,6 @@ from tcomp.pipeline import compile_partitioned, graph_passes, kernel_inputs
 from tcomp.runtime import Artifact, numpy_dtype
 from tcomp.runtime.loaded_model import random_array
 from tcomp.schedules.knobs import Decisions, decode, encode
-from tcomp.schedules.schedule import Program as Source
-from tcomp.target import Target
 
 if TYPE_CHECKING:
     import onnx
@@ -90,32 +89,29 @@ class ModelSubject(TuningSubject):
         self._suggested: dict[Sizes, int] = {}
         self._before_layouts = lru_cache(_CACHED_GRAPHS)(self._run_passes)
         self._keys = lru_cache(None)(self._kernel_keys)
-        self.algorithms = []
+        self.algorithms = []  # none is known until the passes have run
         self.choose_algorithms({})
-        self._untuned = self._compiled({})
+        options = self._deciding({})
+        self._untuned = compile_partitioned(self._with_layouts(frozenset(), options), options, Report())
         self.algorithms = self._alternatives()
 
-    def _lookup(self, decisions: Mapping[str, Decisions]) -> Lookup:
-        return given(decisions, self._backend, self._threads, self._sizes)
+    def _deciding(self, decisions: Mapping[str, Decisions]) -> CompileOptions:
+        """The options of a compilation that follows these decisions."""
+        return replace(self._options, decide=given(decisions, self._backend, self._threads, self._sizes))
 
     def _chosen(self, decisions: Mapping[str, Decisions]) -> _Algorithms:
         return frozenset((task.key, encode(d)) for task, d in self.algorithms if decisions.get(task.key) == d)
 
     def _run_passes(self, chosen: _Algorithms) -> Graph:
         """The graph after all passes but the last, which alone depends on decisions other than the choice of algorithms."""
-        lookup = self._lookup({key: decode(text) for key, text in chosen})
+        lookup = given({key: decode(text) for key, text in chosen}, self._backend, self._threads, self._sizes)
         graph, _ = run_passes(self._graph, graph_passes(replace(self._options, decide=lookup), Report())[:-1])
         self._suggested |= lookup.suggested
         return graph
 
-    def _with_layouts(self, chosen: _Algorithms, lookup: Lookup) -> Graph:
-        """The graph after all passes."""
-        *_, (_, layout) = graph_passes(replace(self._options, decide=lookup), Report())
+    def _with_layouts(self, chosen: _Algorithms, options: CompileOptions) -> Graph:
+        *_, (_, layout) = graph_passes(options, Report())
         return layout(self._before_layouts(chosen))
-
-    def _compiled(self, decisions: Mapping[str, Decisions]) -> Artifact:
-        lookup = self._lookup(decisions)
-        return compile_partitioned(self._with_layouts(self._chosen(decisions), lookup), replace(self._options, decide=lookup), Report())
 
     def _alternatives(self) -> list[tuple[Algorithm, Decisions]]:
         """Algorithms other than those that the model of their cost suggests, but not far from these; the most promising first."""
@@ -129,19 +125,19 @@ class ModelSubject(TuningSubject):
 
     def choose_algorithms(self, decisions: Mapping[str, Decisions]) -> None:
         """From now on, the tasks are the kernels of the model with these algorithms."""
-        self._algorithm_decisions = dict(decisions)
-        graph = self._with_layouts(self._chosen(decisions), self._lookup(decisions))
+        self._algorithms_taken = dict(decisions)
+        graph = self._with_layouts(self._chosen(decisions), self._deciding(decisions))
         self.tasks = [*workloads(graph, self._backend.target, self._threads, self._sizes)]
 
     def _kernel_keys(self, chosen: _Algorithms) -> list[str]:
-        """The keys of a model's kernels, in program order."""
-        options = self._backend.target, self._threads, self._sizes
-        kernels = kernel_inputs(self._with_layouts(chosen, self._lookup({})))
-        return [kernel_workload(node.bodies[0], constants, *options).key for node, constants in kernels]
+        measured_at = self._backend.target, self._threads, self._sizes
+        kernels = kernel_inputs(self._with_layouts(chosen, self._deciding({})))
+        return [kernel_workload(node.bodies[0], constants, *measured_at).key for node, constants in kernels]
 
     def artifact(self, decisions: Mapping[str, Decisions]) -> Artifact:
         """The model with these decisions on algorithms and kernels, by the keys of their tasks; others by default."""
-        return self._compiled(decisions) if decisions else self._untuned
+        options = self._deciding(decisions)
+        return compile_partitioned(self._with_layouts(self._chosen(decisions), options), options, Report()) if decisions else self._untuned
 
     def compare(self, decisions: Mapping[str, Decisions], seconds: float) -> Comparison:
         """The model with these decisions against the untuned one. The kernels that a choice of algorithms changes count together, under the
@@ -157,20 +153,17 @@ class ModelSubject(TuningSubject):
         return Comparison(Rounds(*map(tuple, answer["runs"])), kernels)
 
     def _run_both(self, decisions: Mapping[str, Decisions], seconds: float) -> Answer:
-        """What `ab_comparison.handle` answers."""
         with tempfile.TemporaryDirectory(prefix="tcomp-") as folder:
             paths = {name: str(Path(folder) / name) for name in ("untuned", "tuned", "inputs")}
-            self.artifact({}).save(paths["untuned"])
+            self._untuned.save(paths["untuned"])
             self.artifact(decisions).save(paths["tuned"])
             with open(paths["inputs"], "wb") as file:
                 np.savez(file, allow_pickle=False, **{str(n): a for n, a in enumerate(self.inputs.values())})
             memory = None if self._backend.on_device else LIMITS.bytes
             worker = WorkerProcess("tcomp.autotune.measurement.ab_comparison", memory, cores(self._threads))
             request = {"names": list(self.inputs), **paths, "threads": self._threads, "seconds": seconds}
-            try:
+            with closing(worker):
                 return worker.ask(request, 2 * seconds + _PATIENCE)
-            finally:
-                worker.close()
 
     def _by_task(self, answer: Answer, decisions: Mapping[str, Decisions]) -> list[dict[str, tuple[float, ...]]]:
         """The times of kernel calls on either side, round by round, summed for each task."""
@@ -184,18 +177,15 @@ class ModelSubject(TuningSubject):
 
     def seconds_by_task(self, seconds: float) -> dict[str, float]:
         """Seconds that the kernels of each task take; empty if the model cannot be run."""
-        answer, chosen = self._run_both(self._algorithm_decisions, seconds), self._algorithm_decisions
-        return {key: min(times) for key, times in self._by_task(answer, chosen)[1].items()} if answer["status"] == Outcome.OK else {}
+        taken, answer = self._algorithms_taken, self._run_both(self._algorithms_taken, seconds)
+        return {key: min(times) for key, times in self._by_task(answer, taken)[1].items()} if answer["status"] == Outcome.OK else {}
 
 
 class ProgramSubject(TuningSubject):
-    """A user's own program: see `Program.of`."""
+    """A user's own program."""
 
-    def __init__(
-        self, source: Source, target: Target, threads: int, sizes: Mapping[str, int] | None, schedule: ScheduleFunction | None
-    ) -> None:
-        self.task = Program.of(source, target, threads, sizes, schedule)
-        self.tasks, self.algorithms = [(self.task, 1)], []
+    def __init__(self, task: Program) -> None:
+        self.task, self.tasks, self.algorithms = task, [(task, 1)], []
 
     def compare(self, decisions: Mapping[str, Decisions], seconds: float) -> Comparison:
         """The program with these decisions against its default schedule."""

@@ -145,7 +145,7 @@ class Workload(Task):
 @dataclass(frozen=True)
 class Program(Task):
     """A user's own loops, printed as they are before any step. `space` names a schedule function as `module:name`; "" is the default
-    one. `function` is that function; it need not be kept if other processes can find it by its name (see `portable`)."""
+    one. `function` is that function, where this process has it (see `portable`)."""
 
     space: str = ""
     function: ScheduleFunction | None = field(default=None, compare=False, repr=False)
@@ -212,9 +212,6 @@ def task_from_json(record: Mapping[str, Any]) -> Workload | Program | Algorithm:
     return Program(*common, str(record["space"])) if "space" in record else Workload(*common, tuple(map(int, record["constants"])))
 
 
-# ---------------------------------------------------------------- candidates
-
-
 @dataclass(frozen=True)
 class Candidate:
     """What the schedule function made of some decisions: `answers` are all that was asked, by name; `arguments` the buffers that the loops
@@ -251,24 +248,17 @@ def sample(task: Task, rng: Random) -> Candidate:
 
 def _candidate(task: Task, knobs: Knobs) -> Candidate:
     s, arguments = task.make(knobs)
-    left = _left_as_lowered(s)
-    if new := left.keys() - _left_by_default(task):
-        what, why = f"these decisions cannot be followed for {', '.join(sorted(new))}", "; ".join(left[where] for where in left if where in new)
-        raise ScheduleError(what, where=encode(knobs.decisions), why=why)
+    by_default = _left_as_lowered(task)
+    if new := {f.where: str(f) for f in s.fallbacks if f.kind is FallbackKind.LEFT_AS_LOWERED and f.where not in by_default}:
+        what = f"these decisions cannot be followed for {', '.join(sorted(new))}"
+        raise ScheduleError(what, where=encode(knobs.decisions), why="; ".join(new.values()))
     return Candidate(task, s, arguments, knobs.asked)
 
 
-def _left_as_lowered(s: Schedule) -> dict[str, str]:
-    """The results that a schedule leaves as lowered, and why."""
-    return {f.where: str(f) for f in s.fallbacks if f.kind is FallbackKind.LEFT_AS_LOWERED}
-
-
 @lru_cache(maxsize=256)
-def _left_by_default(task: Task) -> frozenset[str]:
-    return frozenset(_left_as_lowered(task.schedule(Knobs())))
-
-
-# ---------------------------------------------------------------- the kernels of a model
+def _left_as_lowered(task: Task) -> frozenset[str]:
+    """The results that the default schedule leaves as lowered."""
+    return frozenset(f.where for f in task.make(Knobs())[0].fallbacks if f.kind is FallbackKind.LEFT_AS_LOWERED)
 
 
 def workloads(graph: Graph, target: Target, threads: int, dims: Mapping[str, int] | None = None) -> list[tuple[Workload, int]]:
@@ -282,9 +272,7 @@ def workloads(graph: Graph, target: Target, threads: int, dims: Mapping[str, int
     return [*calls.items()]
 
 
-def kernel_workload(
-    body: Graph, constants: frozenset[int], target: Target, threads: int, dims: Mapping[str, int] | None = None
-) -> Workload:
+def kernel_workload(body: Graph, constants: frozenset[int], target: Target, threads: int, dims: Mapping[str, int] | None = None) -> Workload:
     """The workload of one KERNEL body; `constants` are the numbers of its inputs that are constants, whose layouts do not matter."""
     plain = with_layouts(body, dict.fromkeys(constants))
     workload = Workload(canonical_graph_text(plain), str(target), threads, _dims(dims, plain.dims()), tuple(sorted(constants)))
@@ -303,9 +291,8 @@ def _kernels(graph: Graph, times: int) -> Iterator[tuple[Node, frozenset[int], i
 
 
 def _dims(sizes: Mapping[str, int] | None, variables: Sequence[Expr]) -> tuple[tuple[str, int], ...]:
-    """Those of the sizes that are of these variables, by name."""
-    names = {v.name for v in variables}
-    return tuple(sorted((name, size) for name, size in (sizes or {}).items() if name in names))
+    """The sizes of these variables, by name, as far as they are given."""
+    return tuple(sorted({v.name: sizes[v.name] for v in variables if v.name in sizes}.items())) if sizes else ()
 
 
 @lru_cache(maxsize=64)

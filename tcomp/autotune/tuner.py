@@ -14,7 +14,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from hashlib import sha256
 from math import inf, log
@@ -34,7 +34,7 @@ from tcomp.autotune.measurement.results import Limits, Measurement, Outcome, Rou
 from tcomp.autotune.progress import PhaseClock, Result, Status, StopReason, TaskStatus, next_task
 from tcomp.autotune.search import Search
 from tcomp.autotune.subject import ModelSubject, ProgramSubject, TuningSubject, roofline_seconds, title
-from tcomp.autotune.tasks import ScheduleFunction, Task, instantiate
+from tcomp.autotune.tasks import Program, ScheduleFunction, Task, instantiate
 from tcomp.backends import backend_of
 from tcomp.calibration import measured
 from tcomp.errors import InputError, TcompError
@@ -103,16 +103,21 @@ def tune(
             raise InputError(f"{name} is to be positive, not {number}")
     if cluster is None:
         backend.check_device()
+
+
+    def plain(given: Mapping[str, Any] | None) -> dict[str, Any] | None:
+        return None if given is None else {str(name): np.asarray(v).tolist() for name, v in given.items()}
+
     options: dict[str, Any] = {
         "model": os.path.abspath(model) if isinstance(model, str | os.PathLike) else None, "target": str(backend.target), "threads": threads, "workers": workers,
-        "cluster": cluster, "shapes": _plain(shapes), "dims": _plain(dims), "values": _plain(values), "sizes": _plain(sizes), "seed": seed, "direct": direct,
+        "cluster": cluster, "shapes": plain(shapes), "dims": plain(dims), "values": plain(values), "sizes": plain(sizes), "seed": seed, "direct": direct,
     }  # fmt: skip
     clock = PhaseClock()
     with Database(database) as entries:
         with clock.phase("compile"):
             subject: TuningSubject
             if isinstance(model, Kernel | Tensor) or (isinstance(model, Sequence) and not isinstance(model, str | bytes)):
-                subject = ProgramSubject(model, backend.target, backend.threads(threads), sizes, schedule)
+                subject = ProgramSubject(Program.of(model, backend.target, backend.threads(threads), sizes, schedule))
             elif schedule is not None:
                 raise InputError("a schedule function is for a program, not for a model", hint="tcomp.tune([A, B, C], schedule=f)")
             else:
@@ -120,11 +125,6 @@ def tune(
         session = _session(entries, subject, options, limits, resume)
         run = _TuningRun(subject, entries, session, start, clock, progress or (lambda status: None), Random(f"{seed} {session.trials}"))
         return run.run(workers, cluster)
-
-
-def _plain(given: Mapping[str, Any] | None) -> dict[str, Any] | None:
-    """As JSON."""
-    return None if given is None else {str(name): np.asarray(v).tolist() for name, v in given.items()}
 
 
 def _session(
@@ -174,8 +174,7 @@ class _TuningRun:
     def __post_init__(self) -> None:
         self.target = Target.parse(str(self.session.options["target"]))
         self.environment = environment(self.target)
-        budget, self.limit = self.session.options["budget"], self.session.options["trials"]
-        self.earlier = self.session.spent
+        budget, self.limit, self.earlier = self.session.options["budget"], self.session.options["trials"], self.session.spent
         self.budget = inf if budget is None else max(0.0, budget - self.earlier)
         least, most = _COMPARISON_SECONDS
         self.comparison = min(max(_COMPARISON * (BUDGET if budget is None else budget), least), most)
@@ -186,28 +185,32 @@ class _TuningRun:
         return time.monotonic() - self.start
 
     def run(self, workers: int | None, cluster: str | None) -> Result:
-        interrupted = False
-        try:
+        interrupted, confirmation = True, Confirmation()
+        with suppress(KeyboardInterrupt):
             self.choose_algorithms()
             self.survey()
             self.search(workers, cluster)
-        except KeyboardInterrupt:
-            interrupted = True
+            interrupted = False
         self.phase = "confirm"
-        confirmation = Confirmation()
         try:
             with self.clock.phase("confirm"):
                 confirmation = self.confirm()
         except KeyboardInterrupt:
             interrupted = True
         confirmation.notes += dict.fromkeys(k.stopped for k in self.kernels if k.stop is StopReason.NOT_MEASURED)
+        c, self.phase = confirmation, "done"
         self.session.state = SessionState.INTERRUPTED if interrupted else SessionState.FINISHED
-        self.end_session(confirmation)
-        self.phase = "done"
+        self.session.spent = self.earlier + self.elapsed
+        self.session.summary = {
+            "before": c.before, "after": c.after, "ratio": c.ratio, "comparisons": c.comparisons, "kept": sorted(c.kept), "notes": c.notes,
+            "rolled_back": sorted(c.rolled_back), "kernels": {key: [g.before, g.after] for key, g in c.kernels.items()},
+            "seconds": self.clock.stop(),
+        }  # fmt: skip
+        self.entries.add(self.session)
         self.show()
         program = self.subject.task if isinstance(self.subject, ProgramSubject) else None
-        statuses, seconds = [*self.choices, *self.kernels], self.clock.stop()
-        return Result(str(self.entries.path), statuses, confirmation, seconds, self.session.trials, interrupted, program)
+        statuses = [*self.choices, *self.kernels]
+        return Result(str(self.entries.path), statuses, confirmation, self.clock.stop(), self.session.trials, interrupted, program)
 
     # ------------------------------------------------------------ algorithms
 
@@ -256,9 +259,8 @@ class _TuningRun:
 
     def survey(self) -> None:
         """Collect what is known of the kernels: bounds, earlier records, and their shares of the untuned model's time."""
-        with self.clock.phase("measure"):
-            here = bool(self.subject.tasks) and self.target == Target.host()
-            core = measured() if here else None  # the rates of this machine, if it is the one that is tuned for
+        with self.clock.phase("measure"):  # the rates of this machine, if it is the one that is tuned for
+            core = measured() if self.subject.tasks and self.target == Target.host() else None
         for task, calls in self.subject.tasks:
             self.kernels.append(kernel := TaskStatus(task, title(task), calls, calls * roofline_seconds(task, core)))
             for record in self.entries.records(task.key):
@@ -299,18 +301,15 @@ class _TuningRun:
     def comparison_seconds(self) -> float:
         """Seconds for a comparison, with building the winners."""
         winners = sum(k.gain < 1 for k in self.kernels)
-        each = self.build_seconds / self.built if self.built else 0.0
-        return (winners + 1) * each + self.comparison + self.loading
+        return (winners + 1) * self.build_seconds / max(self.built, 1) + self.comparison + self.loading
 
     @property
     def finalists(self) -> int:
         """Candidates of a kernel that run in the model, at most."""
-        if self.budget == inf:
-            return _FINALISTS
-        return max(1, min(_FINALISTS, int(_FINALS * self.budget / self.comparison_seconds - _EXTRA_COMPARISONS)))
+        affordable = _FINALS * self.budget / self.comparison_seconds - _EXTRA_COMPARISONS
+        return max(1, int(min(_FINALISTS, affordable)))
 
     def batch(self, kernel: TaskStatus, measurer: Measurer, search: Search) -> None:
-        """Propose, measure, learn."""
         self.current = kernel
         self.show()
         start, before = time.monotonic(), len(kernel.records)
@@ -321,40 +320,29 @@ class _TuningRun:
             kernel.stop = StopReason.EXHAUSTED
             return
         incumbent = kernel.best  # at the start: the whole batch is measured against it
-        results = measurer.measure_each(kernel.task, [*map(decode, proposals)], decode(incumbent.decisions) if incumbent else None)
+        opponent = decode(incumbent.decisions) if incumbent else None
+        results = measurer.measure_each(kernel.task, [*map(decode, proposals)], opponent)
         for n, (text, guess) in enumerate(proposals.items()):
             begin = time.monotonic()
             with self.clock.phase("measure" if n else "build"):  # all are built before the first is measured
                 measurement = next(results)
             if not n:
-                self.account_building(time.monotonic() - begin, len(proposals))
-            measurement = self.measured_again(kernel, measurer, text, measurement, incumbent)
-            self.enter(kernel, text, guess, measurement, incumbent or kernel.base)
+                if self.built or isinstance(self.subject, ModelSubject):
+                    self.build_seconds, self.built = self.build_seconds + time.monotonic() - begin, self.built + len(proposals)
+                else:  # processes were started: so they are for a comparison of programs
+                    self.loading, self.built = max(self.loading, time.monotonic() - begin), 1
+            scale = incumbent or kernel.base
+            if measurement.status == Outcome.OK and kernel.best and scale and measurement.ratio * (scale.cost or inf) < (kernel.best.cost or inf):
+                with self.clock.phase("measure"):  # the best of many is partly luck: it is measured again, and the worse result counts
+                    (again,) = measurer.measure(kernel.task, [decode(text)], opponent)
+                measurement = max(measurement, again, key=lambda m: m.ratio)
+            self.enter(kernel, text, guess, measurement, scale)
             if time.monotonic() >= self.end or kernel.base is None:
                 break
         kernel.seconds += time.monotonic() - start
         kernel.measured += len(kernel.records) - before
         if kernel.base is None:
             kernel.stop, kernel.stop_detail = StopReason.NOT_MEASURED, kernel.records[-1].measurement.reason
-
-    def account_building(self, seconds: float, candidates: int) -> None:
-        if self.built or isinstance(self.subject, ModelSubject):
-            self.build_seconds += seconds
-            self.built += candidates
-        else:
-            self.loading = max(self.loading, seconds)  # processes were started: so they are for a comparison of programs
-            self.built = 1
-
-    def measured_again(
-        self, kernel: TaskStatus, measurer: Measurer, decisions: str, found: Measurement, incumbent: Record | None
-    ) -> Measurement:
-        """A candidate that seems to be the best is measured again, and the worse result counts: the best of many is partly luck."""
-        best, scale = kernel.best, incumbent or kernel.base
-        if found.status != Outcome.OK or best is None or scale is None or found.ratio * (scale.cost or inf) >= (best.cost or inf):
-            return found
-        with self.clock.phase("measure"):
-            (again,) = measurer.measure(kernel.task, [decode(decisions)], decode(incumbent.decisions) if incumbent else None)
-        return again if again.ratio > found.ratio else found
 
     def summarized(self, measurer: Measurer, task: Task, wanted: Sequence[Decisions]) -> list[CandidateSummary | None]:
         """What candidates are. A failure to make their loops that is not a refusal becomes a record."""
@@ -381,18 +369,13 @@ class _TuningRun:
 
     def winners_of_similar_tasks(self, task: Task) -> list[Decisions]:
         """Winners of kernels of the same structure, those of the nearest sizes first."""
-
-        def distance(other: Task) -> float:
-            return sum(abs(log((a + 1) / (b + 1))) for a, b in zip(task.sizes, other.sizes, strict=True))
-
         others = [t for t in self.entries.similar(task.structure) if t.key != task.key and len(t.sizes) == len(task.sizes)]
-        winners = [self.entries.choice(t.key) for t in sorted(others, key=distance)[:_SIMILAR]]
-        return [decode(text) for text in winners if text is not None]
+        others.sort(key=lambda t: sum(abs(log((a + 1) / (b + 1))) for a, b in zip(task.sizes, t.sizes, strict=True)))
+        return [decode(text) for t in others[:_SIMILAR] if (text := self.entries.choice(t.key)) is not None]
 
     # ------------------------------------------------------------ records and results
 
     def record(self, task: Task, decisions: str, measurement: Measurement, cost: float | None, predicted: float | None = None) -> Record:
-        """Enter a record, and what is spent by now."""
         record = Record(task, decisions, "", measurement, cost, predicted, self.environment, time.time())
         self.session.trials += decisions != _DEFAULT
         self.session.spent = self.earlier + self.elapsed
@@ -430,15 +413,6 @@ class _TuningRun:
                 self.entries.set_trace(record, instantiate(kernel.task, kept).schedule.trace.to_json())
         return found
 
-    def end_session(self, c: Confirmation) -> None:
-        self.session.spent = self.earlier + self.elapsed
-        self.session.summary = {
-            "before": c.before, "after": c.after, "ratio": c.ratio, "comparisons": c.comparisons, "kept": sorted(c.kept), "notes": c.notes,
-            "rolled_back": sorted(c.rolled_back), "kernels": {key: [g.before, g.after] for key, g in c.kernels.items()},
-            "seconds": self.clock.stop(),
-        }  # fmt: skip
-        self.entries.add(self.session)
-
     def show(self) -> None:
         error, budget = fmean(self.errors) if self.errors else None, self.budget if self.budget < inf else 0.0
         self.tell(Status(self.phase, self.elapsed, budget, self.session.trials, self.limit, self.kernels, self.current, error))
@@ -450,11 +424,11 @@ def _watchdog(deadline: Callable[[], float], end: Callable[[], None]) -> Iterato
     done, expired = threading.Event(), threading.Event()
 
     def watch() -> None:
-        while not done.wait(0.2):
-            if time.monotonic() > deadline():
-                expired.set()
-                end()
+        while time.monotonic() <= deadline():
+            if done.wait(0.2):
                 return
+        expired.set()
+        end()
 
     thread = threading.Thread(target=watch, daemon=True)
     thread.start()

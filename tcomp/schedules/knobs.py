@@ -25,11 +25,13 @@ O = TypeVar("O", bound=Option)
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """One decision: what was chosen, among what, and what the analytic model would have chosen."""
+    """One decision: what was chosen, among what, what the analytic model would have chosen, and what `kind` of decision it is ("tile",
+    "threads"), whatever it is about."""
 
     value: Option
     options: tuple[Option, ...]
     default: Option
+    kind: str
 
 
 @dataclass(slots=True)
@@ -40,11 +42,14 @@ class Knobs:
     pick: Pick = lambda name, options, default: default
     asked: dict[str, Answer] = field(default_factory=dict)
 
-    def choice(self, name: str, options: Sequence[O], default: O) -> O:
+    def choice(self, name: str | tuple[str, str], options: Sequence[O], default: O) -> O:
         """One of the options, which are in a fixed order and include `default`. The same name asked again gets the same answer.
+
+        A name is a kind of decision ("tile"), or what the decision is about and its kind (("C", "tile"), recorded as "C.tile").
 
         Raises `ScheduleError` if there is no such option.
         """
+        kind, name = (name, name) if isinstance(name, str) else (name[1], ".".join(name))
         if (asked := self.asked.get(name)) is not None and asked.value in options:
             return options[options.index(asked.value)]
         value = self.given.get(name)
@@ -53,10 +58,10 @@ class Knobs:
         if value not in options or default not in options:
             raise ScheduleError(f"knob `{name}` has no option {value!r}", hint=f"one of {', '.join(map(repr, options))}")
         decided = options[options.index(value)]
-        self.asked[name] = Answer(decided, tuple(options), default)
+        self.asked[name] = Answer(decided, tuple(options), default, kind)
         return decided
 
-    def flag(self, name: str, default: bool) -> bool:
+    def flag(self, name: str | tuple[str, str], default: bool) -> bool:
         """Yes or no."""
         return self.choice(name, (False, True), default)
 

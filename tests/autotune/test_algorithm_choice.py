@@ -111,7 +111,7 @@ def test_a_tile_that_is_none_is_passed_over(model: ModelSubject, net: Path, tmp_
         _, plain = compile_model(net, CompileOptions(HOST, threads=1, emit=("graph",)))
         assert report.stages["graph"] == plain.stages["graph"]
     (tmp_path / "lines").write_text(lines[0] + "\n" + lines[1].replace('"kind": "algorithm"', '"kind": "other"') + "\n")
-    with Database(tmp_path / "bad.db") as database, pytest.raises(DatabaseError, match="`kind`: it is 'other', which is unknown"):
+    with Database(tmp_path / "bad.db") as database, pytest.raises(DatabaseError, match="`kind`: it is 'other', not one that is known"):
         database.import_(tmp_path / "lines")
 
 

@@ -58,12 +58,12 @@ def test_features_do_not_depend_on_where_a_value_came_from() -> None:
 
 
 def test_decisions_alone() -> None:
-    values = {"A.tile": (4, 2), "A.folds": ("A.k", "A.j"), "A.pack": True, "how": "fast"}
+    values = [("A.tile", "tile", (4, 2)), ("A.folds", "folds", ("A.k", "A.j")), ("A.pack", "pack", True), ("how", "how", "fast")]
     found = decision_vector(values)
-    assert found.shape == (DECISIONS,) and found.sum() == 2 * (4 + 2 + 1 + 1 + 1 + 1)  # by full name and by last word
-    np.testing.assert_array_equal(found, decision_vector(dict(reversed(values.items()))))
-    assert (found != decision_vector({**values, "A.folds": ("A.j", "A.k")})).any()
-    assert not decision_vector({}).any()
+    assert found.shape == (DECISIONS,) and found.sum() == 2 * (4 + 2 + 1 + 1 + 1 + 1)  # by full name and by kind
+    np.testing.assert_array_equal(found, decision_vector(reversed(values)))
+    assert (found != decision_vector([*values, ("A.folds", "folds", ("A.j", "A.k"))])).any()
+    assert not decision_vector([]).any()
 
 
 def test_symbolic_sizes_are_those_at_which_the_task_is_measured() -> None:

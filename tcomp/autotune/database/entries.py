@@ -130,9 +130,6 @@ def environment(target: Target | Backend) -> dict[str, str]:
     }  # fmt: skip
 
 
-# ---------------------------------------------------------------- checks of values
-
-
 class Malformed(Exception):
     """What was read is not a valid entry; the message says why."""
 
@@ -168,7 +165,6 @@ def parse_json(text: Any) -> Any:
 
 
 def _object_of(checks: Mapping[str, Check]) -> Check:
-    """The check of an object that has exactly these fields."""
 
     def read(entry: dict[str, Any]) -> dict[str, Any]:
         if odd := sorted(entry.keys() ^ checks.keys()):
@@ -194,7 +190,7 @@ def _integer(limit: int) -> Check:
 
 
 def _one_of(options: Mapping[str, Any]) -> Check:
-    return check("known", lambda v: isinstance(v, str) and v in options, options.__getitem__)
+    return check("one that is known", lambda v: isinstance(v, str) and v in options, options.__getitem__)
 
 
 def _list(element: Check) -> Check:
@@ -218,8 +214,6 @@ _plain_option = check("a decision", lambda v: v is None or (isinstance(v, int | 
 _seconds = check("a number of seconds", lambda v: type(v) in (int, float) and 0 <= v < 1e15, float)
 _seconds_or_none = check("a number of seconds, or null", lambda v: True, lambda v: v if v is None else _seconds(v))
 _any_object = check("a JSON object", lambda v: isinstance(v, dict))
-
-# ---------------------------------------------------------------- checks of entries
 
 _DIM = _text(200, r"[^\s\x00-\x1f]+"), _integer(1 << 48)
 _TASK = {

@@ -136,8 +136,6 @@ class Database:
                 raise
             self._sql.execute("COMMIT")
 
-    # ------------------------------------------------------------ writing
-
     def add(self, *given: Record | Verdict | Session) -> None:
         """Enter records and verdicts, and what sessions have spent by now, in one transaction. A new session gets its number."""
         with self._transaction():
@@ -165,8 +163,6 @@ class Database:
         if isinstance(entry, Session):
             entry.number = entry.number or int(entered.lastrowid or 0)
         return entered.rowcount
-
-    # ------------------------------------------------------------ reading
 
     def tasks(self) -> list[Task]:
         """All tasks, in the order in which they came."""
@@ -227,8 +223,6 @@ class Database:
                 where = f"{kind} {row['key' if kind == 'task' else 'id']}"
                 raise DatabaseError(f"the database {self.path} is damaged", where=where, why=f"it {error}") from None
         return found
-
-    # ------------------------------------------------------------ JSON lines
 
     def lines(self) -> Iterator[str]:
         """The entries as JSON lines, without the sessions."""

@@ -43,16 +43,13 @@ def handle(request: Answer) -> Answer:
 
     def block(module: LoadedModel) -> float:
         module.run(inputs)
-        start, least = time.perf_counter(), float("inf")
-        while time.perf_counter() - start < _BLOCK or least == float("inf"):
-            least = min(least, _run(module, inputs))
-        return least
-
-    def profile(module: LoadedModel) -> list[float]:
-        return [s for _, s in module.profile(inputs, runs=1)]
+        start, times = time.perf_counter(), list[float]()
+        while not times or time.perf_counter() - start < _BLOCK:
+            times.append(_run(module, inputs))
+        return min(times)
 
     runs = _rounds(modules, block, request["seconds"] * (1 - _PROFILE_SHARE))
-    profiles = _rounds(modules, profile, request["seconds"] * _PROFILE_SHARE)
+    profiles = _rounds(modules, lambda m: [s for _, s in m.profile(inputs, runs=1)], request["seconds"] * _PROFILE_SHARE)
     return {"status": "ok", "runs": runs, "kernels": [list(zip(*side, strict=True)) for side in profiles]}  # by kernel, not by round
 
 

@@ -7,7 +7,6 @@ import base64
 import json
 from collections.abc import Callable, Mapping
 from dataclasses import replace
-from functools import lru_cache
 from math import prod
 from typing import Any
 
@@ -25,7 +24,7 @@ from tcomp.ir.text.parser import parse_kernel
 from tcomp.schedules.knobs import Decisions, decode, encode
 from tcomp.target import CpuTarget
 
-_CACHED = 64  # candidates whose loops may be asked for again
+_CACHED = 64  # candidates whose loops may be requested again
 
 
 def build_request(task: Task, decisions: Decisions) -> Answer:
@@ -68,22 +67,17 @@ def handle(request: Answer) -> Answer:
         return {"status": "build", "reason": reason_of(error)}
 
 
-_candidates: dict[tuple[str, str], Candidate] = {}  # by task and decisions: after its summary, a candidate is often asked for again, to be built
+_candidates: dict[tuple[str, str], Candidate] = {}  # by task and decisions: after its summary, a candidate is often requested again, to be built
 
 
 def _candidate(task: str, decisions: str) -> Candidate:
     if (task, decisions) in _candidates:
         return _candidates[task, decisions]
-    found = instantiate(_task(task), decode(decisions))
+    found = instantiate(task_from_json(json.loads(task)), decode(decisions))
     _candidates[task, encode(found.decisions)] = found
     if len(_candidates) > _CACHED:
         del _candidates[next(iter(_candidates))]
     return found
-
-
-@lru_cache(maxsize=4)
-def _task(text: str) -> Task:
-    return task_from_json(json.loads(text))
 
 
 def built(kernel: L.Kernel, source: L.Kernel, arguments: list[list[Any]], dims: Mapping[str, int], backend: Backend) -> Answer:

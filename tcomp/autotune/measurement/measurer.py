@@ -21,7 +21,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
 from threading import Lock
-from typing import Any, Self
+from typing import Any, Self, cast
 
 from tcomp.autotune.features import CandidateSummary
 from tcomp.autotune.measurement.builder import build_request, is_local, summary_request
@@ -92,9 +92,9 @@ class Runner:
         self._worker = None
 
     @property
-    def pids(self) -> list[int]:
+    def pid(self) -> int | None:
         """The number of the process, if it runs."""
-        return _pids([self._worker] if self._worker is not None else [])
+        return None if self._worker is None else self._worker.pid
 
 
 class Measurer:
@@ -129,7 +129,7 @@ class Measurer:
     @property
     def pids(self) -> list[int]:
         """The processes that work for this one now."""
-        return [*self._runner.pids, *_pids(self._builders)]
+        return [pid for pid in (self._runner.pid, *(builder.pid for builder in self._builders)) if pid is not None]
 
     def summarize(self, task: Task, wanted: Sequence[Decisions]) -> list[CandidateSummary | Measurement]:
         """The candidates of some decisions, in order; a record where there is none. Raises nothing on account of a candidate."""
@@ -159,12 +159,11 @@ class Measurer:
             if answer["status"] != Outcome.OK:
                 yield from [Measurement(Outcome.ERROR, reason=what + answer["reason"])] * len(rest)
                 return
-        flush_bytes = task.backend.flush_bytes(task.threads)
-        common = task.key, task.backend.on_device, task.threads, harness["harness"], flush_bytes, reference, opponent
+        backend = task.backend
+        common = task.key, backend.on_device, task.threads, harness["harness"], backend.flush_bytes(task.threads), reference, opponent
         yield from self._run(task, [Job(*common, answer) for answer in rest])
 
     def _run(self, task: Task, jobs: Sequence[Job]) -> Iterator[Measurement]:
-        """The measurements of jobs, in order."""
         for job in jobs:
             yield job.build_failure or self._runner.run(job)
 
@@ -172,13 +171,13 @@ class Measurer:
         """What builders answer for some decisions of a task, in order."""
         keys = [_key(task, decisions) for decisions in wanted]
         found, requests = dict(self._built), dict[str, Answer]()
-        for key, decisions in zip(keys, wanted, strict=True):
-            if key not in found and key not in requests:
+        for key, decisions in dict(zip(keys, wanted, strict=True)).items():
+            if key not in found:
                 try:
                     requests[key] = build_request(task, decisions)
                 except Exception as error:  # noqa: BLE001  a user's schedule function may raise anything
                     found[key] = _failed(error)
-        found.update((key, answer) for key, (_, answer) in self._ask(requests).items())
+        found |= {key: answer for key, (_, answer) in self._ask(requests).items()}
         for key in keys[:2]:  # the default schedule and the incumbent
             self._built.pop(key, None)
             if found[key]["status"] == Outcome.OK:
@@ -246,21 +245,20 @@ class ClusterMeasurer(Measurer):
     def _run(self, task: Task, jobs: Sequence[Job]) -> Iterator[Measurement]:
         # One call for each job, though they have much in common: a worker that joins later needs all of it.
         options = {"resources": {task.backend.target.machine: 1}, "pure": False, "retries": 1}
-        futures = [None if job.build_failure else self._client.submit(_run_job, job, self.limits, **options) for job in jobs]
+        futures = {n: self._client.submit(_run_job, job, self.limits, **options) for n, job in enumerate(jobs) if not job.build_failure}
         try:
-            for job, future in zip(jobs, futures, strict=True):
-                yield job.build_failure or self._result(task, future)
+            for n, job in enumerate(jobs):
+                yield job.build_failure or self._result(task, futures[n])
         finally:
             with suppress(OSError, RuntimeError):  # the scheduler is gone, or the client was closed
-                self._client.cancel([f for f in futures if f is not None and not f.done()])
+                self._client.cancel([future for future in futures.values() if not future.done()])
 
     def _result(self, task: Task, future: Any) -> Measurement:
         waited = 0.0
         try:
             while waited < self._patience:
                 try:
-                    found: Measurement = future.result(timeout=_POLL)
-                    return found
+                    return cast(Measurement, future.result(timeout=_POLL))
                 except TimeoutError:
                     if future.done():
                         raise
@@ -284,10 +282,6 @@ def _key(task: Task, decisions: Decisions) -> str:
     return f"{task.key} {encode(decisions)}"
 
 
-def _pids(workers: Sequence[WorkerProcess]) -> list[int]:
-    return [pid for worker in workers if (pid := worker.pid) is not None]
-
-
 def _shorten(cache: dict[str, Any], size: int) -> None:
     while len(cache) > size:
         del cache[next(iter(cache))]
@@ -306,11 +300,11 @@ def _failed(error: Exception) -> Answer:
 
 def cores(threads: int, root: Path = Path("/sys/devices/system/cpu")) -> list[int]:
     """As many processors as threads, of different cores where there are enough; all that this process may use if it may use fewer."""
-    usable, of_core = sorted(os.sched_getaffinity(0), reverse=True), dict[str, int]()
-    for cpu in usable:
-        core = str(cpu)
-        with suppress(OSError):
-            core = (root / f"cpu{cpu}/topology/thread_siblings_list").read_text()
-        of_core.setdefault(core, cpu)
-    taken = [*of_core.values()]
-    return sorted([*taken, *(cpu for cpu in usable if cpu not in taken)][:threads])
+
+    def core(cpu: int) -> str:
+        siblings = root / f"cpu{cpu}/topology/thread_siblings_list"
+        return siblings.read_text() if siblings.is_file() else str(cpu)
+
+    usable = sorted(os.sched_getaffinity(0))
+    first = {core(cpu): cpu for cpu in usable}.values()  # the last of each core, as the first ones have more interrupts to handle
+    return sorted(sorted(usable, key=lambda cpu: (cpu not in first, -cpu))[:threads])

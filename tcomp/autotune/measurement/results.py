@@ -1,4 +1,4 @@
-"""What measuring tells: how fast a candidate is beside the incumbent, and how fast a tuned model is beside the untuned one.
+"""What measuring tells: how fast a candidate is against the incumbent, and how fast a tuned model is against the untuned one.
 
 A machine that is shared is slower at times, by a third or so, for seconds. So only the faster rounds of an A/B comparison count, and chance
 is judged by drawing the rounds again (the bootstrap: B. Efron 1979).
@@ -10,6 +10,7 @@ import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
+from math import inf
 from typing import Any
 
 import numpy as np
@@ -51,12 +52,12 @@ class Measurement:
     @property
     def least(self) -> float:
         """Seconds of the fastest run; infinite if there is none."""
-        return min(self.seconds, default=float("inf"))
+        return min(self.seconds, default=inf)
 
     @property
     def ratio(self) -> float:
         """The fastest run over the fastest one of the incumbent; infinite if there is none."""
-        return self.least / min(self.incumbent) if self.incumbent else float("inf")
+        return self.least / min(self.incumbent) if self.incumbent else inf
 
 
 @dataclass(frozen=True)
@@ -97,27 +98,27 @@ class Rounds:
     @property
     def seconds(self) -> tuple[float, float]:
         """(before, after) of the faster rounds. Infinite where there were none."""
-        return (float(_faster(np.array(self.before))), float(_faster(np.array(self.after)))) if self.before else (float("inf"),) * 2
+        return (float(_faster(np.array(self.before))), float(_faster(np.array(self.after)))) if self.before else (inf, inf)
 
     @property
     def ratio(self) -> float:
         """Tuned over untuned; infinite where there were no rounds."""
-        return self.seconds[1] / self.seconds[0] if self.before else float("inf")
+        return self.seconds[1] / self.seconds[0] if self.before else inf
 
     @property
     def won(self) -> bool:
-        """Whether the tuned version is faster, by more than chance explains."""
-        return self.ratio < 1.0 and self._significant(self.after, self.before)
+        """Whether the tuned version is faster, by more than chance explains: in most draws of the rounds."""
+        return self.ratio < 1.0 and self._drawn(np.less) >= 1 - _SIGNIFICANCE
 
     @property
     def lost(self) -> bool:
         """Whether the tuned version is slower, by more than chance explains."""
-        return self.ratio > 1.0 and self._significant(self.before, self.after)
+        return self.ratio > 1.0 and self._drawn(np.greater) >= 1 - _SIGNIFICANCE
 
-    def _significant(self, less: Sequence[float], more: Sequence[float]) -> bool:
-        """Whether the one is less than the other in most draws of the rounds, each round together with its neighbour."""
-        draws = np.random.default_rng(0).integers(0, len(less), (_DRAWS, len(less)))
-        return bool(np.mean(_faster(np.array(less)[draws]) < _faster(np.array(more)[draws])) >= 1 - _SIGNIFICANCE)
+    def _drawn(self, compare: np.ufunc) -> float:
+        """In which share of the draws of rounds the tuned version compares so with the untuned one."""
+        draws = np.random.default_rng(0).integers(0, len(self.before), (_DRAWS, len(self.before)))
+        return float(np.mean(compare(_faster(np.array(self.after)[draws]), _faster(np.array(self.before)[draws]))))
 
 
 def _faster(seconds: np.ndarray) -> Any:

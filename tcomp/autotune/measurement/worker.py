@@ -85,9 +85,6 @@ def request_handler(device: Callable[[int, str, int], Device]) -> Callable[[Answ
     return handle
 
 
-# ---------------------------------------------------------------- one task
-
-
 @dataclass
 class _PreparedTask:
     """A task that is ready to be measured. `given` are the logical inputs by position, `expected` the logical results."""
@@ -113,13 +110,11 @@ class _PreparedTask:
 
         task = prepared(signed=True)
         # A function that is not defined for negative numbers is judged by positive ones.
-        return task if task.finite == 1.0 else max(task, prepared(signed=False), key=lambda t: t.finite)
+        return min(task, prepared(signed=False), key=_PreparedTask.undefined) if task.undefined() else task
 
-    @property
-    def finite(self) -> float:
-        """The share of finite elements of the results."""
-        total = sum(a.size for a in self.expected)
-        return sum(int(np.isfinite(a.astype(np.float64)).sum()) for a in self.expected) / total if total else 1.0
+    def undefined(self) -> int:
+        """How many elements of the results are not finite."""
+        return sum(int((~np.isfinite(a.astype(np.float64))).sum()) for a in self.expected)
 
     def measure(self, incumbent: Built, candidate: Built, rounds: int, seconds: float) -> Answer:
         """Both run in turns for up to that many rounds or seconds, whichever is first."""
@@ -130,8 +125,7 @@ class _PreparedTask:
             with _LoadedCandidate(incumbent, self) as old:
                 old.run()
                 times: tuple[list[float], list[float]] = ([], [])
-                reading = [inf, inf]  # seconds to read the results
-                begin = time.perf_counter()
+                reading, begin = [inf, inf], time.perf_counter()  # seconds to read the results
                 for n in range(rounds):
                     for which in (0, 1) if n % 2 else (1, 0):
                         times[which].append((new, old)[which].run())
@@ -191,20 +185,15 @@ class _LoadedCandidate(ExitStack):
         self.call = self.device.load(built, self.arrays, self)
 
     def run(self) -> float:
-        """Seconds of one run."""
         return self.device.seconds(self.call, self.restored, self.cached)
 
     def read_back(self) -> float:
-        """Seconds to read the results of the last run."""
         return self.device.read_back(self.physical_results)
 
     def results(self) -> list[Array]:
         """The logical elements of its results after the last run."""
         pairs = [(a, self.device.get(array)) for a, array in zip(self.written, self.physical_results, strict=True)]
         return [array.copy() if a.layout is None else a.layout.from_physical(array, a.shape) for a, array in pairs]
-
-
-# ---------------------------------------------------------------- on a CPU
 
 
 class _Cpu:
@@ -275,15 +264,14 @@ def allocate(shape: tuple[int, ...], dtype: np.dtype[Any], guards: list[Array] |
 
 
 def _drawn(a: Argument, rng: np.random.Generator, signed: bool) -> Array:
-    if a.below is not None:
-        return rng.integers(0, max(1, a.below), a.shape).astype(to_numpy(a.dtype))
-    if is_float(a.dtype):
+    if is_float(a.dtype) and a.below is None:
         values = rng.standard_normal(a.shape, np.float32) if signed else rng.uniform(0.1, 0.9, a.shape)
         return np.asarray(values).astype(to_numpy(a.dtype))
-    if is_integer(a.dtype):
+    low, high = 0, 1 if a.below is None else max(0, a.below - 1)
+    if is_integer(a.dtype) and a.below is None:
         lowest, highest = integer_range(a.dtype)
-        return rng.integers(max(lowest, -_INTEGERS if signed else 1), min(highest, _INTEGERS), a.shape, endpoint=True).astype(a.dtype)
-    return rng.integers(0, 2, a.shape).astype(bool)
+        low, high = max(lowest, -_INTEGERS if signed else 1), min(highest, _INTEGERS)
+    return rng.integers(low, high, a.shape, endpoint=True).astype(to_numpy(a.dtype))
 
 
 def difference(got: Array, want: Array) -> float:

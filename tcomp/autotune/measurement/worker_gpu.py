@@ -81,28 +81,32 @@ class _Gpu:
         return found
 
     def load(self, built: Built, arrays: Sequence[_DeviceArray], cleanup: ExitStack) -> Callable[[], object]:
+        def unload() -> None:
+            with self._device.guarded():  # after an error, this is one as well
+                self._device.unload()
+
         plan, functions = Plan(base64.b64decode(built["code"]), 0, len(arrays), 0), {}
         with self._device.guarded():
             for kernel in plan.kernels.values():
                 functions.update(self._device.load(kernel))
-                cleanup.callback(self._unload)
+                cleanup.callback(unload)
         return partial(plan.execute, self._device, functions, [], {("input", n): a.address for n, a in enumerate(arrays)})
-
-    def _unload(self) -> None:
-        with self._device.guarded():  # after an error, this is one as well
-            self._device.unload()
 
     def seconds(self, run: Callable[[], object], restored: Sequence[tuple[_DeviceArray, _DeviceArray]], cached: Sequence[_DeviceArray]) -> float:
         device = self._device
+
+        def copy(target: _DeviceArray, source: _DeviceArray) -> None:
+            if size := min(target.nbytes, source.nbytes):
+                device.copy(target.address, source.address, size)
 
         def times(count: int) -> list[float]:
             found = []
             for _ in range(count):
                 for array, content in restored:
-                    self._copy(array, content)
+                    copy(array, content)
                 device.fill(self._other.address, self._other.nbytes)
                 for array in cached:
-                    self._copy(self._other, array)
+                    copy(self._other, array)
                 mark = device.stopwatch()
                 run()
                 found.append(mark())
@@ -113,10 +117,6 @@ class _Gpu:
             (first,) = times(1)
             more = min(_REPEATS, int(_LONG / max(first, 1e-9)))
             return fmean(times(more)) if more > 1 else first
-
-    def _copy(self, target: _DeviceArray, source: _DeviceArray) -> None:
-        if size := min(target.nbytes, source.nbytes):
-            self._device.copy(target.address, source.address, size)
 
     def read_back(self, results: Sequence[_DeviceArray]) -> float:
         """0: all stores of a GPU go through the cache that is read next."""

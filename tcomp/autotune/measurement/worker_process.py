@@ -31,7 +31,7 @@ from tcomp.errors import TcompError
 Answer = dict[str, Any]
 
 _START = 120.0  # seconds that a worker may take to start, on a busy machine
-_LOG_LIMIT = 256 << 20  # bytes that a worker may write to one file: what candidates print is kept only to be quoted
+_LOG_LIMIT = 256 << 20  # bytes that a worker may write to one file: what candidates print is only quoted
 _QUOTED = 300  # characters of that
 _ONE_THREAD = dict.fromkeys(("OPENBLAS_NUM_THREADS", "OMP_NUM_THREADS", "MKL_NUM_THREADS"), "1")
 
@@ -41,8 +41,7 @@ class WorkerError(TcompError):
 
 
 class WorkerProcess:
-    """The program `python -m module`, started at the first request. `memory` bounds its address space (bytes; None: no bound), `cpus` says
-    where it runs."""
+    """The program `python -m module`, started at the first request, with an address space of `memory` bytes at most, on these `cpus`."""
 
     def __init__(self, module: str, memory: int | None, cpus: Sequence[int] = ()) -> None:
         self._command = [sys.executable, "-P", "-m", module]
@@ -113,9 +112,8 @@ class WorkerProcess:
         status = 0
         with suppress(subprocess.TimeoutExpired):
             status = running.process.wait(5)
-        ended = f"exit status {status}"
-        if status < 0:
-            ended = f"killed by {signal.Signals(-status).name if -status in [*signal.Signals] else f'signal {-status}'}"
+        name = {int(s): s.name for s in signal.Signals}.get(-status, f"signal {-status}")
+        ended = f"killed by {name}" if status < 0 else f"exit status {status}"
         end = os.fstat(running.log.fileno()).st_size
         begin = max(running.log_start, end - _QUOTED)
         printed = os.pread(running.log.fileno(), end - begin, begin).decode(errors="replace").split()
@@ -146,17 +144,14 @@ def _kill_group(process: subprocess.Popen[bytes]) -> None:
     process.wait()
 
 
-# ---------------------------------------------------------------- in the worker
-
-
 def serve(handle: Callable[[Answer], Answer]) -> None:
     """Be a worker: answer requests until the socket is closed. What `handle` raises is an answer as well ("memory" or "error")."""
     options = json.loads(sys.argv[1])
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # whoever is asking decides when to end
     connection: Connection = Connection(options["socket"])
     for limit, value in ((resource.RLIMIT_AS, options["memory"]), (resource.RLIMIT_FSIZE, _LOG_LIMIT), (resource.RLIMIT_CORE, 0)):
+        hard = resource.getrlimit(limit)[1]
         if value is not None:
-            _, hard = resource.getrlimit(limit)
             resource.setrlimit(limit, (value if hard == resource.RLIM_INFINITY else min(value, hard), hard))
     if options["cpus"]:
         with suppress(OSError):

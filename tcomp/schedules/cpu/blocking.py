@@ -205,7 +205,7 @@ def _rows_in_order(nest: Nest, axis: For, target: CpuTarget, knobs: Knobs) -> bo
     divided = [nest.writes, *(r.attr for r in nest.reads if axis.var in E.variables(*r.args))]
     rows = prod(extent_of(x.extent) for x in nest.spatial[:-1]) // target.cores
     waiting = _operand_bytes(nest, axis, True) * max(0.0, 1 - rows / HIDING_ROWS)
-    return knobs.flag(f"{nest.writes.name}.rows_in_order", pays(nest) and waiting <= sum(map(bytes_of, divided)) / 2)
+    return knobs.flag((nest.writes.name, "rows_in_order"), pays(nest) and waiting <= sum(map(bytes_of, divided)) / 2)
 
 
 def _operand_bytes(nest: Nest, axis: For, of_columns: bool) -> int:

@@ -109,7 +109,7 @@ def threads(s: Schedule, loops: Sequence[str], pays: bool, knobs: Knobs, cuts: M
             nested += 1
             if iterations < MIN_ITERATIONS:
                 enough, iterations = nested, iterations * extent_of(inner.extent)
-        if count := knobs.choice(f"{names[0]}.threads", range(nested + 1), enough if pays else 0):
+        if count := knobs.choice((names[0], "threads"), range(nested + 1), enough if pays else 0):
             current = names[0]
             for following in names[1:count]:
                 current = s.fuse(current, following)
@@ -127,7 +127,7 @@ def is_streamed(s: Schedule, b: Buffer, target: CpuTarget, knobs: Knobs) -> bool
     its size promises, hence the limit by the core's own. Rows have to begin with a whole vector: such stores are aligned."""
     size = size_of(b) if b.name in {result.name for result in s.kernel.outputs} else 0
     aligned = size > target.l2 and (len(b.shape) == 1 or int(b.shape[-1]) * itemsize(b.dtype) * 8 % target.vector_bits == 0)
-    return aligned and knobs.flag(f"{b.name}.stream", size > min(target.l3 // 2, STREAM_CACHES * target.l2))
+    return aligned and knobs.flag((b.name, "stream"), size > min(target.l3 // 2, STREAM_CACHES * target.l2))
 
 
 def vectors_of_page(target: CpuTarget) -> int:
@@ -142,7 +142,7 @@ def prefetch_vectors(s: Schedule, loop: str, vectors: int, done: set[Buffer], ta
     for b, r in {r.attr: r for statement in walk(x.body) for r in E.reads(*expressions(statement))}.items():
         dense = stride(r, x.var) == target.vector_bits // 8 // itemsize(b.dtype) and not E.reads(*r.args)
         large = b not in done and dense and size_of(b) > target.l2
-        if large and (distance := knobs.choice(f"{b.name}.prefetch", (0, vectors, 2 * vectors), vectors)):
+        if large and (distance := knobs.choice((b.name, "prefetch"), (0, vectors, 2 * vectors), vectors)):
             s.prefetch(b.name, loop, distance)
             found.add(b)
     return found

@@ -74,17 +74,17 @@ def schedule(s: Schedule, result: str, acc: str, target: CpuTarget, knobs: Knobs
     used = [E.variables(*r.args) for r in nest.reads]
     reused = row is not None and any(lane_axis in variables and row.var not in variables for variables in used)  # by all rows of a tile
     outside = reused and cached and extent(s, column) != 1 and not blocking.columns_inside(nest, target, knobs)
-    around = [*batch, column, *others] if knobs.flag(f"{acc}.columns_outside", outside) else [*batch, *others, column]
+    around = [*batch, column, *others] if knobs.flag((acc, "columns_outside"), outside) else [*batch, *others, column]
     around = around if part is None else [part, *around]
     s.reorder(*around, *inside, lane)
     unroll(s, inside, lane)
     suggested = tuple(x.var.name for x in _memory_order(nest) if x is not group)
     orders = tuple(permutations(suggested)) if len(suggested) <= MAX_ORDERED else (suggested,)
-    loops = knobs.choice(f"{acc}.folds", orders, suggested)
+    loops = knobs.choice((acc, "folds"), orders, suggested)
     p = None
     if loops and group is None and around[-1] is not column:
         p = blocking.panels(s, nest, loops, tile.vectors * lanes, column, others, target)
-        p = p if p is not None and knobs.flag(f"{p.operand}.panels", True) else None
+        p = p if p is not None and knobs.flag((p.operand, "panels"), True) else None
     if p is not None and p.in_blocks:
         axes = [(x.var.name, n) for x, n in zip(tile_axes, (tile.outer_rows, tile.rows), strict=True) if x is not None]
         blocking.accumulate_in_blocks(s, acc, axes, lanes, column, p)
@@ -171,7 +171,7 @@ def _prefetch_vectors(s: Schedule, nest: Nest, walked: str, loop: str, target: C
         step = stride(r, along)
         new_line = step is None or abs(step) >= lanes  # else the next step is in the cache already
         suggested = 16 if once and new_line and blocking.exceeds_cache(r, target) else 0
-        if distance := knobs.choice(f"{r.attr.name}.prefetch", (0, 2, 4, 8, 16, 32), suggested):
+        if distance := knobs.choice((r.attr.name, "prefetch"), (0, 2, 4, 8, 16, 32), suggested):
             s.prefetch(r.attr.name, loop, distance)
 
 
@@ -205,7 +205,7 @@ def _prefetch_next(s: Schedule, sizes: Mapping[Buffer, int], loop: str, at: str,
     """Prefetch, in the loop `at`, what the next iteration of `loop` touches of buffers, by default of those of more than `usual` bytes, and of
     those of more than `least` if the tuner says so."""
     for buffer, size in sizes.items():
-        if size > least and knobs.flag(f"{buffer.name}.ahead", size > usual):
+        if size > least and knobs.flag((buffer.name, "ahead"), size > usual):
             with suppress(ScheduleError):  # the next iteration has it too, or there are too few steps to prefetch all of it
                 s.prefetch(buffer.name, loop, 1, at)
 
@@ -215,12 +215,12 @@ def _unroll_steps(s: Schedule, acc: str, loops: Sequence[str], steps: int, knobs
     the window that the inner two loops walk, by default as long as these are no more than `steps`."""
     extents = [extent(s, x) for x in loops]
     window = [n for n in extents[-2:] if isinstance(n, int)]
-    if len(window) == 2 and prod(window) <= MAX_WINDOW_STEPS and knobs.flag(f"{acc}.window", prod(window) <= steps):
+    if len(window) == 2 and prod(window) <= MAX_WINDOW_STEPS and knobs.flag((acc, "window"), prod(window) <= steps):
         unroll(s, loops[-2:])
         return
     whole = [extents[-1]] if isinstance(extents[-1], int) and extents[-1] <= max(UNROLL_FACTORS) else []
     options = sorted({1, *(n for n in UNROLL_FACTORS if divides(n, extents[-1])), *whole})
-    factor = knobs.choice(f"{acc}.unroll", options, next((n for n in whole if n <= steps), 1))
+    factor = knobs.choice((acc, "unroll"), options, next((n for n in whole if n <= steps), 1))
     if factor > 1:
         s.unroll(s.split(loops[-1], factor)[1])
 
@@ -249,7 +249,7 @@ def pack(s: Schedule, acc: str, lanes: int, target: CpuTarget, knobs: Knobs, wid
         row_stride = max((abs(stride(r, x.var) or 0) for x in nest.reduction_loops), default=0) * itemsize(r.attr.dtype)
         large = bytes_of(r.attr) > 2 * target.l1 and row_stride >= LARGE_STRIDE
         pays = rows >= MIN_PACKED_ROWS if step != 1 else rows >= MIN_PACKED_PAGE_ROWS and large
-        if not knobs.flag(f"{r.attr.name}.pack", pays):
+        if not knobs.flag((r.attr.name, "pack"), pays):
             continue
         panel = width or tile_of(nest, target, knobs).vectors * lanes
         packed = s.cache_read(r.attr.name, None, f"{r.attr.name}.packed")
@@ -293,11 +293,11 @@ def tile_of(nest: Nest, target: CpuTarget, knobs: Knobs) -> Tile:
 
     counts = [n for n in outer_row_counts(outer_rows) if outer_multiple % n == 0]
     best = suggested(counts)
-    count = 1 if outer is None else knobs.choice(f"{nest.writes.name}.lines", counts, best.outer_rows)
+    count = 1 if outer is None else knobs.choice((nest.writes.name, "lines"), counts, best.outer_rows)
     best = best if count == best.outer_rows else suggested((count,))
     possible = tiles(min(rows, MAX_TILE_ROWS), -(-columns // lanes), registers, count)
     options = [(t.rows, t.vectors) for t in possible if multiple % t.rows == 0]
-    return Tile(*knobs.choice(f"{nest.writes.name}.tile", options, (best.rows, best.vectors)), count)
+    return Tile(*knobs.choice((nest.writes.name, "tile"), options, (best.rows, best.vectors)), count)
 
 
 def _tile_axes(nest: Nest) -> tuple[For | None, For | None]:

@@ -113,10 +113,10 @@ def schedule(s: Schedule, found: SoftmaxProduct, target: CpuTarget, knobs: Knobs
     max_rows = room // max(BLOCK_KEYS, extent_of(columns.extent))
     if max_rows < 1 or not isinstance(columns.extent, int):
         raise ScheduleError("the sums of a block do not fit", why=f"{columns.extent} sums of each row are too many to stay in the cache")
-    height = knobs.choice(f"{found.maximum}.rows", *_heights(rows.extent, max_rows, target, lanes))
+    height = knobs.choice((found.maximum, "rows"), *_heights(rows.extent, max_rows, target, lanes))
     lengths = list(range(lanes, max(min(2 * BLOCK_KEYS, room // height), lanes) + 1, lanes))
     dividing = [n for n in lengths if divides(n, keys.extent) and BLOCK_KEYS // 2 <= n]
-    length = knobs.choice(f"{found.maximum}.block", lengths, min(dividing or lengths, key=lambda n: (abs(n - BLOCK_KEYS), n)))
+    length = knobs.choice((found.maximum, "block"), lengths, min(dividing or lengths, key=lambda n: (abs(n - BLOCK_KEYS), n)))
     if found.scores is not None:
         pack(s, found.scores, lanes, target, knobs, _tile(height, length // lanes, target).vectors * lanes)
     around, inside = s.split(rows.var.name, height)

@@ -42,7 +42,7 @@ def schedule(s: Schedule, group: Group, target: CpuTarget, knobs: Knobs) -> None
         if name in reductions and (axis := contiguous_reduction(reductions[name])) is not None:
             width = nest_lanes(target, reductions[name])
             wide = min(width * MAX_VECTORS, MAX_LANES) if extent_of(axis.extent) >= width * MAX_VECTORS else width
-            lanes = knobs.choice(f"{name}.lanes", tuple(width << n for n in range(4) if width << n <= MAX_LANES), wide)
+            lanes = knobs.choice((name, "lanes"), tuple(width << n for n in range(4) if width << n <= MAX_LANES), wide)
             partials[name] = (s.rfactor(name, axis.var.name, lanes), axis.extent, lanes)
     if not leading:  # one row is the whole result: stages stay where they are, each in vector lanes
         for name, partial in partials.items():

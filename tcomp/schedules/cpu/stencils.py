@@ -175,7 +175,7 @@ def _tile(chain: Chain, stages: Mapping[str, Nest], target: CpuTarget, knobs: Kn
     possible = [tile for tile, cost in costs.items() if cost < inf]
     if not possible:
         raise ScheduleError("no tiles", why="what a tile needs of all stages does not fit into the cache")
-    return knobs.choice(f"{chain.result}.tile", possible, min(possible, key=costs.__getitem__))
+    return knobs.choice((chain.result, "tile"), possible, min(possible, key=costs.__getitem__))
 
 
 def _cost(tile: tuple[int, ...], chain: Chain, stages: Mapping[str, Nest], extents: Sequence[int], lanes: int, target: CpuTarget) -> float:

@@ -76,7 +76,7 @@ def schedule(s: Schedule, found: SoftmaxProduct, target: CudaTarget, knobs: Knob
     product, acc = products.sums, products.sums.reduction.writes.name
     options = _options(products, target)
     sizes = tuple((t.scores.rows.threads, t.scores.rows.per_thread, t.scores.columns.per_thread) for t in options)
-    tiles = options[sizes.index(knobs.choice(f"{found.maximum}.tile", sizes, sizes[0]))]
+    tiles = options[sizes.index(knobs.choice((found.maximum, "tile"), sizes, sizes[0]))]
     out = result_nest(s.kernel, found.result)
     width = 1 if product.along_reduction[1] else T.vector_width(product.reduction, out, tiles.sums.columns.per_thread)
     (reduction,) = reduction_nest(s.kernel, found.maximum).reduction_loops

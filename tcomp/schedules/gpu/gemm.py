@@ -69,7 +69,7 @@ def schedule(s: Schedule, result: str, acc: str, target: CudaTarget, knobs: Knob
     best = product.tiles()
     sides = [[(x.axes, x.threads, x.per_thread) for x in (t.rows, t.columns)] for t in best]
     options = tuple((*a, *b, *(["wgmma"] if t.by_warpgroups else [])) for t, (a, b) in zip(best, sides, strict=True))
-    tile = best[options.index(knobs.choice(f"{acc}.tile", options, options[0]))]
+    tile = best[options.index(knobs.choice((acc, "tile"), options, options[0]))]
     width = T.vector_width(reduction, out, tile.columns.per_thread)
     if product.along_reduction[1] or (len(tile.columns.axes) > 1 and tile.columns.per_thread != width):
         width = 1
@@ -90,7 +90,7 @@ def schedule(s: Schedule, result: str, acc: str, target: CudaTarget, knobs: Knob
     counts = tuple(n for n in range(1, MAX_STAGES + 1) if n == 1 or (n <= steps and n * size <= target.shared_per_block))
     resident = max(1, min(-(-product.blocks(tile) // gpu.sms), gpu.registers // (tile.threads * (tile.accumulators + OTHER_REGISTERS))))
     most = (gpu.shared << 10) // (size * resident) if target.compute_capability >= ASYNC_COPY_ARCHITECTURE else 1
-    stages = knobs.choice(f"{acc}.stages", counts, max(n for n in counts if n == 1 or n <= most))
+    stages = knobs.choice((acc, "stages"), counts, max(n for n in counts if n == 1 or n <= most))
     if stages > 1:
         s.pipeline(step, stages, *copies)
 
@@ -120,7 +120,7 @@ def multiply_in_slices(
     in_bulk: list[list[str]] = []
     if knobs is not None and not tile.by_warpgroups and product.target.executes(BULK_COPY_ARCHITECTURE):
         possible = [loops for loops, _ in slices if _copies_in_bulk(s, loops)]
-        in_bulk = possible if possible and knobs.choice(f"{acc}.copies", ("threads", "bulk"), "threads") == "bulk" else []
+        in_bulk = possible if possible and knobs.choice((acc, "copies"), ("threads", "bulk"), "threads") == "bulk" else []
     for loops, along in slices:
         if loops in in_bulk:
             loops = _copy_in_bulk(s, loops, tile.instruction_threads if tile.tensor else tile.columns.threads)

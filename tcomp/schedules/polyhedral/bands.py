@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
+from functools import reduce
 from typing import Any
 
 import islpy as isl
@@ -15,6 +16,9 @@ from tcomp.schedules.polyhedral.nests import Nest, wavefront
 from tcomp.schedules.polyhedral.plan import JAM, Axis, Loop, Plan, axis, component
 from tcomp.target import CpuTarget
 
+WALK_LIMIT = 400_000_000  # isl's operations (some seconds) for dependences, and for the shapes of all nests
+RELAXED_LIMIT, EXACT_LIMIT = 60_000_000, 200_000_000  # isl's operations (about a second, a few) for a schedule: of relaxed dependences, of all
+NEST_LIMIT = 40_000_000  # isl's operations (less than a second) for another schedule of one statement
 MAX_OFFSET = 4  # iterations between dependent instances that may matter to a schedule; larger constants are sizes
 NODE = isl.schedule_node_type
 
@@ -26,36 +30,28 @@ class Planner:
         self.model, self.target, self.threads = m, target, threads
         self.instances = {x.name: x for x in m.instances}
         self.result, self.nests, self.fused = Plan(self.instances, m.context), 0, False
-        with limited(400_000_000):
+        with limited(WALK_LIMIT):
             self.dependences = flow(m)
         self.trees: dict[bool, Any] = {}
 
     def plan(self, fused: bool | None = None) -> Plan:
         """The plan; statements share loops as `fused` says, or where chains of dependent iterations would profit from it: many of them side by
         side."""
-        self.build(bool(fused))
-        if 2 * self.result.recurrences > self.result.work() and fused is None:
-            self.build(True)
-        return self.result
-
-    def build(self, fused: bool) -> None:
-        """The plan from the tree of all instances."""
-        self.result, self.nests, self.fused = Plan(self.instances, self.model.context), 0, fused
-        tree = self.tree(fused)
-        with limited(400_000_000):
+        self.result, self.nests, self.fused = Plan(self.instances, self.model.context), 0, bool(fused)
+        tree = self.tree(self.fused)
+        with limited(WALK_LIMIT):
             self.visit(tree, list(self.instances), False)
+        return self.plan(True) if fused is None and 2 * self.result.recurrences > self.result.work() else self.result
 
     def tree(self, fused: bool = False) -> Any:
         """isl's tree of bands."""
         if fused not in self.trees:
-            domain = isl.UnionSet("{}")
-            for x in self.model.instances:
-                domain = domain.union(isl.UnionSet.from_set(x.domain))
+            domain = reduce(isl.UnionSet.union, (isl.UnionSet.from_set(x.domain) for x in self.model.instances))
             try:
-                with limited(60_000_000):
+                with limited(RELAXED_LIMIT):
                     self.trees[fused] = isl_schedule(domain, relaxed(self.dependences), self.model.context, fused)
             except TooHard:
-                with limited(200_000_000):
+                with limited(EXACT_LIMIT):
                     self.trees[fused] = isl_schedule(domain, self.dependences, self.model.context, fused)
         return self.trees[fused]
 
@@ -110,8 +106,6 @@ class Planner:
             for n in names:
                 self.result.add(n, member(node, self.instances[n], jammed).apply_range(map_of("y", [place])), [f"{nest}.u"])
 
-    # ------------------------------------------------------------ one statement
-
     def nest(self, x: Instance, chain: Sequence[Any], parallel: bool) -> None:
         """Plan the nest of one statement."""
         axes = self.axes(x, chain)
@@ -134,15 +128,14 @@ class Planner:
 
     def axes(self, x: Instance, chain: Sequence[Any]) -> list[Axis]:
         """The axes of bands, for one statement."""
-        places = [(node, d, free) for node in chain for d, free in enumerate(_free(node))]
-        return [axis(x, member(node, x, d), free, self.model.context) for node, d, free in places]
+        return [axis(x, member(node, x, d), free, self.model.context) for node in chain for d, free in enumerate(_free(node))]
 
     def permutable(self, x: Instance) -> list[Axis] | None:
         """Axes that all may be interchanged, from the exact dependences of one statement."""
         own = isl.UnionSet.from_set(x.domain)
         d = self.dependences.intersect_domain(own).intersect_range(own)
         try:
-            with limited(40_000_000):
+            with limited(NEST_LIMIT):
                 tree = isl_schedule(own, d, self.model.context)
         except TooHard:
             return None
@@ -150,24 +143,16 @@ class Planner:
         return self.axes(x, chain) if len(chain) == 1 and below.get_type() == NODE.leaf and chain[0].band_get_permutable() else None
 
 
-# ---------------------------------------------------------------- isl's schedule trees
-
-
 def flow(m: Model) -> isl.UnionMap:
     """Dependences without those that follow from others: every access depends on the last write (and a write on the reads since)."""
-    union = isl.UnionMap
-    reads, writes, certain, order = (union("{}") for _ in range(4))
-    for x in m.instances:
-        order = order.union(union.from_map(x.order))
-        for a in x.accesses:
-            relation = union.from_map(a.relation)
-            if a.kind in (READ, REDUCE):
-                reads = reads.union(relation)
-            if a.kind in (WRITE, REDUCE):
-                writes = writes.union(relation)
-                if a.exact and x.exact:
-                    certain = certain.union(relation)
-    reads, writes, certain = reads.coalesce(), writes.coalesce(), certain.coalesce()
+    def union(maps: Iterable[isl.Map]) -> isl.UnionMap:
+        return reduce(isl.UnionMap.union, map(isl.UnionMap.from_map, maps), isl.UnionMap("{}"))
+
+    accesses = [(a, a.exact and x.exact) for x in m.instances for a in x.accesses]
+    reads = union(a.relation for a, _ in accesses if a.kind in (READ, REDUCE)).coalesce()
+    writes = union(a.relation for a, _ in accesses if a.kind in (WRITE, REDUCE)).coalesce()
+    certain = union(a.relation for a, exact in accesses if a.kind in (WRITE, REDUCE) and exact).coalesce()
+    order = union(x.order for x in m.instances)
     possible = writes.subtract(certain)
 
     def last(sink: isl.UnionMap, may: isl.UnionMap) -> isl.UnionMap:
@@ -196,8 +181,8 @@ def relaxed(dependences: isl.UnionMap) -> isl.UnionMap:
 
 def isl_schedule(domain: isl.UnionSet, dependences: isl.UnionMap, context: isl.Set, fused: bool = False) -> Any:
     """The schedule tree for a domain; unless `fused`, statements share loops only where dependences ask for it."""
-    constraints = isl.ScheduleConstraints.on_domain(domain).set_validity(dependences).set_coincidence(dependences).set_context(context)
-    constraints = constraints.set_proximity(dependences)
+    constraints = isl.ScheduleConstraints.on_domain(domain).set_validity(dependences).set_coincidence(dependences)
+    constraints = constraints.set_context(context).set_proximity(dependences)
     isl.DEFAULT_CONTEXT.set_schedule_serialize_sccs(0 if fused else 1)
     try:
         return constraints.compute_schedule().get_root().get_child(0)
@@ -234,7 +219,6 @@ def _children(node: Any) -> list[Any]:
 
 
 def _bands(node: Any) -> Iterator[Any]:
-    """The bands of a tree."""
     if node.get_type() == NODE.band:
         yield node
     for child in _children(node):

@@ -40,10 +40,8 @@ def in_blocks(s: Schedule, m: Model, tree: Any) -> list[str]:
         return []
     number = {n: step.apply_range(map_of("t", [f"floor(t / {BLOCK_STEPS})"])) for n, step in steps.items()}
     panel = isl.UnionMap("{}")  # the block, and the elements that its steps read or complete
-    for n, x in instances.items():
-        for a in x.accesses:
-            if a.kind != REDUCE or n not in updates:
-                panel = panel.union(isl.UnionMap.from_map(number[n].reverse().apply_range(a.relation)))
+    for n, relation in ((n, a.relation) for n, x in instances.items() for a in x.accesses if a.kind != REDUCE or n not in updates):
+        panel = panel.union(isl.UnionMap.from_map(number[n].reverse().apply_range(relation)))
     panel = panel.coalesce()
     parts = [(n, number[n], 0) for n in instances if n not in updates]
     for n, element in updates.items():
@@ -73,7 +71,6 @@ def _repeats(element: isl.Map, step: isl.Map) -> bool:
 
 
 def _times(tree: Any, instances: dict[str, Instance], context: isl.Set) -> Plan:
-    """The time vectors that a tree stands for."""
     plan = Plan(instances, context)
 
     def visit(node: Any, inside: list[str], depth: int) -> None:
@@ -95,7 +92,6 @@ def _times(tree: Any, instances: dict[str, Instance], context: isl.Set) -> Plan:
 
 
 def _nests(stmt: Stmt) -> Iterator[For]:
-    """The outermost loops of a statement."""
     match stmt:
         case For():
             yield stmt

@@ -21,10 +21,21 @@ from tcomp.schedules.cost.register_tiles import choose_tile
 from tcomp.schedules.polyhedral.plan import JAM, Axis, Loop, Plan, axis, component, worth_threads
 from tcomp.target import CpuTarget
 
-LANE_COST: dict[int | None, float] = {0: 0.2, 1: 1.0, -1: 2.0}  # of a vector access, relative to one load, by the distance between lanes in elements
-GATHER_COST = 9.0  # of one with any other distance: lane by lane
-CHUNK = 1024  # elements of an array that one thread takes at a time
-MAX_TILE_ROWS = 6  # at most of a register tile: the others are vectors side by side, of which fewer pages are touched
+# The cost of a vector access relative to one vector load, by the stride between lanes in elements: a scalar is broadcast by the multiply-add
+# itself, a reversed vector is loaded and permuted, and any other stride takes a load and an insertion for each of some 8 lanes.
+LANE_COST: dict[int | None, float] = {0: 0.2, 1: 1.0, -1: 2.0}
+GATHER_COST = 9.0  # of a vector, as a load is 1
+CHUNK = 1024  # elements of an array that one thread takes at a time: some 4 KiB, so that threads share no cache line or page for long
+MAX_TILE_ROWS = 6  # rows of a register tile, at most: the other registers hold more vectors of a row, so that fewer pages are touched
+MAX_SCALED_ROWS = 4  # the same where the factor of a row is computed and takes a register of its own
+MAX_BLOCK_ROWS = 96  # rows of an operand that are reused from the second-level cache: 16 of the largest register tiles
+COLUMN_BLOCKS = 4  # blocks of columns for each thread, so that the last ones to finish wait for a quarter of the work at most
+MATRIX_VECTOR_STEPS = 4  # steps of the reduction in one pass over the result: a load and a store of it for 4 multiply-adds
+MAX_RESULT_CHUNK = 256  # elements of the result that stay in the first-level cache for the whole reduction, with the lines of the matrix
+ROW_GROUP = 8  # blocks of `JAM` rows that one thread takes at a time
+UNCUT = 1 << 20  # iterations of a tile in a dimension that is not tiled: more than any loop of a stencil has
+TILE_2D = [64, 512]  # time steps and elements of a tile of a stencil over one dimension: 4 KiB of elements, reused in the first-level cache
+MIN_TILE, MAX_TILE = 4, 64  # rows of a tile of another stencil: fewer are mostly skewed border, more leave too few tiles along a diagonal
 
 
 class Nest:
@@ -60,10 +71,8 @@ class Nest:
         lane = self.lane()
         reduced = [n for n, a in enumerate(self.axes) if self.steps[self.write][n] == 0]
         if lane is not None and reduced and self.tilable:
-            rows = [
-                n for n, a in enumerate(self.axes)
-                if n != lane and n not in reduced and any(s[lane] and s[n] == 0 for s in self.steps.values())
-            ]  # fmt: skip
+            others = [n for n in range(len(self.axes)) if n != lane and n not in reduced]
+            rows = [n for n in others if any(s[lane] and s[n] == 0 for s in self.steps.values())]
             return self.contraction(lane, max(rows, key=lambda n: self.axes[n].extent, default=None), reduced[-1])
         if lane is None and reduced and self.tilable and any(a.free for a in self.axes):
             return self.columns(next(n for n, a in enumerate(self.axes) if a.free), reduced[-1])
@@ -99,7 +108,7 @@ class Nest:
             parts = [([*time, point[d]], known) for time, known in parts]
             names.append(self.label(f"y{d}", "vector" if d == count - 1 else self.shared if d == 1 else SERIAL))
         texts = (f"{self.x.name}[{', '.join(point)}] -> [{', '.join(time)}] : {' and '.join(known)}" for time, known in parts)
-        self.add(isl.Map(f"{{ {'; '.join(texts)} }}").intersect_domain(self.x.domain), names)
+        self.result.add(self.x.name, isl.Map(f"{{ {'; '.join(texts)} }}").intersect_domain(self.x.domain), names)
 
     def lane(self) -> int | None:
         """The independent axis along which lanes cost least."""
@@ -113,10 +122,6 @@ class Nest:
     def shared(self) -> str:
         """The role of a loop that threads share, if there are any."""
         return "parallel" if self.threads > 1 else SERIAL
-
-    def add(self, pieces: isl.Map, names: Sequence[str]) -> None:
-        """Add time dimensions."""
-        self.result.add(self.x.name, pieces, names)
 
     def label(self, suffix: str, role: str = SERIAL, size: int = 0) -> str:
         """The name of a new time dimension, and what its loop is for."""
@@ -138,14 +143,14 @@ class Nest:
             y = [f"y{n}" for n in order]
             time = time.apply_range(map_of(y, [*y[:-1], f"floor({y[-1]} / {CHUNK})", y[-1]]))
             names.insert(-1, self.label("yt", "parallel"))
-        self.add(time, names)
+        self.result.add(self.x.name, time, names)
 
     def columns(self, row: int, reduction: int) -> None:
         """Several rows side by side, each with a chain of accumulations of its own; those that make no full block, one by one."""
         others = [n for n in range(len(self.axes)) if n not in (row, reduction)]
         i, k = f"y{row}", f"y{reduction}"
         _, block, place = self.axes[row].blocks(i, JAM)
-        own, outer = [f"y{n}" for n in others], f"floor({block} / 8)"
+        own, outer = [f"y{n}" for n in others], f"floor({block} / {ROW_GROUP})"
         rows, around = self.all_axes([*others, row, reduction]), []
         if (before := self.result.time.get(self.x.name)) is not None:
             rows, around = before.flat_range_product(rows), [f"t{n}" for n in range(before.dim(isl.dim_type.out))]
@@ -161,22 +166,22 @@ class Nest:
         names = [*(self.label(f"y{n}") for n in others), "_", self.label("rt", self.shared)]
         names += [self.label("rb"), self.label("k", "sum"), self.label("r", UNROLLED, JAM)]
         pieces = full.intersect_domain(points.subtract(single)).union(rest.intersect_domain(single))
-        self.add(rows.apply_range(pieces).coalesce(), names)
+        self.result.add(self.x.name, rows.apply_range(pieces).coalesce(), names)
 
     def contraction(self, lane: int, row: int | None, reduction: int) -> None:
         """The template of a contraction: register tiles along a row and lanes."""
         others = [n for n in range(len(self.axes)) if n not in (lane, row, reduction)]
         if row is None:
             return self.matrix_vector(others, lane, reduction)
-        max_rows = 4 if self.scaled(lane) else MAX_TILE_ROWS
+        max_rows = MAX_SCALED_ROWS if self.scaled(lane) else MAX_TILE_ROWS
         height, columns, target = self.axes[row].extent, self.axes[lane].extent, self.target
         tile = choose_tile(height, columns, self.lanes, target.vector_registers, target.core, max_rows)
         width = tile.vectors * self.lanes
         share = max(1, -(-self.axes[row].extent // self.threads))
-        rows = max(1, min(96, share) // tile.rows) * tile.rows
+        rows = max(1, min(MAX_BLOCK_ROWS, share) // tile.rows) * tile.rows
         # The threads share the rows, or columns where rows depend on each other.
         by_rows = self.axes[row].free or self.threads == 1
-        share = 1 << 40 if by_rows else -(-self.axes[lane].extent // (4 * self.threads * width)) * width
+        share = 1 << 40 if by_rows else -(-self.axes[lane].extent // (COLUMN_BLOCKS * self.threads * width)) * width
         order = [*others, row, lane, reduction]
         y = [f"y{n}" for n in order]
         i, j, k = f"y{row}", f"y{lane}", f"y{reduction}"
@@ -192,10 +197,10 @@ class Nest:
         names = [*(self.label(f"y{n}") for n in others), self.label("ct", SERIAL if by_rows else "parallel")]
         names += [self.label("it", self.shared if by_rows else SERIAL), self.label("jt"), self.label("ib"), "_", self.label("k", "sum")]
         names += [self.label("r", UNROLLED, tile.rows), self.label("v", UNROLLED, tile.vectors), self.label("l", "lanes", self.lanes)]
-        self.add(self.separate_full_tiles(tiled, inside, whole), names)
+        self.result.add(self.x.name, self.separate_full_tiles(tiled, inside, whole), names)
 
     def separate_full_tiles(self, tiled: isl.Map, inside: Sequence[str], whole: str) -> isl.Map:
-        """Steps of the accumulation whose tiles are full, apart from those before and behind them: a dimension more, in front of the steps.
+        """Separates the steps of the reduction whose tiles are full from those before and after them: a dimension more, in front of the steps.
         `inside` are the last dimensions of `tiled`, those of one tile, which take all values of the condition `whole` where it is full."""
         points = self.x.domain.intersect_params(self.result.context).apply(tiled)
         first, count = points.dim(isl.dim_type.set) - len(inside), len(inside)
@@ -219,18 +224,17 @@ class Nest:
 
     def matrix_vector(self, others: Sequence[int], lane: int, reduction: int) -> None:
         """Vector lanes along the result, several accumulations into it at a time."""
-        size = 4
         if not worth_threads(self.axes[lane].extent * self.axes[reduction].extent // self.lanes):
             self.threads = 1
-        chunk = max(self.lanes, min(256, -(-self.axes[lane].extent // (self.threads * self.lanes)) * self.lanes))
+        chunk = max(self.lanes, min(MAX_RESULT_CHUNK, -(-self.axes[lane].extent // (self.threads * self.lanes)) * self.lanes))
         order = [*others, lane, reduction]
         y = [f"y{n}" for n in order]
         j = f"y{lane}"
-        rest, block, place = self.axes[reduction].blocks(f"y{reduction}", size)
+        rest, block, place = self.axes[reduction].blocks(f"y{reduction}", MATRIX_VECTOR_STEPS)
         tiled = [*y[: len(others)], f"floor({j} / {chunk})", rest, block, j, place]
         names = [*(self.label(f"y{n}") for n in others), self.label("jt", self.shared), "_"]
-        names += [self.label("kb"), self.label("j", "vector"), self.label("k", UNROLLED, size)]
-        self.add(self.all_axes(order).apply_range(map_of(y, tiled)), names)
+        names += [self.label("kb"), self.label("j", "vector"), self.label("k", UNROLLED, MATRIX_VECTOR_STEPS)]
+        self.result.add(self.x.name, self.all_axes(order).apply_range(map_of(y, tiled)), names)
 
 
 def _reduced(rows: Sequence[Sequence[int]]) -> tuple[list[list[Fraction]], list[int]]:
@@ -256,9 +260,6 @@ def _inverse(rows: Sequence[Sequence[int]]) -> list[list[Fraction]] | None:
     return [[row[n + c] for row in work] for c in range(n)] if pivots == [*range(n)] else None
 
 
-# ---------------------------------------------------------------- stencils in time
-
-
 def wavefront(
     plan: Plan, band: Mapping[str, isl.Map], ranks: Mapping[str, int], dependences: isl.UnionMap, nest: str, target: CpuTarget, threads: int
 ) -> None:
@@ -275,7 +276,7 @@ def wavefront(
     lanes = target.vector_bits // 8 // max(itemsize(b.dtype) for b in buffers) if last == "lanes" else 1
     shared = threads > 1 and worth_threads(plan.work(list(band)) // (2 * lanes * steps))
     if not shared and sum(itemsize(b.dtype) * prod(extent_of(d) for d in b.shape) for b in buffers) <= target.l2 // 2:
-        sizes = [1 << 20] * count  # neither threads nor caches ask for tiles
+        sizes = [UNCUT] * count  # neither threads nor caches ask for tiles
     tiles = [f"floor(y{d} / {n})" for d, n in enumerate(sizes)]
     outer = map_of(y, [f"{tiles[0]} + {tiles[1]}", *tiles[1:]])
     plan.loops |= {f"{nest}.w": Loop(SERIAL), f"{nest}.p": Loop("parallel" if shared else SERIAL)}
@@ -295,9 +296,9 @@ def _tiles(buffers: Collection[Buffer], count: int, target: CpuTarget) -> list[i
     widest = max(buffers, key=lambda b: prod(d for d in b.shape if isinstance(d, int)))
     row = sum(itemsize(b.dtype) * prod(d for d in b.shape[1:] if isinstance(d, int)) for b in buffers if len(b.shape) == len(widest.shape))
     if count == 2:
-        return [64, 512]
-    rows = max(4, min(64, target.l2 // 2 // max(row, 1)))
-    return [max(4, rows // 2), rows, *([1 << 20] * (count - 2))]
+        return TILE_2D
+    rows = max(MIN_TILE, min(MAX_TILE, target.l2 // 2 // max(row, 1)))
+    return [max(MIN_TILE, rows // 2), rows, *([UNCUT] * (count - 2))]
 
 
 def _inner(band: Mapping[str, isl.Map], ranks: Mapping[str, int], count: int, dependences: isl.UnionMap) -> str:

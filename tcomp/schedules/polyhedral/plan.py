@@ -56,11 +56,7 @@ class Plan:
 
     def rows(self, name: str) -> list[tuple[int, ...]]:
         """The coefficients of the time dimensions that are planned already."""
-        if name not in self.time:
-            return []
-        time = isl.PwMultiAff.from_map(self.time[name])
-        affs = [time.get_pw_aff(d).get_pieces()[0][1] for d in range(time.dim(isl.dim_type.out))]
-        return [tuple(a.get_coefficient_val(isl.dim_type.in_, k).to_python() for k in range(len(self.instances[name].loops))) for a in affs]
+        return coefficients(self.time[name], self.instances[name]) if name in self.time else []
 
     def order(self) -> str:
         """The order of all instances, as isl's text."""
@@ -91,6 +87,13 @@ class Plan:
         return " ".join(name for name, loop in self.loops.items() if loop.role == "parallel")
 
 
+def coefficients(value: isl.Map, x: Instance) -> list[tuple[int, ...]]:
+    """Those of the loops around a statement in each dimension of an affine map."""
+    time = isl.PwMultiAff.from_map(value)
+    affs = [time.get_pw_aff(d).get_pieces()[0][1] for d in range(time.dim(isl.dim_type.out))]
+    return [tuple(a.get_coefficient_val(isl.dim_type.in_, k).to_python() for k in range(len(x.loops))) for a in affs]
+
+
 def component(band: isl.Map, d: int) -> isl.Map:
     """One dimension of what a band maps to."""
     count = band.dim(isl.dim_type.out)
@@ -115,8 +118,7 @@ class Axis:
 
 def axis(x: Instance, value: isl.Map, free: bool, context: isl.Set) -> Axis:
     """The axis of a statement along which `value` grows."""
-    aff = isl.PwMultiAff.from_map(value).get_pw_aff(0).get_pieces()[0][1]
-    row = tuple(aff.get_coefficient_val(isl.dim_type.in_, k).to_python() for k in range(len(x.loops)))
+    (row,) = coefficients(value, x)
     hull = x.domain.apply(value).intersect_params(context)
     low, high = hull.dim_min_val(0), hull.dim_max_val(0)
     if not (low.is_int() and high.is_int()):

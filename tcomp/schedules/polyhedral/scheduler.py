@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from contextlib import suppress
 from math import prod
+from textwrap import shorten
 
 import islpy as isl
 
@@ -59,7 +60,7 @@ def polyhedral_or_not(s: Schedule, target: CpuTarget, threads: int) -> Schedule:
         return polyhedral(s, target, threads)
     except (ScheduleError, isl.Error) as error:
         why = error.reason if isinstance(error, ScheduleError) else "isl gave up"
-        s.fall_back(FallbackKind.AS_WRITTEN, "", why.partition("\n")[0][:MAX_REASON])
+        s.fall_back(FallbackKind.AS_WRITTEN, "", shorten(why, MAX_REASON, placeholder="..."))
         return s
 
 
@@ -106,9 +107,6 @@ def _in_blocks(s: Schedule, planner: Planner) -> bool:
     return False
 
 
-# ---------------------------------------------------------------- before: operands
-
-
 def _pack(s: Schedule) -> None:
     """Operands of contractions that are read often, as the inner loops want them: factors computed once, and the axis along memory of
     the result along memory in them as well."""
@@ -132,8 +130,8 @@ def _pack(s: Schedule) -> None:
 
 def _contractions(kernel: Kernel) -> list[Instance]:
     """Accumulations into a matrix at least, each element many times."""
-    found = [x for x in model(kernel.body).instances if isinstance(x.stmt, Accumulate) and len(x.stmt.indices) >= 2]
-    return [x for x in found if isinstance(x.stmt, Accumulate) and _repeats(x, x.stmt.indices)]
+    instances = [(x, x.stmt.indices) for x in model(kernel.body).instances if isinstance(x.stmt, Accumulate)]
+    return [x for x, indices in instances if len(indices) >= 2 and _repeats(x, indices)]
 
 
 def _repeats(x: Instance, indices: Sequence[E.Expr]) -> bool:
@@ -150,15 +148,8 @@ def _reused(kernel: Kernel, contractions: Sequence[Instance]) -> list[Buffer]:
 
 def _along_memory(contractions: Sequence[Instance], b: Buffer) -> set[int]:
     """The dimensions of an operand that follow the last index of the result."""
-    found = set()
-    for x in contractions:
-        assert isinstance(x.stmt, Accumulate)
-        lane = set(E.variables(x.stmt.indices[-1]))
-        found |= {d for r in E.reads(x.stmt.value) if r.attr is b for d, i in enumerate(r.args) if lane & set(E.variables(i))}
-    return found
-
-
-# ---------------------------------------------------------------- after: kinds of loops
+    reads = ((x.stmt, r) for x in contractions if isinstance(x.stmt, Accumulate) for r in E.reads(x.stmt.value) if r.attr is b)
+    return {d for stmt, r in reads for d, i in enumerate(r.args) if {*E.variables(stmt.indices[-1])} & {*E.variables(i)}}
 
 
 def _set_kinds(s: Schedule, planned: dict[str, Loop], target: CpuTarget) -> None:
@@ -197,8 +188,8 @@ def _vectorize(s: Schedule, name: str, target: CpuTarget) -> list[LoopCopy]:
     if loop.extent == lanes:
         s.vectorize(name)
         return tails
-    if ahead := _unaligned(loop, stores, lanes):
-        head, name = s.partition(name, ahead)
+    if before := _unaligned(loop, stores, lanes):
+        head, name = s.partition(name, before)
         tails.append(name)
         with suppress(ScheduleError):
             s.vectorize(head, lanes)
