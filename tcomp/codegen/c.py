@@ -1,14 +1,15 @@
-"""A loop program as C text, for C compilers: the loops as a person writes them, arrays as parameters of their natural shape.
+"""C: text and operators that CUDA C++ shares, and loop programs as C text, the loops as a person writes them, arrays of their natural shape.
 
     void gemm(double C[restrict 1000][1100], ...) {
       for (long i = 0; i < 1000; i++) {
 
-Symbolic sizes are parameters before the arrays. Names are kept, `.` becomes `_`. Loops of all kinds run in order. Operators mean what
+Symbolic sizes are parameters before the arrays. Names stay the same but for `.`, which becomes `_`. Loops of all kinds run in order. Operators mean what
 `ir.interpreters.semantics` says where integers wrap around (`FLAGS`). `PRELUDE` comes before all functions of a file.
 """
 
 from __future__ import annotations
 
+import itertools
 import math
 import re
 from collections import Counter
@@ -17,10 +18,11 @@ from contextlib import contextmanager
 
 from tcomp.errors import CodegenError
 from tcomp.ir import expr as E
+from tcomp.ir import loops as L
 from tcomp.ir.access import without
 from tcomp.ir.dtypes import BITS, UNSIGNED, integer_range, is_float, is_integer
 from tcomp.ir.expr import INDEX, Dim, Expr, as_expr
-from tcomp.ir.loops import Accumulate, Allocate, Buffer, For, If, Kernel, Stmt, Store, While, children, map_expressions, places, walk
+from tcomp.ir.loops import Buffer, Kernel, Stmt
 from tcomp.ir.simplify import simplify
 
 FLAGS = ("-std=c11", "-fwrapv", "-fno-strict-aliasing")
@@ -33,11 +35,14 @@ INFIX = {
     "lt": ("<", 7), "le": ("<=", 7), "eq": ("==", 6), "ne": ("!=", 6), "and": ("&", 5), "xor": ("^", 4), "or": ("|", 3),
 }  # fmt: skip
 LOGICAL = {"and": ("&&", 2), "min": ("&&", 2), "mul": ("&&", 2), "or": ("||", 1), "max": ("||", 1), "add": ("||", 1), "xor": ("!=", 6)}
-NAMED_ALIKE = (
-    "sqrt", "exp", "log", "tanh", "erf", "sin", "cos", "tan", "asin", "acos", "atan", "sinh", "cosh", "asinh", "acosh", "atanh", "floor",
-    "ceil", "trunc", "pow", "fma",
-)  # fmt: skip
-FUNCTIONS = {f: f for f in NAMED_ALIKE} | {"abs": "fabs", "round": "rint", "truncmod": "fmod"}
+FUNCTIONS = {"abs": "fabs", "round": "rint", "truncmod": "fmod"} | {
+    f: f for f in (*E.UNARY[E.UNARY.index("sqrt") : E.UNARY.index("isnan")], "floor", "ceil", "trunc", "pow", "fma")
+}  # of float64; those of float32 end in f
+FLOAT_HELPERS = {"floordiv": "floordiv_float", "mod": "floormod_float", "min": "minimum", "max": "maximum"}
+SIGNED_HELPERS = {"floordiv": "floordiv", "mod": "floormod", "truncdiv": "truncdiv", "truncmod": "truncmod", "shr": "shr", "pow": "power"}
+UNSIGNED_HELPERS = {
+    "floordiv": "quotient", "mod": "modulus", "truncdiv": "quotient", "truncmod": "modulus", "shr": "shr_unsigned", "pow": "power_unsigned",
+}  # fmt: skip
 QUOTIENTS = {"floordiv": "/", "truncdiv": "/", "mod": "%", "truncmod": "%"}
 UPDATES = {"sum": "+=", "prod": "*=", "all": "&=", "any": "|="}
 PREFIX, CHOICE = 11, 0  # precedences of a sign, and of ?:
@@ -112,47 +117,63 @@ def c_type(dtype: str) -> str:
     return TYPES[dtype]
 
 
-class CText:
+class SourceText:
+    """Lines of a C or C++ program under construction, and the names that are taken. `first_number`: of the names that occur again."""
+
+    first_number = 2
+
+    def __init__(self, taken: set[str], indent: int = 0) -> None:
+        self.lines: list[str] = []
+        self.taken, self.indent = taken, indent
+
+    def line(self, text: str) -> None:
+        """One more line."""
+        self.lines.append("  " * self.indent + text)
+
+    @contextmanager
+    def braces(self, head: str) -> Iterator[None]:
+        """A block of lines behind a head."""
+        self.line(f"{head} {{".lstrip())
+        self.indent += 1
+        yield
+        self.indent -= 1
+        self.line("}")
+
+    def fresh(self, wanted: str) -> str:
+        """An identifier like a name, which is not taken yet."""
+        found = plain = re.sub(r"\W|^(?=\d)", "_", wanted, flags=re.ASCII) or "_"
+        numbers = itertools.count(self.first_number)
+        while found in self.taken or found.startswith("__"):
+            found = f"{plain.lstrip('_') or 'v'}_{next(numbers)}"
+        self.taken.add(found)
+        return found
+
+
+class CText(SourceText):
     """Lines of C under construction, with the names in scope: of variables by their names, of buffers by identity."""
 
+    first_number = 1
+
     def __init__(self) -> None:
-        self.lines: list[str] = []
-        self.indent = ""
+        super().__init__(set(RESERVED))
         self.names: dict[str | Buffer, str] = {}
-        self.taken = set(RESERVED)
         self.parameters: set[Buffer] = set()  # pointers, even without dimensions
         self.sizes: dict[Expr, int] = {}
         self.known: dict[Expr, str] = {}  # large expressions computed before, for the same statement
 
-    def line(self, text: str) -> None:
-        """One more line."""
-        self.lines.append(self.indent + text)
-
     @contextmanager
     def braces(self, head: str) -> Iterator[None]:
-        """A block, indented; an `else` goes on where another has ended."""
+        """A block of lines; an `else` goes on where another has ended."""
         if head == "else":
             self.lines.pop()
-        self.line("} else {" if head == "else" else f"{head} {{")
-        outer, self.indent = self.indent, self.indent + "  "
-        yield
-        self.indent = outer
-        self.line("}")
+            head = "} else"
+        with super().braces(head):
+            yield
 
-    def name(self, wanted: str, thing: Buffer | None = None) -> str:
+    def name(self, wanted: str, buffer: Buffer | None = None) -> str:
         """The C name of a variable, or of a buffer."""
-        key = wanted if thing is None else thing
+        key = wanted if buffer is None else buffer
         return self.names[key] if key in self.names else self.names.setdefault(key, self.fresh(wanted))
-
-    def fresh(self, wanted: str) -> str:
-        """A name that nothing has yet."""
-        plain = found = re.sub(r"^(?=\d)|\W", "_", wanted, flags=re.ASCII)
-        number = 0
-        while found in self.taken:
-            number += 1
-            found = f"{plain}_{number}"
-        self.taken.add(found)
-        return found
 
     # ------------------------------------------------------------ statements
 
@@ -160,26 +181,26 @@ class CText:
         """The lines of a statement."""
         self.known = {}
         match stmt:
-            case For():
+            case L.For():
                 name = self.name(stmt.var.name)
                 step, start, body = _natural(stmt)
                 first, end = self.term(start), self.term(simplify(start + as_expr(stmt.extent) * step), 8)
                 less, next_one = ("<", "++") if step > 0 else (">", "--")
                 with self.braces(f"for (long {name} = {first}; {name} {less} {end}; {name}{next_one})"):
                     self.statement(body)
-            case While(cond, body):
+            case L.While(cond, body):
                 with self.braces("for (;;)"):
                     self.line(f"if (!({self.term(cond)})) break;")
                     self.statement(body)
-            case If(cond, then, otherwise):
+            case L.If(cond, then, otherwise):
                 with self.braces(f"if ({self.term(cond)})"):
                     self.statement(then)
                 if otherwise is not None:
                     with self.braces("else"):
                         self.statement(otherwise)
-            case Store(b, indices, value):
+            case L.Store(b, indices, value):
                 self.line(f"{self.element(b, indices)} = {self.term(value)};")
-            case Accumulate(b, indices, value, reducer):
+            case L.Accumulate(b, indices, value, reducer):
                 place = self.element(b, indices)
                 if reducer.name == "sum" and (opposite := _negative(value)) is not None:
                     self.line(f"{place} -= {self.term(opposite)};")
@@ -187,11 +208,11 @@ class CText:
                     self.line(f"{place} {UPDATES[reducer.name]} {self.term(value)};")
                 else:
                     self.line(f"{place} = {self.term(reducer(E.read(b, indices), value))};")
-            case Allocate(b, body):
+            case L.Allocate(b, body):
                 self.line(f"{c_type(b.dtype)} {self.name(b.name, b)}{''.join(f'[{self.term(as_expr(d))}]' for d in b.shape)};")
                 self.statement(body)
             case _:  # a sequence, or what is to others a hint or an instruction
-                for inner in children(stmt):
+                for inner in L.children(stmt):
                     self.statement(inner)
 
     def element(self, b: Buffer, indices: tuple[Expr, ...]) -> str:
@@ -269,38 +290,31 @@ class CText:
             return self.infix(*INFIX[e.op], e, precedence)
         args = ", ".join(map(self.term, e.args))
         if is_float(e.dtype):
-            match e.op:
-                case "truncdiv":
-                    return f"trunc{_suffix(e)}({self.infix('/', 10, e, CHOICE)})"
-                case "floordiv" | "mod":
-                    return f"({c_type(e.dtype)})floor{e.op.removeprefix('floor')}_float({args})"
-                case "min" | "max":
-                    return f"({c_type(e.dtype)}){e.op}imum({args})"
-                case name if name in FUNCTIONS:
-                    return f"{FUNCTIONS[name]}{_suffix(e)}({args})"
+            if e.op == "truncdiv":
+                return f"trunc{_suffix(e)}({self.infix('/', 10, e, CHOICE)})"
+            if e.op in FLOAT_HELPERS:
+                return f"({c_type(e.dtype)}){FLOAT_HELPERS[e.op]}({args})"
+            if e.op in FUNCTIONS:
+                return f"{FUNCTIONS[e.op]}{_suffix(e)}({args})"
         raise CodegenError(f"no C for `{e.op}` of {e.dtype}", where=str(e))
 
     def integer(self, e: Expr, precedence: int) -> str:
         """An operator with an integer result. C computes with 32 bits at least, helpers with 64."""
-        unsigned, to = e.dtype in UNSIGNED, self.conversion(e)
+        helpers, to = UNSIGNED_HELPERS if e.dtype in UNSIGNED else SIGNED_HELPERS, self.conversion(e)
+        if e.op in QUOTIENTS and all((low := E.bounds(a)[0]) is not None and low >= n for n, a in enumerate(e.args)):
+            return self.infix(QUOTIENTS[e.op], 10, e, precedence)
+        if e.op in helpers:
+            return f"{to}{helpers[e.op]}({self.term(e.args[0])}, {self.term(e.args[1])})"
         match e.op:
-            case "floordiv" | "mod" | "truncdiv" | "truncmod":
-                if all((least := E.bounds(a)[0]) is not None and least >= low for a, low in zip(e.args, (0, 1), strict=True)):
-                    return self.infix(QUOTIENTS[e.op], 10, e, precedence)
-                helper: str = ("quotient" if e.op.endswith("div") else "modulus") if unsigned else "floormod" if e.op == "mod" else e.op
-                return f"{to}{helper}({self.term(e.args[0])}, {self.term(e.args[1])})"
             case "min" | "max":
                 a, b = e.args
                 return self.choice(E.select(a < b if e.op == "min" else a > b, a, b), precedence)
             case "abs":
                 return f"{to}labs({self.term(e.args[0])})"
             case "popcount":
-                return f"{to}popcount(({c_type('u' + e.dtype.removeprefix('u'))}){self.term(e.args[0], PREFIX)})"
+                return f"{to}popcount(({TYPES[f'uint{BITS[e.dtype]}']}){self.term(e.args[0], PREFIX)})"
             case "shl":
                 return f"({c_type(e.dtype)})shl({self.term(e.args[0])}, {self.term(e.args[1])}, {BITS[e.dtype]})"
-            case "shr" | "pow":
-                helper = ("shr" if e.op == "shr" else "power") + ("_unsigned" if unsigned else "")
-                return f"{to}{helper}({self.term(e.args[0])}, {self.term(e.args[1])})"
             case "neg" | "not":
                 return f"{to}({'-' if e.op == 'neg' else '~'}{self.term(e.args[0], PREFIX)})"
             case "add" if e.args[0].op == "mul" and e.args[0].args[1] is E.const(-1, e.dtype) and BITS[e.dtype] > 16:
@@ -332,13 +346,13 @@ def _suffix(e: Expr) -> str:
     return "f" if e.dtype == "float32" else ""
 
 
-def _natural(loop: For) -> tuple[int, Expr, Stmt]:
+def _natural(loop: L.For) -> tuple[int, Expr, Stmt]:
     """Direction, start, and body of the loop whose variable is the most frequent index that it occurs in: `A[i]` from 1, not `A[i + 1]`
     from 0."""
-    v, inner = loop.var, {f.var for f in walk(loop.body) if isinstance(f, For)}
+    v, inner = loop.var, {f.var for f in L.walk(loop.body) if isinstance(f, L.For)}
     found: Counter[tuple[int, Expr]] = Counter()
-    for stmt in walk(loop.body):
-        for index in (i for _, indices in (*places(stmt)[-1:], *places(stmt)[:-1]) for i in indices):
+    for stmt in L.walk(loop.body):
+        for index in (i for _, indices in (*L.places(stmt)[-1:], *L.places(stmt)[:-1]) for i in indices):
             step, rest = without(simplify(index), v) or (0, index)
             if abs(step) == 1 and not inner & set(E.variables(rest)) and not E.reads(rest):
                 found[step, rest] += 1
@@ -348,7 +362,7 @@ def _natural(loop: For) -> tuple[int, Expr, Stmt]:
         return 1, start, loop.body
     named = E.var(v.name)
     place = {v: simplify((named - start) * step)}
-    return step, start, map_expressions(loop.body, lambda e: simplify(E.substitute(e, place)) if v in E.variables(e) else e)
+    return step, start, L.map_expressions(loop.body, lambda e: simplify(E.substitute(e, place)) if v in E.variables(e) else e)
 
 
 def _negative(e: Expr) -> Expr | None:

@@ -8,8 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Mapping
 
-from tcomp.codegen.cuda.barriers import Placement
-from tcomp.codegen.cuda.phases import is_phase
+from tcomp.codegen.cuda.barriers import Placement, is_phase
 from tcomp.ir import expr as E
 from tcomp.ir import loops as L
 from tcomp.ir.expr import Expr, as_expr, evaluate_int

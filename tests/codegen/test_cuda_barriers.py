@@ -6,9 +6,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tcomp.codegen.cuda.barriers import MAX_TRACKED, Placement, pending_groups, place, unproved
+from tcomp.codegen.cuda.barriers import MAX_TRACKED, Placement, pending_groups, phases, place, unproved
 from tcomp.codegen.cuda.kernel import emit_kernel
-from tcomp.codegen.cuda.phases import phases
 from tcomp.ir import te
 from tcomp.ir.expr import Expr, as_expr
 from tcomp.ir.loops import Accumulate, Allocate, Buffer, For, If, Kernel, Stmt, block, loop, store

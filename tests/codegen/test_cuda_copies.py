@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from tcomp.codegen.cuda import nvrtc
-from tcomp.codegen.cuda.async_copies import without_lane
+from tcomp.codegen.cuda.copies import without_lane
 from tcomp.codegen.cuda.kernel import emit_kernel
 from tcomp.ir import expr as E
 from tcomp.ir.dtypes import BITS, to_numpy

@@ -11,9 +11,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tcomp.codegen.cuda import nvrtc
-from tcomp.codegen.cuda.barriers import place
+from tcomp.codegen.cuda.barriers import phases, place
 from tcomp.codegen.cuda.kernel import emit_kernel
-from tcomp.codegen.cuda.phases import phases
 from tcomp.ir import loops as L
 from tcomp.ir import te
 from tcomp.ir.expr import Dim, cast, evaluate_int

@@ -1,7 +1,8 @@
 """Where the threads of a block wait: for each other, and for the copies that they have started.
 
-Some phases (see `phases`) only start copies, which run in
-the background until they are waited for, in groups, the oldest first.
+The statements that threads execute without waiting for each other are *phases*: a thread loop with all that it holds, or a statement outside
+of thread loops, which one thread executes. Some phases only start copies, which run in the background until they are waited for, in
+groups, the oldest first.
 
 - A barrier stands in front of a phase that touches what another thread may have written since the last one, or writes what it read.
 - What a copy reads or writes is left alone until all threads have waited for its group in front of a barrier: of the last one that was
@@ -21,7 +22,6 @@ from dataclasses import dataclass, field, replace
 from functools import reduce
 from math import lcm
 
-from tcomp.codegen.cuda.phases import has_threads, is_phase, phases
 from tcomp.ir import expr as E
 from tcomp.ir import loops as L
 from tcomp.ir.access import accesses, coefficient
@@ -30,6 +30,55 @@ from tcomp.ir.loops import Buffer, Stmt
 from tcomp.ir.simplify import prove
 
 MAX_TRACKED = 16  # iterations, and groups of copies, up to which each is told from the others: it bounds how often a loop is followed
+
+
+def is_thread_loop(s: Stmt) -> bool:
+    """Whether a statement is a loop bound to `thread.x`, `thread.y` or `thread.z`."""
+    return isinstance(s, L.For) and s.kind in L.THREAD_AXES
+
+
+def has_threads(s: Stmt) -> bool:
+    """Whether a statement is or holds a thread loop."""
+    return any(is_thread_loop(x) for x in L.walk(s))
+
+
+def is_phase(s: Stmt) -> bool:
+    """Whether a statement is a phase; else its parts are, or hold some."""
+    match s:
+        case L.Block():
+            return False
+        case L.Allocate(buffer, body):
+            return buffer.scope != "shared" and not has_threads(body)
+        case L.For(_, _, body, kind):
+            return is_thread_loop(s) or not (kind in L.BLOCK_AXES or has_threads(body))
+        case L.If():
+            return not has_threads(s)
+    return True
+
+
+def phases(s: Stmt) -> Iterator[Stmt]:
+    """The phases of a statement, in order."""
+    if is_phase(s):
+        yield s
+    else:
+        for child in L.children(s):
+            yield from phases(child)
+
+
+def threads_along(s: Stmt, sizes: list[int]) -> None:
+    """Raise `sizes` (along x, y, z) to the extents of the thread loops of a statement, which are constant."""
+    for x in L.walk(s):
+        if isinstance(x, L.For) and is_thread_loop(x) and isinstance(x.extent, int):
+            axis = L.THREAD_AXES.index(x.kind)
+            sizes[axis] = max(sizes[axis], x.extent)
+
+
+def plain_statements(s: Stmt) -> Iterator[Stmt]:
+    """A statement and those inside that no instruction executes."""
+    if not isinstance(s, L.Call):
+        yield s
+        for child in L.children(s):
+            yield from plain_statements(child)
 
 
 @dataclass(frozen=True, slots=True)

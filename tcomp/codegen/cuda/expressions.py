@@ -1,33 +1,32 @@
-"""Expressions in CUDA C++: the text of a function under construction, the names in it, and the values that its statements compute.
+"""A `__global__` function under construction: its text, the names in it, what it declares, and the values that its statements compute.
 
-Parts of an expression that are used several times, or are long, get names on lines of their own. Index arithmetic is done in 32 bits
+Subexpressions that are used several times, or are long, get names on lines of their own. Index arithmetic is done in 32 bits
 where the ranges of the variables prove that it fits. Floats are never contracted or flushed.
 """
 
 from __future__ import annotations
 
 import math
-import re
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 
-from tcomp.codegen.cuda.math import HALF, HELPERS, REGISTER, function, literal
+from tcomp.codegen.c import FUNCTIONS, INFIX, KEYWORDS, LOGICAL, QUOTIENTS, SourceText
+from tcomp.codegen.cuda.math import HALF, HELPERS, REGISTER, literal
 from tcomp.errors import CodegenError
 from tcomp.ir import expr as E
+from tcomp.ir.access import in_range
 from tcomp.ir.dtypes import integer_range, is_float, is_integer, itemsize
-from tcomp.ir.expr import INDEX, Expr, as_expr, bounds
-from tcomp.ir.loops import Buffer, Kernel
-from tcomp.ir.simplify import prove, simplify
+from tcomp.ir.expr import INDEX, Dim, Expr, as_expr, bounds
+from tcomp.ir.loops import Buffer, Kernel, Stmt
+from tcomp.ir.simplify import from_linear, linear, simplify
+from tcomp.target import CudaTarget
 
 _MAX_LENGTH = 110  # characters: longer expressions are cut into named parts, so that the text stays readable
 _MAX_DEPTH = 30  # operators: deeper expressions are computed operands first, as Python's stack is limited
-_RESERVED = """
-    auto bool break case char class const continue default delete do double else enum extern false float for friend goto
-    if inline int long new operator private protected public register return short signed sizeof static struct
-    switch template this true typedef union unsigned using virtual void volatile while min max and or xor not
-"""
-_SIGNS = {"add": "+", "sub": "-", "mul": "*", "div": "/", "lt": "<", "le": "<=", "eq": "==", "ne": "!=", "and": "&", "or": "|", "xor": "^"}
+_RESERVED = f"""{KEYWORDS} bool class delete false friend new operator private protected public template this true using virtual
+min max and or xor not"""
+_SIGNS = {op: sign for op, (sign, _) in INFIX.items()}
 _FLOAT_HELPERS = {"min": "minimum", "max": "maximum", "floordiv": "float_floor_div", "mod": "float_mod"}
 _INTEGER_HELPERS = {
     "min": "minimum", "max": "maximum", "floordiv": "floor_div", "mod": "floor_mod", "truncdiv": "trunc_div", "truncmod": "trunc_mod",
@@ -35,57 +34,63 @@ _INTEGER_HELPERS = {
 }  # fmt: skip
 
 
-class Expressions:
-    """Lines of text, and the values computed on them.
+class FunctionBuilder(SourceText):
+    """The text of a function and what it declares, to which the emitters of statements, copies and warp instructions add.
 
     `names`: of buffers and variables. `scopes`: names of values of the statement at hand, by nesting. `loaded_lanes`: elements of vectors
-    that have been loaded. `kept`: the dimensions that are left of register buffers which each thread has a part of.
+    that have been loaded. `private_dims`: the dimensions of register buffers that a thread has to itself. `block`: threads of a block
+    along x, y, z. `shared`: buffers in shared memory, with the elements of each. `written`: buffers that it stores to. `copies`: the phases
+    that only start copies in the background. `variables`: of its loops.
     """
 
-    def __init__(self, kernel: Kernel, helpers: set[str]) -> None:
-        self.kernel, self.helpers = kernel, helpers
-        self.lines: list[str] = []
-        self.indent = 1
-        self.taken = {*_RESERVED.split(), *HELPERS}
+    def __init__(self, kernel: Kernel, target: CudaTarget, helpers: set[str]) -> None:
+        super().__init__({*_RESERVED.split(), *HELPERS}, indent=1)
+        self.kernel, self.target, self.helpers = kernel, target, helpers
         self.names: dict[Buffer | Expr, str] = {}
         self.used_buffers: dict[Buffer, None] = {}
         self.used_scalars: dict[Expr, None] = {}
-        self.kept: dict[Buffer, tuple[int, ...]] = {}
+        self.private_dims: dict[Buffer, tuple[int, ...]] = {}
         self.scopes: list[dict[Expr, str]] = [{}]
         self.loaded_lanes: dict[Expr, str] = {}
         self.uses: Counter[Expr] = Counter()
         self.depth = 0
+        self.declarations: list[str] = []
+        self.block = [1, 1, 1]
+        self.shared: dict[Buffer, int] = {}
+        self.written: set[Buffer] = set()
+        self.copies: set[Stmt] = set()
+        self.variables: set[Expr] = set()
 
     def fail(self, what: str, why: str = "", hint: str = "") -> CodegenError:
         """The error that the kernel cannot be compiled."""
         return CodegenError(what, where=self.kernel.name, why=why, hint=hint)
 
-    # ------------------------------------------------------------ text
-
-    def line(self, text: str) -> None:
-        """Add a line of text."""
-        self.lines.append("  " * self.indent + text)
-
     @contextmanager
     def braces(self, head: str) -> Iterator[None]:
         """A block of lines behind a head: what is named within is unknown outside."""
-        self.line(f"{head} {{".lstrip())
-        self.indent += 1
         self.scopes.append({})
-        yield
+        with super().braces(head):
+            yield
         self.scopes.pop()
-        self.indent -= 1
-        self.line("}")
 
-    def fresh(self, name: str) -> str:
-        """A C++ identifier like `name` that is not taken yet."""
-        name = re.sub(r"\W|^(?=\d)", "_", name, flags=re.ASCII) or "_"
-        candidate, number = name, 1
-        while candidate in self.taken or candidate.startswith("__"):
-            number += 1
-            candidate = f"{name.lstrip('_') or 'v'}_{number}"
-        self.taken.add(candidate)
-        return candidate
+    # ------------------------------------------------------------ declarations
+
+    def share(self, buffer: Buffer, size: int) -> None:
+        """Give a buffer of so many elements a name and a place in shared memory."""
+        self.names[buffer] = self.fresh(buffer.name)
+        self.shared[buffer] = max(1, size)
+
+    def constant(self, buffer: Buffer, extent: Dim) -> int:
+        """An extent of a temporary. Raises `CodegenError` for a symbolic one."""
+        if not isinstance(extent, int):
+            raise self.fail(f"temporary `{buffer.name}` has no constant shape: {extent}", hint="pass it as a workspace buffer")
+        return extent
+
+    def declare(self, var: Expr, source: str) -> None:
+        """Declare a loop variable whose value is known, such as `threadIdx.x`."""
+        self.names[var] = self.fresh(var.name)
+        self.variables.add(var)
+        self.line(f"const {self.index_type(var)} {self.names[var]} = {source};")
 
     def note_scalars(self, e: Expr) -> None:
         """Remember which scalar parameters of the kernel an expression uses."""
@@ -100,7 +105,7 @@ class Expressions:
         return f"({place} != 0)" if dtype == "bool" else place
 
     def stored(self, dtype: str, value: str) -> str:
-        """A value as it is kept in memory."""
+        """A value as it is in memory."""
         return f"{self.helper('store_' + HALF[dtype])}({value})" if dtype in HALF else value
 
     def helper(self, name: str) -> str:
@@ -112,17 +117,30 @@ class Expressions:
 
     def linear(self, buffer: Buffer, indices: Sequence[Expr]) -> Expr:
         """The row-major position of an element."""
-        kept = self.kept.get(buffer, tuple(range(len(buffer.shape))))
         position: Expr = as_expr(0)
-        for d in kept:
+        for d in self.private_dims.get(buffer, range(len(buffer.shape))):
             position = position * as_expr(buffer.shape[d]) + indices[d]
         return simplify(position)
 
-    def address(self, buffer: Buffer, indices: Sequence[Expr]) -> str:
-        """The text of the position of an element that a statement touches."""
+    def vector_start(self, buffer: Buffer, indices: Sequence[Expr], lane: Expr, lanes: int) -> Expr | None:
+        """The position of the first lane where the lanes are contiguous and certainly aligned to the size of the vector."""
+        if lanes * itemsize(buffer.dtype) not in (2, 4, 8, 16) or lanes == 1:
+            return None
+        terms = dict(linear(self.linear(buffer, indices)))
+        if terms.pop((lane,), 0) != 1 or any(lane in E.variables(*m) for m in terms) or any(c % lanes for c in terms.values()):
+            return None
+        return simplify(from_linear(terms))
+
+    def use(self, buffer: Buffer) -> str:
+        """The name of a buffer, which the function then takes as a parameter."""
         if buffer not in self.names:
             raise self.fail(f"buffer `{buffer.name}` is used but is neither parameter nor allocated")
         self.used_buffers[buffer] = None
+        return self.names[buffer]
+
+    def address(self, buffer: Buffer, indices: Sequence[Expr]) -> str:
+        """The text of the position of an element that a statement touches."""
+        self.use(buffer)
         return self.expression(self.linear(buffer, indices))
 
     def narrow(self, e: Expr) -> bool:
@@ -167,20 +185,21 @@ class Expressions:
                 raise self.fail(f"`{e.name}` is used but is no parameter and no loop around")
             return self.names[e]
         if e.op == "const":
-            text = literal(e.attr, "int32" if self.narrow(e) else e.dtype)
-            return self.helper("bits") + text[4:] if text.startswith("bits<") else text
+            if not math.isfinite(e.attr):
+                self.helper("bits")
+            return literal(e.attr, "int32" if self.narrow(e) else e.dtype)
         depth, self.depth = self.depth, self.depth + 1
         if depth > _MAX_DEPTH:  # a long chain: operands first, or it would exhaust Python's stack
             self.depth = 0
             for node in E.needed_operands(e):
                 if node.args and self.find(node) is None:
-                    self.keep(node, self.value(node))
+                    self.give_name(node, self.value(node))
         text = self.compute(e)
         self.depth = depth
         shared = self.uses[e] > 1 and bool(e.args) and not (e.op == "cast" and e.args[0].op in ("var", "const"))
-        return self.keep(e, text) if shared or len(text) > _MAX_LENGTH else text
+        return self.give_name(e, text) if shared or len(text) > _MAX_LENGTH else text
 
-    def keep(self, e: Expr, text: str) -> str:
+    def give_name(self, e: Expr, text: str) -> str:
         """Give a value a name, on a line of its own."""
         if text.isidentifier():
             return text
@@ -197,12 +216,9 @@ class Expressions:
         """The text of an operator on the texts of its operands."""
         match e.op:
             case "read":
-                if e.attr not in self.names:
-                    raise self.fail(f"buffer `{e.attr.name}` is used but is neither parameter nor allocated")
-                self.used_buffers[e.attr] = None
-                position = self.linear(e.attr, e.args)
+                name, position = self.use(e.attr), self.linear(e.attr, e.args)
                 self.note_scalars(position)
-                return self.loaded(e.dtype, f"{self.names[e.attr]}[{self.value(position)}]")
+                return self.loaded(e.dtype, f"{name}[{self.value(position)}]")
             case "select":
                 return self.select(e)
             case "cast":
@@ -213,14 +229,13 @@ class Expressions:
                 raise self.fail("a loop program contains a `reduce` expression")
         if e.args[0].dtype == INDEX and (e.dtype == INDEX or e.dtype == "bool") and len(e.args) == 2:
             return self.index_arithmetic(e)
-        args = [self.value(a) for a in e.args]
-        return self.operator(e.op, e.args[0].dtype, args)
+        return self.operator(e.op, e.args[0].dtype, [self.value(a) for a in e.args])
 
     def select(self, e: Expr) -> str:
         """A choice: one expression, or branches where a side may only be evaluated if it is chosen."""
         cond, *sides = e.args
         test = self.value(cond)
-        safe = all(n.op != "read" or _in_bounds(n) for side in sides for n in E.walk(side))
+        safe = all(n.op != "read" or in_range(n.args, n.attr.shape) for side in sides for n in E.walk(side))
         before = len(self.lines)
         if not safe:
             self.scopes.append({})
@@ -229,7 +244,7 @@ class Expressions:
             self.scopes.pop()
         if safe or len(self.lines) == before:
             return f"({test} ? {self.widened(e, sides[0], a)} : {self.widened(e, sides[1], b)})"
-        del self.lines[before:]  # nothing may be evaluated ahead of the condition
+        del self.lines[before:]  # nothing may be evaluated before the condition
         name = self.fresh("t")
         self.line(f"{self.type_of(e)} {name};")
         for head, side in ((f"if ({test})", sides[0]), ("else", sides[1])):
@@ -248,13 +263,10 @@ class Expressions:
         a, b = (x if small or not self.narrow(y) else f"(long long){x}" for x, y in zip(map(self.value, e.args), e.args, strict=True))
         low, divisor = bounds(e.args[0])[0], bounds(e.args[1])[0]
         plain = low is not None and low >= 0 and divisor is not None and divisor > 0
-        match e.op:
-            case "floordiv" | "truncdiv" if plain:
-                return f"({a} / {b})"
-            case "mod" | "truncmod" if plain:
-                return f"({a} % {b})"
-            case "add" | "sub" | "mul" if small or not any(n.op == "read" for n in E.walk(e)):
-                return f"({a} {_SIGNS[e.op]} {b})"
+        if plain and e.op in QUOTIENTS:
+            return f"({a} {QUOTIENTS[e.op]} {b})"
+        if e.op in ("add", "sub", "mul") and (small or not any(n.op == "read" for n in E.walk(e))):
+            return f"({a} {_SIGNS[e.op]} {b})"
         return self.operator(e.op, "int32" if small else INDEX, [a, b])
 
     def operator(self, op: str, dtype: str, args: list[str]) -> str:
@@ -262,53 +274,34 @@ class Expressions:
         if op in ("lt", "le", "eq", "ne"):
             return f"({args[0]} {_SIGNS[op]} {args[1]})"
         if dtype == "bool":
-            return self.logical(op, args)
+            if op not in LOGICAL and op not in ("not", "abs"):
+                raise self.fail(f"`{op}` of bool cannot be compiled")
+            return f"({args[0]} {LOGICAL[op][0]} {args[1]})" if op in LOGICAL else "!" * (op == "not") + args[0]
         if op == "isnan":
             return f"({args[0]} != {args[0]})"
         if op == "isinf":
-            return f"({'fabs' if dtype == 'float64' else 'fabsf'}({args[0]}) == {self.value(E.const(math.inf, dtype))})"
+            return f"(fabs{_suffix(dtype)}({args[0]}) == {self.value(E.const(math.inf, dtype))})"
         if is_float(dtype):
             text = self.float_operator(op, dtype, args)
             exact = op in ("neg", "abs", "min", "max")  # the result is one of the values that the type has
             return f"{self.helper(HALF[dtype])}({text})" if dtype in HALF and not exact else text
         return self.integer_operator(op, dtype, args)
 
-    def logical(self, op: str, args: list[str]) -> str:
-        """An operator on bools."""
-        match op:
-            case "and" | "min" | "mul":
-                return f"({args[0]} && {args[1]})"
-            case "or" | "max" | "add":
-                return f"({args[0]} || {args[1]})"
-            case "xor":
-                return f"({args[0]} != {args[1]})"
-            case "not":
-                return f"!{args[0]}"
-            case "abs":
-                return args[0]
-        raise self.fail(f"`{op}` of bool cannot be compiled")
-
     def float_operator(self, op: str, dtype: str, args: list[str]) -> str:
         """An operator on floats; of 16 bits, in float32."""
         match op:
             case "add" | "sub" | "mul" | "div":
                 return f"({args[0]} {_SIGNS[op]} {args[1]})"
-            case _ if op in _FLOAT_HELPERS:
-                return f"{self.helper(_FLOAT_HELPERS[op])}({args[0]}, {args[1]})"
             case "truncdiv":
                 quotient = f"{args[0]} / {args[1]}"
-                return f"{function('trunc', dtype)}({self.helper(HALF[dtype]) + f'({quotient})' if dtype in HALF else quotient})"
-            case "truncmod":
-                return f"{'fmod' if dtype == 'float64' else 'fmodf'}({args[0]}, {args[1]})"
+                return f"trunc{_suffix(dtype)}({self.helper(HALF[dtype]) + f'({quotient})' if dtype in HALF else quotient})"
             case "neg":
                 return f"(-{args[0]})"
             case "fma" if dtype in HALF:
                 return f"{self.helper('odd')}((double){args[0]} * (double){args[1]} + (double){args[2]})"
-            case "fma":
-                return f"fma{'' if dtype == 'float64' else 'f'}({', '.join(args)})"
-        name = function(op, dtype)
-        if name is None:
+        if op not in FUNCTIONS and op not in _FLOAT_HELPERS:
             raise self.fail(f"`{op}` of {dtype} cannot be compiled")
+        name = self.helper(_FLOAT_HELPERS[op]) if op in _FLOAT_HELPERS else FUNCTIONS[op] + _suffix(dtype)
         return f"{name}({', '.join(args)})"
 
     def integer_operator(self, op: str, dtype: str, args: list[str]) -> str:
@@ -363,8 +356,6 @@ class Expressions:
         return f"{self.helper('bits')}<{REGISTER[dtype]}>({x})"
 
 
-def _in_bounds(read: Expr) -> bool:
-    """Whether a read certainly lies inside its buffer."""
-    return all(
-        prove(E.binary("le", 0, i)) and prove(E.binary("lt", i, as_expr(n))) for i, n in zip(read.args, read.attr.shape, strict=True)
-    )
+def _suffix(dtype: str) -> str:
+    """How the name of a function of `FUNCTIONS` ends: CUDA's names are those of C, in their accurate versions."""
+    return "" if dtype == "float64" else "f"

@@ -33,12 +33,10 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, replace
 
-from tcomp.codegen.cuda.async_copies import copy_of, copy_phases, start_copy, whole_vectors
-from tcomp.codegen.cuda.barriers import Placement, place, unproved
-from tcomp.codegen.cuda.bulk_copies import BulkCopies
-from tcomp.codegen.cuda.function import FunctionBuilder
+from tcomp.codegen.cuda.barriers import Placement, has_threads, is_phase, is_thread_loop, place, plain_statements, threads_along, unproved
+from tcomp.codegen.cuda.copies import BulkCopies, copy_of, copy_phases, start_copy, whole_vectors
+from tcomp.codegen.cuda.expressions import FunctionBuilder
 from tcomp.codegen.cuda.math import MEMORY, REGISTER, helper_texts
-from tcomp.codegen.cuda.phases import has_threads, is_phase, is_thread_loop, plain_statements, threads_along
 from tcomp.codegen.cuda.warp_instructions import WarpInstructions
 from tcomp.ir import expr as E
 from tcomp.ir import loops as L
@@ -49,14 +47,14 @@ from tcomp.ir.loops import Buffer, Kernel, Stmt
 from tcomp.target import CudaTarget
 
 MAX_BLOCK_THREADS = 1024  # a limit of CUDA on every architecture
-MAX_STATIC_SHARED = 48 << 10  # bytes of shared memory that a block may declare; more is asked for at its launch (a limit of CUDA)
+MAX_STATIC_SHARED = 48 << 10  # bytes of shared memory that a block may declare; the launch requests more (a limit of CUDA)
 MAX_LOCAL = 64 << 10  # bytes of one array of a thread: local memory is reserved for all threads that a GPU can hold, 14 GB of an A100
 
 
 @dataclass(frozen=True, slots=True)
 class Launch:
     """One `__global__` function: `grid` and `block` by axis, the buffers and scalars of the kernel it takes, by number, in order, and the
-    bytes of shared memory that a block asks for. `barriers` in its text, all of them proved."""
+    bytes of shared memory that a launch requests. `barriers` in its text, all of them proved."""
 
     function: str
     grid: tuple[Dim, Dim, Dim]
@@ -73,14 +71,9 @@ def emit_kernel(kernel: Kernel, target: CudaTarget, trace: Sequence[object] = ()
     Raises `CodegenError` naming the loop or buffer for what a GPU kernel cannot be.
     """
     used: set[str] = set()
-    functions, launches = [], []
-    for number, stmts in enumerate(L.launches(kernel.body)):
-        emitter = Function(kernel, f"{kernel.name}_{number}", target, used)
-        text, launch = emitter.emit(stmts)
-        functions.append(text)
-        launches.append(launch)
-    head = [f"// {line}" for line in (f"kernel {kernel.name}", *kernel.notes, *map(str, trace))]
-    return "\n\n".join(["\n".join(head), *helper_texts(used), *functions]) + "\n", tuple(launches)
+    emitted = [Function(kernel, f"{kernel.name}_{n}", target, used).emit(stmts) for n, stmts in enumerate(L.launches(kernel.body))]
+    head = "\n".join(f"// {line}" for line in (f"kernel {kernel.name}", *kernel.notes, *map(str, trace)))
+    return "\n\n".join([head, *helper_texts(used), *(text for text, _ in emitted)]) + "\n", tuple(launch for _, launch in emitted)
 
 
 class Function(FunctionBuilder):
@@ -93,7 +86,7 @@ class Function(FunctionBuilder):
         self.warps = WarpInstructions(self)
         self.bulk = BulkCopies(self)
         self.threads_copy = False  # whether threads copy elements in some of the phases that are copies
-        self.copying = False  # whether the phase at hand is one of these
+        self.current: Stmt | None = None  # the phase at hand
         self.barriers = Placement({}, set())
 
     def emit(self, stmts: Sequence[Stmt]) -> tuple[str, Launch]:
@@ -109,10 +102,7 @@ class Function(FunctionBuilder):
         threads = math.prod(self.block)
         if threads > MAX_BLOCK_THREADS:
             raise self.fail(f"a block would have {threads} threads", why=f"at most {MAX_BLOCK_THREADS} are possible")
-        for b in self.kernel.buffers:
-            self.names[b] = self.fresh(b.name)
-        for v in self.kernel.scalars:
-            self.names[v] = self.fresh(v.name)
+        self.names = {x: self.fresh(x.name) for xs in (self.kernel.buffers, self.kernel.scalars) for x in xs}
         self.copies = set(copy_phases(self, body))
         self.threads_copy = any(isinstance(x, L.Store) for s in self.copies for x in plain_statements(s))
         self.barriers = place(body, self.copies)
@@ -121,7 +111,7 @@ class Function(FunctionBuilder):
             raise self.fail(f"a barrier is not proved in front of\n{missing[0]}", hint="report this kernel as a bug of tcomp")
         if self.bulk:
             self.bulk.begin()
-        self.block_statement(body)
+        self.statement(body)
         if self.bulk:
             self.bulk.wait(0)  # a block does not end before what is copied into its memory has arrived
         dynamic = self.declare_shared()
@@ -134,51 +124,74 @@ class Function(FunctionBuilder):
         head = [f"  const {self.index_type(v)} {self.names[v]} = ({self.index_type(v)}){self.names[v]}_;" for v in scalars]
         signature = f'extern "C" __global__ void __launch_bounds__({threads}) {self.name}({", ".join(parameters)}) {{'
         text = "\n".join([signature, *head, *self.declarations, *self.lines, "}"])
-        x, y, z = self.block
-        return text, Launch(
-            self.name,
-            (self.grid[0], self.grid[1], self.grid[2]),
-            (x, y, z),
-            tuple(map(self.kernel.buffers.index, buffers)),
-            tuple(map(self.kernel.scalars.index, scalars)),
-            dynamic,
-            text.count("__syncthreads();"),
-        )
+        grid, block = (self.grid[0], self.grid[1], self.grid[2]), (self.block[0], self.block[1], self.block[2])
+        numbers = tuple(map(self.kernel.buffers.index, buffers)), tuple(map(self.kernel.scalars.index, scalars))
+        return text, Launch(self.name, grid, block, *numbers, dynamic, text.count("__syncthreads();"))
 
-    # ------------------------------------------------------------ outside of phases: all threads alike
-
-    def block_statement(self, s: Stmt) -> None:
-        """A statement, behind the barrier that it needs: all threads are outside of phases."""
-        self.synchronize(s)
+    def statement(self, s: Stmt) -> None:
+        """A statement: outside of phases, behind the barrier that it needs, by all threads alike; inside of a phase as one thread executes it."""
+        if self.current is None:
+            self.synchronize(s)
+            if isinstance(s, L.While) and has_threads(s):
+                raise self.fail("a while loop around thread loops cannot be compiled for a GPU")
+            if is_phase(s):
+                self.phase(s)
+                return
+        copying = self.current in self.copies
         match s:
             case L.Block(stmts):
                 for inner in stmts:
-                    self.block_statement(inner)
-            case L.While() if has_threads(s):
-                raise self.fail("a while loop around thread loops cannot be compiled for a GPU")
-            case _ if is_phase(s):
-                self.phase(s)
-            case L.Allocate(buffer, body):
-                self.allocate_in_block(buffer, body)
-                self.block_statement(body)
+                    self.statement(inner)
             case L.For(var, extent, body, kind) if kind in L.BLOCK_AXES:
-                axis = "xyz".index(kind[-1])
-                if any(v.attr.extent is not None or v.name in {x.name for x in self.variables} for v in E.variables(as_expr(extent))):
-                    raise self.fail(f"the extent of block loop `{var.name}` depends on a loop", hint="guard the inside instead")
-                if self.grid[axis] != 1:
-                    raise self.fail(f"two loops are bound to {kind}")
-                self.grid[axis] = extent
-                self.declare(var, f"blockIdx.{kind[-1]}")
-                self.block_statement(body)
-            case L.For(var, extent, body, kind):
+                self.block_loop(var, extent, L.BLOCK_AXES.index(kind))
+                self.statement(body)
+            case L.For(var, extent, body, kind) if self.current is None:
                 with self.loop_over(var, extent, kind):
-                    self.block_statement(body)
+                    self.statement(body)
+            case L.For():
+                self.loop(s)
             case L.If(cond, then, otherwise):
-                head = self.expression(cond)
-                for word, part in (("if (" + head + ")", then), ("else", otherwise)):
-                    if part is not None:
+                head = f"if ({self.expression(cond)})"
+                for word, branch in ((head, then), ("else", otherwise)):
+                    if branch is not None:
                         with self.braces(word):
-                            self.block_statement(part)
+                            self.statement(branch)
+            case L.While(cond, body):
+                with self.braces("while (true)"):
+                    self.line(f"if (!({self.expression(cond)})) break;")
+                    self.statement(body)
+            case L.Store() if copying and (copy := copy_of(self, s, None)) is not None:
+                start_copy(self, copy)
+            case L.Store(buffer, indices, value):
+                self.assign(buffer, indices, value)
+            case L.Accumulate(buffer, indices, value, reducer):
+                place = f"{self.names[buffer]}[{self.address(buffer, indices)}]"
+                new = self.accumulated(self.loaded(buffer.dtype, place), value, reducer)
+                self.line(f"{place} = {self.stored(buffer.dtype, new)};")
+            case L.Prefetch():
+                pass  # other threads run while one waits
+            case L.Allocate(buffer, body):
+                (self.allocate_in_block if self.current is None else self.allocate_in_thread)(buffer, body)
+                self.statement(body)
+            case L.Call(instruction) if isinstance(instruction.emission, CopyOp):
+                self.bulk.start(s)
+            case L.Call():
+                self.warps.emit(s)
+            case _:
+                raise self.fail(f"a {type(s).__name__} cannot be compiled for a GPU")
+
+    # ------------------------------------------------------------ outside of phases: all threads alike
+
+    def block_loop(self, var: Expr, extent: Dim, axis: int) -> None:
+        """A loop whose iterations are blocks of the grid."""
+        if self.current is not None:
+            raise self.fail(f"loop `{var.name}` is bound to {L.BLOCK_AXES[axis]} inside a thread")
+        if any(v.attr.extent is not None or v.name in {x.name for x in self.variables} for v in E.variables(as_expr(extent))):
+            raise self.fail(f"the extent of block loop `{var.name}` depends on a loop", hint="guard the inside instead")
+        if self.grid[axis] != 1:
+            raise self.fail(f"two loops are bound to {L.BLOCK_AXES[axis]}")
+        self.grid[axis] = extent
+        self.declare(var, f"blockIdx.{'xyz'[axis]}")
 
     def synchronize(self, s: Stmt) -> None:
         """In front of a statement: the wait for the copies of this thread, and the barrier behind which all copies have arrived."""
@@ -196,9 +209,8 @@ class Function(FunctionBuilder):
     def allocate_in_block(self, buffer: Buffer, body: Stmt) -> None:
         """A temporary that several phases use: registers of each thread, or shared memory."""
         if buffer.scope == "register" and has_threads(body):
-            kept = self.private_dimensions(buffer, body)
-            self.kept[buffer] = kept
-            size = math.prod(self.constant(buffer, buffer.shape[d]) for d in kept) // self.warps.sharing(buffer)
+            own = self.private_dims[buffer] = self.private_dimensions(buffer, body)
+            size = math.prod(self.constant(buffer, buffer.shape[d]) for d in own) // self.warps.threads_sharing(buffer)
             self.names[buffer] = self.fresh(buffer.name)
             self.declarations.append(f"  {MEMORY[buffer.dtype]} {self.names[buffer]}[{size}];")
         else:
@@ -259,13 +271,15 @@ class Function(FunctionBuilder):
             self.reduce_across_threads(s, *leaf)
             return
         axes = {x.kind for x in L.walk(s) if isinstance(x, L.For) and is_thread_loop(x)}
-        idle = [f"threadIdx.{a} == 0" for a, n in zip("xyz", self.block, strict=True) if n > 1 and f"thread.{a}" not in axes]
+        sizes = zip("xyz", self.block, L.THREAD_AXES, strict=True)
+        tests = {a: f"threadIdx.{a} == 0" for a, n, kind in sizes if n > 1 and kind not in axes}
         if together := self.warps.threads_of(s):
-            idle = [f"threadIdx.x < {together}"] * (self.block[0] > together) + [test for test in idle if "x" not in test[:11]]
-        self.copying = s in self.copies
-        with self.braces(f"if ({' && '.join(idle)})" if idle else ""), self.warps.around(s):
-            self.thread_statement(s)
-        self.copying = False
+            tests.pop("x", None)
+            tests = ({"x": f"threadIdx.x < {together}"} if self.block[0] > together else {}) | tests
+        self.current = s
+        with self.braces(f"if ({' && '.join(tests.values())})" if tests else ""), self.warps.around(s):
+            self.statement(s)
+        self.current = None
         if s in self.barriers.groups and self.threads_copy:
             self.line(f"{self.helper('complete_group')}();")
         if s in self.barriers.groups and self.bulk:
@@ -299,90 +313,50 @@ class Function(FunctionBuilder):
 
     # ------------------------------------------------------------ inside of a phase: one thread
 
-    def thread_statement(self, s: Stmt) -> None:
-        """A statement inside of a phase, as one thread executes it."""
-        match s:
-            case L.Block(stmts):
-                for inner in stmts:
-                    self.thread_statement(inner)
-            case L.For():
-                self.loop(s)
-            case L.If(cond, then, otherwise):
-                with self.braces(f"if ({self.expression(cond)})"):
-                    self.thread_statement(then)
-                if otherwise is not None:
-                    with self.braces("else"):
-                        self.thread_statement(otherwise)
-            case L.While(cond, body):
-                with self.braces("while (true)"):
-                    self.line(f"if (!({self.expression(cond)})) break;")
-                    self.thread_statement(body)
-            case L.Store() if self.copying and (copy := copy_of(self, s, None)) is not None:
-                start_copy(self, copy)
-            case L.Store(buffer, indices, value):
-                self.assign(buffer, indices, value)
-            case L.Accumulate(buffer, indices, value, reducer):
-                place = f"{self.names[buffer]}[{self.address(buffer, indices)}]"
-                new = self.accumulated(self.loaded(buffer.dtype, place), value, reducer)
-                self.line(f"{place} = {self.stored(buffer.dtype, new)};")
-            case L.Prefetch():
-                pass  # other threads run while one waits
-            case L.Allocate(buffer, body):
-                self.allocate_in_thread(buffer)
-                self.thread_statement(body)
-            case L.Call(instruction) if isinstance(instruction.emission, CopyOp):
-                self.bulk.start(s)
-            case L.Call():
-                self.warps.emit(s)
-            case _:
-                raise self.fail(f"a {type(s).__name__} cannot be compiled for a GPU")
-
-    def allocate_in_thread(self, buffer: Buffer) -> None:
-        """A temporary that a thread keeps to itself."""
-        size = math.prod(self.constant(buffer, d) for d in buffer.shape) // self.warps.sharing(buffer)
+    def allocate_in_thread(self, buffer: Buffer, _: Stmt) -> None:
+        """A temporary that a thread has to itself."""
+        size = math.prod(self.constant(buffer, d) for d in buffer.shape) // self.warps.threads_sharing(buffer)
         taken = size * itemsize(buffer.dtype)
         if buffer.scope == "shared":
             raise self.fail(f"shared buffer `{buffer.name}` is allocated by one thread")
         if taken > MAX_LOCAL:
             raise self.fail(f"temporary `{buffer.name}` takes {taken} bytes of each thread", why=f"at most {MAX_LOCAL}")
-        self.kept[buffer] = tuple(range(len(buffer.shape)))
+        self.private_dims[buffer] = tuple(range(len(buffer.shape)))
         self.names[buffer] = self.fresh(buffer.name)
         self.line(f"{MEMORY[buffer.dtype]} {self.names[buffer]}[{max(1, size)}];")
 
     def loop(self, s: L.For) -> None:
         """A loop inside of a phase, by its kind."""
-        if s.kind in L.BLOCK_AXES:
-            raise self.fail(f"loop `{s.var.name}` is bound to {s.kind} inside a thread")
         if is_thread_loop(s):
-            thread = f"threadIdx.{s.kind[-1]}"
-            all_threads = s.extent == self.block["xyz".index(s.kind[-1])]
-            with nullcontext() if all_threads else self.braces(f"if ({thread} < {s.extent})"):
+            axis = L.THREAD_AXES.index(s.kind)
+            thread = f"threadIdx.{'xyz'[axis]}"
+            with nullcontext() if s.extent == self.block[axis] else self.braces(f"if ({thread} < {s.extent})"):
                 self.declare(s.var, thread)
-                self.thread_statement(s.body)
+                self.statement(s.body)
             return
         outer, inner = _hoisted_conditions(s)
         if outer is not None:  # a condition that no iteration changes
             with self.braces(f"if ({self.expression(outer)})"):
-                self.thread_statement(inner)
+                self.statement(inner)
             return
         assert isinstance(inner, L.For)
-        reduction = _reduction_into_element(inner)
+        reduction, copying = _reduction_into_element(inner), self.current in self.copies
         if reduction is not None and reduction.buffer.scope != "register":
             self.reduce_in_register(inner, reduction)
-        elif self.copying and s.kind == L.VECTORIZED and (copy := copy_of(self, inner.body, inner)) is not None:
+        elif copying and s.kind == L.VECTORIZED and (copy := copy_of(self, inner.body, inner)) is not None:
             start_copy(self, copy)
-        elif not self.copying and s.kind == L.VECTORIZED and (leaf := _leaf(inner.body)) is not None and self.target.vector_access:
+        elif not copying and s.kind == L.VECTORIZED and (leaf := _leaf(inner.body)) is not None and self.target.vector_access:
             self.vectorized(inner, leaf)
         else:
             with self.loop_over(inner.var, inner.extent, inner.kind):
-                self.thread_statement(inner.body)
+                self.statement(inner.body)
 
     @contextmanager
     def loop_over(self, var: Expr, extent: Dim, kind: str) -> Iterator[None]:
         """A `for` loop, unrolled by the compiler where its kind says so."""
         limit = self.expression(as_expr(extent))
         name = self.names[var] = self.fresh(var.name)
-        self.variables[var] = None
+        self.variables.add(var)
         if kind in (L.UNROLLED, L.VECTORIZED):
             self.line("#pragma unroll")
         with self.braces(f"for ({self.index_type(var)} {name} = 0; {name} < {limit}; ++{name})"):
@@ -398,19 +372,19 @@ class Function(FunctionBuilder):
                 if outer is not None:
                     visit(L.If(outer, inner))
                     return
-                assert isinstance(inner, L.For)
-                with self.loop_over(inner.var, inner.extent, inner.kind):
-                    visit(inner.body)
-            elif isinstance(x, L.If):
-                with self.braces(f"if ({self.expression(x.cond)})"):
-                    visit(x.then)
-            else:
-                assert isinstance(x, L.Accumulate)
-                self.line(f"{total} = {self.accumulated(total, x.value, x.reducer)};")
+            match x:
+                case L.For(var, extent, body, kind):
+                    with self.loop_over(var, extent, kind):
+                        visit(body)
+                case L.If(cond, then):
+                    with self.braces(f"if ({self.expression(cond)})"):
+                        visit(then)
+                case L.Accumulate(_, _, value, reducer):
+                    self.line(f"{total} = {self.accumulated(total, value, reducer)};")
 
         with self.braces(""):
             at = self.fresh("at")
-            kind = "int" if self.narrow(self.linear(leaf.buffer, leaf.indices)) else "long long"
+            kind = self.index_type(self.linear(leaf.buffer, leaf.indices))
             self.line(f"const {kind} {at} = {self.address(leaf.buffer, leaf.indices)};")
             place, total = f"{self.names[leaf.buffer]}[{at}]", self.fresh("total")
             self.line(f"{REGISTER[dtype]} {total} = {self.loaded(dtype, place)};")
@@ -425,16 +399,14 @@ class Function(FunctionBuilder):
         vectors: dict[Expr, str] = {}
         for r in [] if guarded else _unconditional_reads(leaf.value):
             if r.attr.scope != "register" and (at := self.vector_start(r.attr, r.args, s.var, lanes)) is not None:
-                self.used_buffers[r.attr] = None
                 kind, name = f"{self.helper('Vector')}<{MEMORY[r.attr.dtype]}, {lanes}>", self.fresh(f"{r.attr.name}_v")
                 begin = self.expression(at)
-                self.line(f"const {kind} {name} = *reinterpret_cast<const {kind}*>({self.names[r.attr]} + {begin});")
+                self.line(f"const {kind} {name} = *reinterpret_cast<const {kind}*>({self.use(r.attr)} + {begin});")
                 vectors[r] = name
         result = first = None
         if isinstance(leaf, L.Store) and not guarded and leaf.buffer.scope != "register":
             first = self.vector_start(leaf.buffer, leaf.indices, s.var, lanes)
         if first is not None:
-            self.used_buffers[leaf.buffer] = None
             result = self.fresh(f"{leaf.buffer.name}_v")
             kind = f"{self.helper('Vector')}<{MEMORY[leaf.buffer.dtype]}, {lanes}>"
             self.line(f"{kind} {result};")
@@ -444,10 +416,10 @@ class Function(FunctionBuilder):
             if result is not None:
                 self.line(f"{result}.v[{lane}] = {self.stored(leaf.buffer.dtype, self.expression(leaf.value))};")
             else:
-                self.thread_statement(s.body)
+                self.statement(s.body)
             self.loaded_lanes = {}
         if result is not None and first is not None:
-            self.line(f"*reinterpret_cast<{kind}*>({self.names[leaf.buffer]} + {self.expression(first)}) = {result};")
+            self.line(f"*reinterpret_cast<{kind}*>({self.use(leaf.buffer)} + {self.expression(first)}) = {result};")
 
     def linear(self, buffer: Buffer, indices: Sequence[Expr]) -> Expr:
         """The position of an element: row-major, or that of the register that holds it."""
@@ -457,11 +429,10 @@ class Function(FunctionBuilder):
 
     def assign(self, buffer: Buffer, indices: Sequence[Expr], value: Expr) -> None:
         """Store a value."""
-        self.begin_statement(value, self.linear(buffer, indices))
+        position = self.linear(buffer, indices)
+        self.begin_statement(value, position)
         text = self.value(value)
-        at = self.value(self.linear(buffer, indices))
-        self.used_buffers[buffer] = None
-        self.line(f"{self.names[buffer]}[{at}] = {self.stored(buffer.dtype, text)};")
+        self.line(f"{self.use(buffer)}[{self.value(position)}] = {self.stored(buffer.dtype, text)};")
 
     def accumulated(self, old: str, value: Expr, reducer: E.Reducer) -> str:
         """The text of reducer(`old`, value)."""
@@ -469,7 +440,7 @@ class Function(FunctionBuilder):
         if sums and value.dtype in ("float32", "float64") and value.op == "mul":
             self.begin_statement(*value.args)
             a, b = (self.value(x) for x in value.args)
-            return f"fma{'f' if value.dtype == 'float32' else ''}({a}, {b}, {old})"
+            return self.float_operator("fma", value.dtype, [a, b, old])
         return self.combined(reducer, old, self.expression(value))
 
     def combined(self, reducer: E.Reducer, old: str, term: str) -> str:
@@ -519,15 +490,16 @@ def _reduction_into_element(s: L.For) -> L.Accumulate | None:
     loops: set[Expr] = set()
     x: Stmt = s
     while True:
-        if isinstance(x, L.For) and not is_thread_loop(x):
-            loops.add(x.var)
-            x = x.body
-        elif isinstance(x, L.If) and x.otherwise is None:
-            if any(r.attr.scope == "register" for r in E.reads(x.cond)):
-                return None
-            x = x.then
-        else:
-            break
+        match x:
+            case L.For(var, _, body) if not is_thread_loop(x):
+                loops.add(var)
+                x = body
+            case L.If(cond, then, None):
+                if any(r.attr.scope == "register" for r in E.reads(cond)):
+                    return None
+                x = then
+            case _:
+                break
     if not isinstance(x, L.Accumulate) or loops & set(E.variables(*x.indices)) or E.reads(*x.indices):
         return None
     return None if any(r.attr is x.buffer for r in E.reads(x.value)) else x

@@ -12,7 +12,7 @@
 A SIZE is an integer, ["dim", n] (of the artifact), ["scalar", n] (of the kernel, in grids), ["loop", name], or [operator, SIZE, SIZE].
 A PLACE is [memory, index, SIZE]: an offset in bytes into input or output `index`, or into the weights or the workspace.
 The numbers of a launch's buffers and scalars are those of its kernel; a launch takes the buffers, then the scalars as 64-bit integers.
-"shared" is the memory in bytes that its blocks ask for, beside what their functions declare; "barriers" are those in its text.
+"shared" is the memory in bytes that a launch requests for each block, next to what its function declares; "barriers" are those in its text.
 """
 
 from __future__ import annotations
@@ -20,10 +20,10 @@ from __future__ import annotations
 import base64
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import astuple
+from dataclasses import astuple, fields
 from typing import Any
 
-from tcomp.codegen.cuda.kernel import emit_kernel
+from tcomp.codegen.cuda.kernel import Launch, emit_kernel
 from tcomp.codegen.cuda.nvrtc import compile_text
 from tcomp.codegen.sizes import size_data
 from tcomp.errors import CodegenError
@@ -32,7 +32,7 @@ from tcomp.ir.expr import Expr, as_expr
 from tcomp.ir.loops import Kernel
 from tcomp.ir.program import Branch, Call, Copy, Program, Ref, Repeat, SetIndex, Step, walk
 from tcomp.ir.verify import verify_program
-from tcomp.target import CudaTarget
+from tcomp.target import CudaTarget, capability
 
 SET_INDEX = "tcomp_set_index"  # stores the number of an iteration
 _SET_INDEX_TEXT = (
@@ -44,20 +44,14 @@ def kernel_code(kernel: Kernel, target: CudaTarget, trace: Sequence[object] = ()
     """A kernel (temporaries hoisted) compiled for every architecture of the target: its entry in "kernels"."""
     text, launches = emit_kernel(kernel, target, trace)
     scalars = {v: ["scalar", n] for n, v in enumerate(kernel.scalars)}
-    described = [
-        {
-            "function": launch.function,
-            "grid": [size_data(d, scalars, kernel.name) for d in launch.grid],
-            "block": list(launch.block),
-            "buffers": list(launch.buffers),
-            "scalars": list(launch.scalars),
-            "shared": launch.shared,
-            "barriers": launch.barriers,
-        }
-        for launch in launches
-    ]
-    own = any(isinstance(s, L.Call) and all(x.endswith("a") for x in s.instruction.features) for s in L.walk(kernel.body))
+    described = [_launch_data(launch, scalars) for launch in launches]
+    own = any(isinstance(s, L.Call) and all(capability(x)[1] for x in s.instruction.features) for s in L.walk(kernel.body))
     return _dumped({"launches": described, **_binaries(text, target, kernel.name, own)})
+
+
+def _launch_data(launch: Launch, scalars: Mapping[Expr, Any]) -> dict[str, Any]:
+    grid = [size_data(d, scalars, launch.function) for d in launch.grid]
+    return {f.name: getattr(launch, f.name) for f in fields(launch)} | {"grid": grid}
 
 
 def call_code(kernel: Kernel, sizes: Mapping[Expr, int], target: CudaTarget) -> bytes:
@@ -74,24 +68,18 @@ def program_code(program: Program, kernels: Mapping[str, bytes], target: CudaTar
     steps = _steps(program.steps, dims)
     entries = {symbol: json.loads(code) for symbol, code in kernels.items()}
     if any(isinstance(step, SetIndex) for step in walk(program.steps)):
-        launch = {"function": f"{SET_INDEX}_0", "grid": [1, 1, 1], "block": [1, 1, 1], "buffers": [0], "scalars": [0], "shared": 0, "barriers": 0}
-        entries[SET_INDEX] = {"launches": [launch], **_binaries(_SET_INDEX_TEXT, target, SET_INDEX)}
-    return _dumped(
-        {
-            "kernels": entries,
-            "steps": steps,
-            "workspace": size_data(program.workspace, dims, "the workspace"),
-            "outputs": [[size_data(d, dims, "an output") for d in shape] for shape in program.output_shapes],
-        }
-    )
+        launch = Launch(f"{SET_INDEX}_0", (1, 1, 1), (1, 1, 1), (0,), (0,))
+        entries[SET_INDEX] = {"launches": [_launch_data(launch, {})], **_binaries(_SET_INDEX_TEXT, target, SET_INDEX)}
+    outputs = [[size_data(d, dims, "an output") for d in shape] for shape in program.output_shapes]
+    workspace = size_data(program.workspace, dims, "the workspace")
+    return _dumped({"kernels": entries, "steps": steps, "workspace": workspace, "outputs": outputs})
 
 
 def _binaries(text: str, target: CudaTarget, name: str, own: bool = False) -> dict[str, Any]:
     """Machine code by architecture; portable code of the oldest, for GPUs newer than all of them. Where instructions are an architecture's
     `own` the code is portable to no other, and says so (`.target sm_90a`)."""
-    archs = target.archs
-    oldest = min(archs, key=lambda a: int(a[3:].rstrip("a")))
-    oldest = oldest if own else oldest.rstrip("a")
+    archs, oldest = target.archs, min(target.archs, key=capability)
+    oldest = oldest if own else f"sm_{capability(oldest)[0]}"
     compiled = {arch: compile_text(text, arch, name) for arch in dict.fromkeys([*archs, oldest])}
     return {
         "cubin": {arch: base64.b64encode(compiled[arch].cubin).decode() for arch in archs},

@@ -2,7 +2,7 @@
 
 A value of the type float16 or bfloat16 is held in a register as the float32 of the same value and rounded after every operator;
 in memory it is its 16 bits. A bool is a byte in memory. Everything else is the C++ type of the same width. Elementary functions
-are CUDA's own, in their accurate versions; each helper of `HELPERS` is put in front of a program that uses it.
+are CUDA's own; each helper of `HELPERS` is put in front of a program that uses it.
 """
 
 from __future__ import annotations
@@ -12,7 +12,6 @@ import struct
 from typing import Any
 
 from tcomp.ir.dtypes import is_float
-from tcomp.ir.expr import UNARY
 
 REGISTER = {
     "float16": "float", "bfloat16": "float", "float32": "float", "float64": "double", "bool": "bool",
@@ -21,9 +20,6 @@ REGISTER = {
 }  # fmt: skip
 MEMORY = {**REGISTER, "float16": "unsigned short", "bfloat16": "unsigned short", "bool": "unsigned char"}
 HALF = {"float16": "half", "bfloat16": "bfloat"}  # the names that their helpers bear
-_FUNCTIONS = {"floor": "floor", "ceil": "ceil", "round": "rint", "trunc": "trunc", "abs": "fabs"} | {
-    f: f for f in (*UNARY[UNARY.index("sqrt") : UNARY.index("isnan")], "pow")
-}
 
 
 def literal(value: Any, dtype: str) -> str:
@@ -37,24 +33,15 @@ def literal(value: Any, dtype: str) -> str:
             return f"{whole}{suffix}"
         least = whole == -1 << 31 or whole == -1 << 63  # its magnitude is no literal of the type
         return f"(-{-whole - 1}{suffix} - 1)" if least else f"(-{-whole}{suffix})"
-    number = float(value)
-    single = dtype != "float64"
-    if math.isnan(number) or math.isinf(number):
-        bits = struct.unpack("<I", struct.pack("<f", number))[0] if single else struct.unpack("<Q", struct.pack("<d", number))[0]
+    number, single = float(value), dtype != "float64"
+    if not math.isfinite(number):
+        bits = int.from_bytes(struct.pack("<f" if single else "<d", number), "little")
         return f"bits<float>({bits:#010x}u)" if single else f"bits<double>({bits:#018x}ULL)"
-    if single:
-        number = struct.unpack("<f", struct.pack("<f", number))[0] if abs(number) < 3.5e38 else number
-        text = f"{number:.9g}"
-    else:
-        text = f"{number:.17g}"
-    text = text if any(c in text for c in ".en") else text + ".0"
-    return f"({text}{'f' if single else ''})" if number < 0 else f"{text}{'f' if single else ''}"
-
-
-def function(op: str, dtype: str) -> str | None:
-    """The name of CUDA's function for an operator on values of a float type; None if it has none."""
-    name = _FUNCTIONS.get(op)
-    return None if name is None else name if dtype == "float64" else name + "f"
+    if single and abs(number) < 3.5e38:
+        number = struct.unpack("<f", struct.pack("<f", number))[0]
+    text = f"{number:.9g}" if single else f"{number:.17g}"
+    text += ("" if any(c in text for c in ".en") else ".0") + ("f" if single else "")
+    return f"({text})" if number < 0 else text
 
 
 HELPERS = {

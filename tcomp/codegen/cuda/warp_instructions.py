@@ -13,22 +13,25 @@ Source: PTX ISA 8.5, sections 9.7.15.4 (proxies), 9.7.15.5.1 (descriptors) and 9
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import cached_property
 
-from tcomp.codegen.cuda.function import FunctionBuilder
+from tcomp.codegen.cuda.barriers import plain_statements
+from tcomp.codegen.cuda.expressions import FunctionBuilder
 from tcomp.codegen.cuda.math import REGISTER
-from tcomp.codegen.cuda.phases import plain_statements
 from tcomp.ir import expr as E
 from tcomp.ir import loops as L
 from tcomp.ir.dtypes import is_float, itemsize
 from tcomp.ir.expr import Expr, as_expr, bounds
-from tcomp.ir.instruction import CORE, ELEMENT, CopyOp, Fragment, Instruction, Match, WarpOp, match
+from tcomp.ir.instruction import CORE, ELEMENT, CopyOp, Fragment, WarpOp, match
 from tcomp.ir.loops import Buffer, Stmt
 from tcomp.ir.simplify import difference, linear, simplify
+from tcomp.machines import CUDA_ARCHITECTURES
+from tcomp.target import capability
 
 MAX_OFFSET = 1 << 18  # bytes: offsets in a matrix descriptor have 14 bits, in units of 16 bytes (PTX ISA 8.5, section 9.7.15.5.1)
 
@@ -44,11 +47,10 @@ class Distribution:
 
     @cached_property
     def steps(self) -> Mapping[tuple[Expr, ...], int]:
-        """How far from the first element of a thread an element of it lies -> its number."""
-        at = self.fragment.indices
-        origin = [E.substitute(i, {self.fragment.lane: as_expr(0), ELEMENT: as_expr(0)}) for i in at]
-        places = [[E.substitute(i, {self.fragment.lane: as_expr(0), ELEMENT: E.const(n)}) for i in at] for n in range(self.fragment.count)]
-        return {tuple(simplify(i - o) for i, o in zip(place, origin, strict=True)): n for n, place in enumerate(places)}
+        """The distance of an element of a thread from its first one -> its number."""
+        f = self.fragment
+        places = [[E.substitute(i, {f.lane: as_expr(0), ELEMENT: E.const(n)}) for i in f.indices] for n in range(f.count)]
+        return {tuple(simplify(i - o) for i, o in zip(place, places[0], strict=True)): n for n, place in enumerate(places)}
 
 
 class WarpInstructions:
@@ -60,8 +62,6 @@ class WarpInstructions:
         self.distributions: dict[Buffer, Distribution] = {}
         self.lanes: set[Expr] = set()  # loops over the threads of a warp
         self.background = False
-
-    # ------------------------------------------------------------ what stands where
 
     def survey(self, body: Stmt) -> None:
         """Find which register buffers the threads of a warp share, and how wide that makes a block."""
@@ -80,15 +80,16 @@ class WarpInstructions:
         """The register buffers that an instruction touches are distributed over the threads as it says."""
         f = self.function
         instruction, op = s.instruction, s.instruction.emission
-        if not isinstance(op, WarpOp) or not any(x.startswith("sm_") and f.target.executes(x) for x in instruction.features):
-            why = f"it needs {' or '.join(instruction.features)}" + " alone" * any(x.endswith("a") for x in instruction.features)
+        archs = [x for x in instruction.features if x in CUDA_ARCHITECTURES]
+        if not isinstance(op, WarpOp) or not any(map(f.target.executes, archs)):
+            why = f"it needs {' or '.join(instruction.features)}" + " alone" * any(capability(x)[1] for x in archs)
             raise f.fail(f"the target `{f.target}` has no instruction `{instruction.name}`", why)
-        roles = match(instruction, s.body)
-        for operand, (buffer, indices) in roles.accesses.items():
+        matched = match(instruction, s.body)
+        for operand, (buffer, indices) in matched.accesses.items():
             if buffer.scope != "register":
                 continue
             fragment = instruction.fragment(operand)
-            moving = [roles.loops.get(v) for v in instruction.places()[operand]]  # nothing where it has one element
+            moving = [matched.loops.get(v) for v in instruction.places()[operand]]  # nothing where it has one element
             dims = [next((d for d, i in enumerate(indices) if v in E.variables(i)), None) for v in moving]
             parts = [(d, int(n), i) for d, n, i in zip(dims, operand.shape, fragment.indices, strict=True) if d is not None]
             found = Distribution(replace(fragment, indices=tuple(i for *_, i in parts)), tuple(n for _, n, _ in parts), tuple(d for d, *_ in parts))
@@ -111,7 +112,7 @@ class WarpInstructions:
             raise fail(f"{names} stand side by side", why="they are executed by other threads, or in the background", hint="divide the loops")
         return instructions[0].threads
 
-    def sharing(self, buffer: Buffer) -> int:
+    def threads_sharing(self, buffer: Buffer) -> int:
         """How many threads divide a register buffer among them."""
         return self.distributions[buffer].fragment.threads if buffer in self.distributions else 1
 
@@ -131,73 +132,22 @@ class WarpInstructions:
         place: Expr = as_expr(0)
         last = bounds(lane)[1]
         proved = len(sizes) == len(fragment.indices) and last is not None and last < fragment.threads
-        for d in f.kept[buffer]:
+        for d in f.private_dims[buffer]:
             size, whole = sizes.get(d, 1), f.constant(buffer, buffer.shape[d])
             place = place * (whole // size) + simplify(indices[d] // size)
             if proved and d in sizes:
                 held = E.substitute(fragment.indices[dims.index(d)], {fragment.lane: lane, ELEMENT: number})
                 proved = whole % size == 0 and simplify(held - indices[d] % size) is as_expr(0)
         if not proved:
-            place_text = ", ".join(map(str, indices))
-            why = f"`{buffer.name}[{place_text}]` is not certainly held by the thread that touches it"
-            raise f.fail(
-                f"register buffer `{buffer.name}` is divided among the threads of a warp", why, "touch it in the order of the fragments"
-            )
+            why = f"`{E.read(buffer, tuple(indices))}` is not certainly held by the thread that touches it"
+            what = f"register buffer `{buffer.name}` is divided among the threads of a warp"
+            raise f.fail(what, why, "touch it in the order of the fragments")
         return simplify(place * fragment.count + number)
 
     @property
     def alignment(self) -> int:
         """Bytes to whose multiples buffers in shared memory are aligned: those of a vector, or of a core matrix."""
         return math.prod(CORE) if self.background else CORE[1]
-
-    # ------------------------------------------------------------ emission
-
-    def emit(self, s: L.Call) -> None:
-        """An instruction, by the threads that execute it together."""
-        f = self.function
-        instruction, op = s.instruction, s.instruction.emission
-        assert isinstance(op, WarpOp)
-        roles = match(instruction, s.body)
-        f.line(f"// {instruction.name}")
-        with f.braces(""):
-            if instruction.background:
-                self.background_operation(instruction, op, roles)
-                return
-            f.declare(instruction.fragment(instruction.result).lane, "threadIdx.x")
-            if op.code:
-                self.warp_operation(instruction, op, roles)
-            else:
-                for n in range(instruction.fragment(instruction.result).count):
-                    self.assign_element(instruction, roles, n)
-
-    def warp_operation(self, instruction: Instruction, op: WarpOp, roles: Match) -> None:
-        """Fragments into registers, the PTX instruction, the result back."""
-        f = self.function
-        operands = {b.name: b for b in instruction.meaning.buffers}
-        result = instruction.result
-        kind = REGISTER[result.dtype]
-        total = f.fresh("d")
-        places = [self.element(instruction, roles, result, n) for n in range(instruction.fragment(result).count)]
-        f.line(f"{kind} {total}[{len(places)}] = {{{', '.join(places)}}};")
-        registers = {result.name: [f"{total}[{n}]" for n in range(len(places))]}
-        for name in dict.fromkeys(op.arguments):
-            if name != result.name:
-                packed = self.packed(instruction, roles, operands[name])
-                array = f.fresh(name)
-                f.line(f"const unsigned int {array}[{len(packed)}] = {{{', '.join(packed)}}};")
-                registers[name] = [f"{array}[{n}]" for n in range(len(packed))]
-        letter = "f" if is_float(result.dtype) else "r"
-        numbers: dict[str, str] = {}
-        count = 0
-        for name in dict.fromkeys(op.arguments):
-            listed = [f"%{count + n}" for n in range(len(registers[name]))]
-            numbers[name] = "{" + ", ".join(listed) + "}"
-            count += len(listed)
-        outputs = ", ".join(f'"+{letter}"({r})' for r in registers[result.name])
-        inputs = ", ".join(f'"r"({r})' for name, rs in registers.items() if name != result.name for r in rs)
-        f.line(f'asm("{op.code} {", ".join(numbers[name] for name in op.arguments)};" : {outputs} : {inputs});')
-        for n, place in enumerate(places):
-            f.line(f"{place} = {total}[{n}];")
 
     @contextmanager
     def around(self, phase: Stmt) -> Iterator[None]:
@@ -210,7 +160,8 @@ class WarpInstructions:
         sums = list(dict.fromkeys(match(s.instruction, s.body).accesses[s.instruction.result][0] for s in calls))
         for b in sums:
             if b not in f.names:
-                raise f.fail(f"register buffer `{b.name}` is allocated beside the instructions that add to it in the background", hint="outside")
+                what = f"register buffer `{b.name}` is allocated beside the instructions that add to it in the background"
+                raise f.fail(what, hint="outside")
             f.line(f"{f.helper('settle')}({f.names[b]});")
         f.line(f"{f.helper('begin_products')}();")
         yield
@@ -218,103 +169,145 @@ class WarpInstructions:
         for b in sums:
             f.line(f"settle({f.names[b]});")
 
-    def background_operation(self, instruction: Instruction, op: WarpOp, roles: Match) -> None:
-        """The PTX instruction, on registers of the sum and on descriptors of the factors."""
-        f = self.function
-        operands = {b.name: b for b in instruction.meaning.buffers}
-        result = instruction.result
-        places = [self.element(instruction, roles, result, n) for n in range(instruction.fragment(result).count)]
-        factors = [self.descriptor(instruction, roles, operands[name]) for name in op.arguments if name != result.name]
-        registers = ", ".join(f"%{n}" for n in range(len(places)))
-        listed = [f"{{{registers}}}", *(f"%{len(places) + n}" for n in range(len(factors))), "add"]
-        # Neither factor is negated; of two bytes, both could be transposed, and are not.
-        listed += {2: ["1", "1", "0", "0"], 4: ["1", "1"], 1: []}[itemsize(instruction.factors()[0].dtype)]
-        letter = "f" if is_float(result.dtype) else "r"
-        outputs, inputs = ", ".join(f'"+{letter}"({place})' for place in places), ", ".join(f'"l"({x})' for x in factors)
-        f.line(f'asm volatile("{{ .reg .pred add; setp.eq.b32 add, 0, 0; {op.code} {", ".join(listed)}; }}" : {outputs} : {inputs});')
+    def emit(self, s: L.Call) -> None:
+        """An instruction, by the threads that execute it together."""
+        f, instruction = self.function, s.instruction
+        f.line(f"// {instruction.name}")
+        with f.braces(""):
+            call = _Operation(self, s)
+            if instruction.background:
+                call.multiply_in_background()
+                return
+            f.declare(instruction.fragment(instruction.result).lane, "threadIdx.x")
+            if call.op.code:
+                call.multiply()
+            else:
+                call.assign()
 
-    def descriptor(self, instruction: Instruction, roles: Match, operand: Buffer) -> str:
+
+class _Operation:
+    """One `Call` of an instruction: where its operands lie, and its text."""
+
+    def __init__(self, warps: WarpInstructions, s: L.Call) -> None:
+        self.function, self.distributions, self.instruction = warps.function, warps.distributions, s.instruction
+        self.matched, op = match(s.instruction, s.body), s.instruction.emission
+        assert isinstance(op, WarpOp)
+        self.op = op
+        self.result = s.instruction.result
+        operands = {b.name: b for b in s.instruction.meaning.buffers}
+        self.factors = [operands[name] for name in dict.fromkeys(op.arguments) if name != self.result.name]
+        self.constraint = "+f" if is_float(self.result.dtype) else "+r"
+
+    def multiply(self) -> None:
+        """Fragments into registers, the PTX instruction, the result back."""
+        f, result = self.function, self.result
+        total, places = f.fresh("d"), self.elements(result)
+        f.line(f"{REGISTER[result.dtype]} {total}[{len(places)}] = {{{', '.join(places)}}};")
+        registers = {result.name: [f"{total}[{n}]" for n in range(len(places))]}
+        for factor in self.factors:
+            packed, array = self.packed(factor), f.fresh(factor.name)
+            f.line(f"const unsigned int {array}[{len(packed)}] = {{{', '.join(packed)}}};")
+            registers[factor.name] = [f"{array}[{n}]" for n in range(len(packed))]
+        numbers, lists = itertools.count(), {}
+        for name in dict.fromkeys(self.op.arguments):
+            lists[name] = "{" + ", ".join(f"%{next(numbers)}" for _ in registers[name]) + "}"
+        outputs = ", ".join(f'"{self.constraint}"({r})' for r in registers[result.name])
+        inputs = ", ".join(f'"r"({r})' for factor in self.factors for r in registers[factor.name])
+        f.line(f'asm("{self.op.code} {", ".join(lists[name] for name in self.op.arguments)};" : {outputs} : {inputs});')
+        for n, place in enumerate(places):
+            f.line(f"{place} = {total}[{n}];")
+
+    def multiply_in_background(self) -> None:
+        """The PTX instruction, on registers of the sum and on descriptors of the factors."""
+        places, descriptors = self.elements(self.result), [self.descriptor(b) for b in self.factors]
+        numbers = [f"%{n}" for n in range(len(places) + len(descriptors))]
+        listed = [f"{{{', '.join(numbers[: len(places)])}}}", *numbers[len(places) :], "add"]
+        # Neither factor is negated; of two bytes, both could be transposed, and are not.
+        listed += {2: ["1", "1", "0", "0"], 4: ["1", "1"], 1: []}[itemsize(self.instruction.factors()[0].dtype)]
+        outputs = ", ".join(f'"{self.constraint}"({place})' for place in places)
+        inputs = ", ".join(f'"l"({x})' for x in descriptors)
+        code = f"{{ .reg .pred add; setp.eq.b32 add, 0, 0; {self.op.code} {', '.join(listed)}; }}"
+        self.function.line(f'asm volatile("{code}" : {outputs} : {inputs});')
+
+    def assign(self) -> None:
+        """The store of an instruction that is no operation of the machine, for each element of this thread."""
+        f, leaf = self.function, self.instruction.leaf
+        for n in range(self.instruction.fragment(self.result).count):
+            place = self.element(leaf.buffer, n)
+            if leaf.value.op == "read":
+                value = self.element(leaf.value.attr, n)
+            else:
+                value = f.stored(leaf.buffer.dtype, f.expression(leaf.value))
+            f.line(f"{place} = {value};")
+
+    def descriptor(self, operand: Buffer) -> str:
         """Where an operand made of core matrices starts, and the distances of its core matrices along the reduction and across it."""
-        f = self.function
-        indices = instruction.places()[operand]
+        f, indices = self.function, self.instruction.places()[operand]
         zero = {i: as_expr(0) for i in indices}
-        buffer = roles.accesses[operand][0]
+        buffer = self.matched.accesses[operand][0]
         size = itemsize(buffer.dtype)
-        start = f.linear(buffer, roles.indices(operand, zero))
-        distances = [difference(f.linear(buffer, roles.indices(operand, zero | {indices[d]: as_expr(1)})), start) for d in (1, 0)]
+        start = f.linear(buffer, self.matched.indices(operand, zero))
+        distances = [
+            difference(f.linear(buffer, self.matched.indices(operand, zero | {indices[d]: as_expr(1)})), start) for d in (1, 0)
+        ]
         offsets = [int(x.attr) * size if x.op == "const" else -1 for x in distances]
         if any(x % CORE[1] or not 0 <= x < MAX_OFFSET for x in offsets) or any(c * size % CORE[1] for c in linear(start).values()):
             why = f"its core matrices lie {' and '.join(map(str, distances))} elements apart, the first one at {start}"
-            raise f.fail(f"`{buffer.name}` cannot be described to `{instruction.name}`", why, f"at multiples of {CORE[1]} bytes, less than 256 KiB")
-        f.used_buffers[buffer] = None
-        return f"{f.helper('matrix')}({f.names[buffer]} + {f.expression(start)}, {offsets[0]}, {offsets[1]})"
+            hint = f"at multiples of {CORE[1]} bytes, less than 256 KiB"
+            raise f.fail(f"`{buffer.name}` cannot be described to `{self.instruction.name}`", why, hint)
+        return f"{f.helper('matrix')}({f.use(buffer)} + {f.expression(start)}, {offsets[0]}, {offsets[1]})"
 
-    def packed(self, instruction: Instruction, roles: Match, operand: Buffer) -> list[str]:
+    def packed(self, operand: Buffer) -> list[str]:
         """The 32-bit registers of an operand, elements in order from the lowest bits."""
-        f = self.function
-        factor = next(e for e in instruction.factors() if any(r.attr is operand for r in E.reads(e)))
+        f, found = self.function, []
+        factor = next(e for e in self.instruction.factors() if any(r.attr is operand for r in E.reads(e)))
         per = 4 // itemsize(factor.dtype)
-        found = []
-        for first in range(0, instruction.fragment(operand).count, per):
-            elements = [self.located(instruction, roles, operand, n) for n in range(first, first + per)]
-            buffer, indices = elements[0]
-            starts = [f.linear(buffer, i) for _, i in elements]
-            f.used_buffers[buffer] = None
+        for first in range(0, self.instruction.fragment(operand).count, per):
+            buffer, places = self.matched.accesses[operand][0], [self.indices(operand, n) for n in range(first, first + per)]
+            starts, name = [f.linear(buffer, i) for i in places], f.use(buffer)
             together = [simplify(x - starts[0]) for x in starts] == [as_expr(n) for n in range(per)]
             aligned = all(c % per == 0 for c in linear(starts[0]).values()) and f.target.vector_access
             if factor.op != "read":
-                at = {E.read(operand, instruction.places()[operand]): E.read(buffer, indices)}
+                at = {E.read(operand, self.instruction.places()[operand]): E.read(buffer, places[0])}
                 found.append(f"{f.helper('bits')}<unsigned int>({f.expression(E.substitute(factor, at))})")
             elif per > 1 and together and aligned:
-                found.append(f"*reinterpret_cast<const unsigned int*>({f.names[buffer]} + {f.expression(starts[0])})")
+                found.append(f"*reinterpret_cast<const unsigned int*>({name} + {f.expression(starts[0])})")
             else:
                 width = 32 // per
-                kind = REGISTER[f"uint{width}"]
-                parts = [f"{f.names[buffer]}[{f.expression(x)}]" for x in starts]
-                found.append(" | ".join(f"(unsigned int)({kind}){part} << {n * width}" for n, part in enumerate(parts)))
+                elements = [f"(unsigned int)({REGISTER[f'uint{width}']}){name}[{f.expression(x)}]" for x in starts]
+                found.append(" | ".join(f"{element} << {n * width}" for n, element in enumerate(elements)))
         return found
 
-    def located(self, instruction: Instruction, roles: Match, operand: Buffer, number: int) -> tuple[Buffer, tuple[Expr, ...]]:
-        """Where an element that this thread holds lies."""
-        places = [E.substitute(i, {ELEMENT: E.const(number)}) for i in instruction.fragment(operand).indices]
-        at = dict(zip(instruction.places()[operand], places, strict=True))
-        return roles.accesses[operand][0], roles.indices(operand, at)
+    def indices(self, operand: Buffer, number: int) -> tuple[Expr, ...]:
+        """Where in its buffer an element lies that this thread holds."""
+        places = [E.substitute(i, {ELEMENT: E.const(number)}) for i in self.instruction.fragment(operand).indices]
+        return self.matched.indices(operand, dict(zip(self.instruction.places()[operand], places, strict=True)))
 
-    def element(self, instruction: Instruction, roles: Match, operand: Buffer, number: int) -> str:
-        """The place of such an element: in memory, or in the registers of this thread."""
-        f = self.function
-        buffer, indices = self.located(instruction, roles, operand, number)
+    def elements(self, operand: Buffer) -> list[str]:
+        """The places of all elements of an operand that this thread holds."""
+        return [self.element(operand, n) for n in range(self.instruction.fragment(operand).count)]
+
+    def element(self, operand: Buffer, number: int) -> str:
+        """The place of an element: in memory, or in the registers of this thread."""
+        f, buffer = self.function, self.matched.accesses[operand][0]
         if buffer in self.distributions:  # an operand of the instruction
             count = self.distributions[buffer].fragment.count
-            return f"{f.names[buffer]}[{f.expression(self.tile(instruction, roles, operand) * count + number)}]"
-        return f"{f.names[buffer]}[{f.address(buffer, indices)}]"
+            return f"{f.names[buffer]}[{f.expression(self.tile(operand) * count + number)}]"
+        return f"{f.names[buffer]}[{f.address(buffer, self.indices(operand, number))}]"
 
-    def tile(self, instruction: Instruction, roles: Match, operand: Buffer) -> Expr:
-        """The number of the tile that an instruction touches, among those of a register buffer."""
-        f = self.function
-        buffer, indices = roles.accesses[operand]
+    def tile(self, operand: Buffer) -> Expr:
+        """The number of the tile that the instruction touches, among those of a register buffer."""
+        f, instruction, (buffer, indices) = self.function, self.instruction, self.matched.accesses[operand]
         extents = {x.var: int(x.extent) for x in instruction.loops}
-        moving = {roles.loops[i]: extents[i] for i in instruction.places()[operand] if i in roles.loops}
+        moving = {self.matched.loops[i]: extents[i] for i in instruction.places()[operand] if i in self.matched.loops}
         at = {v: as_expr(0) for v in moving}
         number: Expr = as_expr(0)
-        for d in f.kept[buffer]:
+        for d in f.private_dims[buffer]:
             size = math.prod(n for v, n in moving.items() if v in E.variables(indices[d]))
             start, whole = simplify(E.substitute(indices[d], at)), f.constant(buffer, buffer.shape[d])
             inside = {simplify(indices[d] - start)} <= {as_expr(0), *moving}
             if whole % size or simplify(start % size) is not as_expr(0) or not inside:
-                raise f.fail(
-                    f"register buffer `{buffer.name}` is not made of the tiles of `{instruction.name}`", f"index {indices[d]} of {whole}"
-                )
+                what = f"register buffer `{buffer.name}` is not made of the tiles of `{instruction.name}`"
+                raise f.fail(what, f"index {indices[d]} of {whole}")
             number = number * (whole // size) + simplify(start // size)
         return simplify(number)
-
-    def assign_element(self, instruction: Instruction, roles: Match, number: int) -> None:
-        """The store of an instruction that is no operation of the machine, for one element of this thread."""
-        f = self.function
-        leaf = instruction.leaf
-        place = self.element(instruction, roles, leaf.buffer, number)
-        if leaf.value.op == "read":
-            value = self.element(instruction, roles, leaf.value.attr, number)
-        else:
-            value = f.stored(leaf.buffer.dtype, f.expression(leaf.value))
-        f.line(f"{place} = {value};")

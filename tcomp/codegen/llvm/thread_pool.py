@@ -34,11 +34,47 @@ from dataclasses import dataclass
 
 from tcomp.errors import TargetError
 
-EXPORTS = ("tcomp_pool_create", "tcomp_pool_destroy")
-"""What a model's shared object exports of the pool."""
+EXPORTS = ("tcomp_pool_create", "tcomp_pool_destroy")  # what a model's shared object exports of the pool
+LIBRARY = {
+    "aligned_alloc": "ptr (i64, i64)", "free": "void (ptr)", "pthread_create": "i32 (ptr, ptr, ptr, ptr)", "pthread_join": "i32 (i64, ptr)",
+    "pthread_setaffinity_np": "i32 (i64, i64, ptr)", "sched_yield": "i32 ()", "syscall": "i64 (i64, ...)",
+}  # fmt: skip
+IMPORTS = tuple(LIBRARY)  # the libc functions that the pool calls: the `imports` of `tcomp.codegen.elf.link`
 
-IMPORTS = ("aligned_alloc", "free", "pthread_create", "pthread_join", "pthread_setaffinity_np", "sched_yield", "syscall")
-"""The libc functions that the pool calls: the `imports` of `tcomp.codegen.elf.link`."""
+MAILBOX = {
+    "seq": "i32", "done": "i32", "parked": "i32", "waiting": "i32", "body": "ptr", "closure": "ptr", "begin": "i64", "end": "i64",
+    "mode": "i64", "thread": "i64",
+}  # fmt: skip
+_POST = """\
+  %seq = load atomic i32, ptr %box monotonic, align 4
+  %seq.next = add i32 %seq, 1
+  store atomic i32 %seq.next, ptr %box release, align 4"""
+_THREADS = "  %threads.at = getelementptr %pool, ptr %pool, i64 0, i32 1"
+
+
+def _box(name: str, number: str) -> str:
+    """IR of the address of a mailbox."""
+    return f"  %{name} = getelementptr %pool, ptr %pool, i64 0, i32 3, i64 %{number}"
+
+
+def _at(box: str, *fields: str) -> str:
+    """IR of the addresses of fields of a mailbox, as `%FIELD.at`."""
+    return "\n".join(f"  %{f}.at = getelementptr %mailbox, ptr %{box}, i64 0, i32 {[*MAILBOX].index(f)}" for f in fields)
+
+
+def _load(*fields: str) -> str:
+    """IR of the values of fields, of which `_at` gave the addresses."""
+    return "\n".join(f"  %{f} = load {MAILBOX[f]}, ptr %{f}.at" for f in fields)
+
+
+def _store(**values: str) -> str:
+    """IR that stores into fields of the mailbox `%box`."""
+    return "\n".join(f"{_at('box', f)}\n  store {MAILBOX[f]} {value}, ptr %{f}.at" for f, value in values.items())
+
+
+def _inline(head: str, body: str, result: str) -> str:
+    """An inlined function of one block."""
+    return f"define internal {head} alwaysinline {{\n{body}\n  ret {result}\n}}"
 
 
 @dataclass(frozen=True)
@@ -72,8 +108,8 @@ declare void @llvm.x86.sse.ldmxcsr(ptr)""",
   %word = alloca i32
   call void @llvm.x86.sse.stmxcsr(ptr %word)
   %all = load i32, ptr %word
-  %kept = and i32 %all, -64
-  %mode = zext i32 %kept to i64""",
+  %control = and i32 %all, -64
+  %mode = zext i32 %control to i64""",
         set_mode="""\
   %word = alloca i32
   %low = trunc i64 %mode to i32
@@ -112,45 +148,24 @@ def pool_ir(triple: str) -> str:
         raise TargetError(f"there is no thread pool for {triple!r}", hint=f"use 1 thread, or one of {', '.join(_ARCHES)}")
     # All but ILL, TRAP, BUS, FPE and SEGV, which belong to the thread that causes them.
     blocked = (1 << 64) - 1 - sum(1 << signal - 1 for signal in (4, 5, 7, 8, 11))
+    declarations = "\n".join(f"declare {t.replace('(', f'@{name}(', 1)}" for name, t in LIBRARY.items())
     return f"""\
 target triple = "{triple}"
 
-;              0 seq 1 done 2 parked 3 waiting 4 body 5 closure 6 begin 7 end 8 mode 9 thread
-%mailbox = type {{ i32, i32, i32, i32, ptr, ptr, i64, i64, i64, i64, [64 x i8] }}
+%mailbox = type {{ {', '.join(MAILBOX.values())}, [64 x i8] }}
 ;           0 parallel_for 1 threads, caller included
 %pool = type {{ ptr, i32, [116 x i8], [0 x %mailbox] }}
 
 @signals = internal constant i64 {blocked}
 @name = internal constant [6 x i8] c"tcomp\\00"
 
-declare i64 @syscall(i64, ...)
-declare ptr @aligned_alloc(i64, i64)
-declare void @free(ptr)
-declare i32 @pthread_create(ptr, ptr, ptr, ptr)
-declare i32 @pthread_join(i64, ptr)
-declare i32 @sched_yield()
-declare i32 @pthread_setaffinity_np(i64, i64, ptr)
+{declarations}
 {arch.declarations}
 
-define internal i64 @clock() alwaysinline {{
-{arch.clock}
-  ret i64 %now
-}}
-
-define internal i64 @spin_ticks() alwaysinline {{
-{arch.ticks}
-  ret i64 %ticks
-}}
-
-define internal i64 @get_mode() alwaysinline {{
-{arch.get_mode}
-  ret i64 %mode
-}}
-
-define internal void @set_mode(i64 %mode) alwaysinline {{
-{arch.set_mode}
-  ret void
-}}
+{_inline("i64 @clock()", arch.clock, "i64 %now")}
+{_inline("i64 @spin_ticks()", arch.ticks, "i64 %ticks")}
+{_inline("i64 @get_mode()", arch.get_mode, "i64 %mode")}
+{_inline("void @set_mode(i64 %mode)", arch.set_mode, "void")}
 
 define internal void @futex_wait(ptr %word, i32 %old) noinline {{
   %r = call i64 (i64, ...) @syscall(i64 {arch.futex}, ptr %word, i32 128, i32 %old, ptr null)
@@ -216,27 +231,17 @@ define internal ptr @tcomp_pool_worker(ptr %box) {{
 entry:
   %s = call i64 (i64, ...) @syscall(i64 {arch.sigprocmask}, i32 2, ptr @signals, ptr null, i64 8)
   %n = call i64 (i64, ...) @syscall(i64 {arch.prctl}, i32 15, ptr @name, i64 0, i64 0, i64 0)
-  %done = getelementptr %mailbox, ptr %box, i64 0, i32 1
-  %parked = getelementptr %mailbox, ptr %box, i64 0, i32 2
-  %waiting = getelementptr %mailbox, ptr %box, i64 0, i32 3
-  %body.at = getelementptr %mailbox, ptr %box, i64 0, i32 4
-  %closure.at = getelementptr %mailbox, ptr %box, i64 0, i32 5
-  %begin.at = getelementptr %mailbox, ptr %box, i64 0, i32 6
-  %end.at = getelementptr %mailbox, ptr %box, i64 0, i32 7
-  %mode.at = getelementptr %mailbox, ptr %box, i64 0, i32 8
+{_at("box", *(f for f in MAILBOX if f not in ("seq", "thread")))}
   br label %wait
 wait:
   %seen = phi i32 [ 0, %entry ], [ %seq, %finish ]
   %current = phi i64 [ -1, %entry ], [ %mode, %finish ]
-  %seq = call i32 @await(ptr %box, ptr %parked, i32 %seen)
-  %body = load ptr, ptr %body.at
+  %seq = call i32 @await(ptr %box, ptr %parked.at, i32 %seen)
+{_load("body")}
   %stop = icmp eq ptr %body, null
   br i1 %stop, label %exit, label %prepare
 prepare:
-  %closure = load ptr, ptr %closure.at
-  %begin = load i64, ptr %begin.at
-  %end = load i64, ptr %end.at
-  %mode = load i64, ptr %mode.at
+{_load("closure", "begin", "end", "mode")}
   %same = icmp eq i64 %mode, %current
   br i1 %same, label %work, label %switch
 switch:
@@ -246,9 +251,9 @@ work:
   call void %body(ptr %closure, i64 %begin, i64 %end)
   br label %finish
 finish:
-  store atomic i32 %seq, ptr %done release, align 4
+  store atomic i32 %seq, ptr %done.at release, align 4
   fence seq_cst
-  call void @wake_if(ptr %waiting, ptr %done)
+  call void @wake_if(ptr %waiting.at, ptr %done.at)
   br label %wait
 exit:
   ret ptr null
@@ -256,7 +261,7 @@ exit:
 
 define internal void @tcomp_pool_parallel_for(ptr %pool, ptr %body, ptr %closure, i64 %extent) {{
 entry:
-  %threads.at = getelementptr %pool, ptr %pool, i64 0, i32 1
+{_THREADS}
   %threads = load i32, ptr %threads.at
   %most = sext i32 %threads to i64
   %fewer = icmp slt i64 %extent, %most
@@ -286,20 +291,9 @@ post:
   %size = add i64 %base, %more
   %stop = add i64 %begin, %size
   %slot = sub i64 %i, 1
-  %box = getelementptr %pool, ptr %pool, i64 0, i32 3, i64 %slot
-  %body.at = getelementptr %mailbox, ptr %box, i64 0, i32 4
-  store ptr %body, ptr %body.at
-  %closure.at = getelementptr %mailbox, ptr %box, i64 0, i32 5
-  store ptr %closure, ptr %closure.at
-  %begin.at = getelementptr %mailbox, ptr %box, i64 0, i32 6
-  store i64 %begin, ptr %begin.at
-  %end.at = getelementptr %mailbox, ptr %box, i64 0, i32 7
-  store i64 %stop, ptr %end.at
-  %mode.at = getelementptr %mailbox, ptr %box, i64 0, i32 8
-  store i64 %mode, ptr %mode.at
-  %seq = load atomic i32, ptr %box monotonic, align 4
-  %seq.next = add i32 %seq, 1
-  store atomic i32 %seq.next, ptr %box release, align 4
+{_box("box", "slot")}
+{_store(body="%body", closure="%closure", begin="%begin", end="%stop", mode="%mode")}
+{_POST}
   %i.next = add i64 %i, 1
   %posted = icmp eq i64 %i.next, %chunks
   br i1 %posted, label %fence, label %post
@@ -308,9 +302,9 @@ fence:
   br label %wake
 wake:
   %j = phi i64 [ 0, %fence ], [ %j.next, %wake ]
-  %sleeper = getelementptr %pool, ptr %pool, i64 0, i32 3, i64 %j
-  %parked = getelementptr %mailbox, ptr %sleeper, i64 0, i32 2
-  call void @wake_if(ptr %parked, ptr %sleeper)
+{_box("sleeper", "j")}
+{_at("sleeper", "parked")}
+  call void @wake_if(ptr %parked.at, ptr %sleeper)
   %j.next = add i64 %j, 1
   %woken = add i64 %j.next, 1
   %awake = icmp eq i64 %woken, %chunks
@@ -320,12 +314,11 @@ own:
   br label %join
 join:
   %k = phi i64 [ 0, %own ], [ %k.next, %join ]
-  %worker = getelementptr %pool, ptr %pool, i64 0, i32 3, i64 %k
-  %done = getelementptr %mailbox, ptr %worker, i64 0, i32 1
-  %waiting = getelementptr %mailbox, ptr %worker, i64 0, i32 3
+{_box("worker", "k")}
+{_at("worker", "done", "waiting")}
   %target = load atomic i32, ptr %worker monotonic, align 4
   %old = sub i32 %target, 1
-  %now = call i32 @await(ptr %done, ptr %waiting, i32 %old)
+  %now = call i32 @await(ptr %done.at, ptr %waiting.at, i32 %old)
   %k.next = add i64 %k, 1
   %joined = add i64 %k.next, 1
   %all = icmp eq i64 %joined, %chunks
@@ -334,7 +327,7 @@ end:
   ret void
 }}
 
-; NULL if there is no memory. Has fewer threads than asked for if the system refuses to start more.
+; NULL if there is no memory. Has fewer threads than wanted if the system refuses to start more.
 define ptr @tcomp_pool_create(i32 %threads, ptr %cpus) {{
 entry:
   %mask = alloca [16 x i64], align 64
@@ -347,24 +340,24 @@ entry:
   br i1 %failed, label %end, label %fill
 fill:
   store ptr @tcomp_pool_parallel_for, ptr %pool
-  %threads.at = getelementptr %pool, ptr %pool, i64 0, i32 1
+{_THREADS}
   store i32 1, ptr %threads.at
   br i1 %positive, label %start, label %end
 start:
   %i = phi i64 [ 1, %fill ], [ %i.next, %next ]
   %slot = sub i64 %i, 1
-  %box = getelementptr %pool, ptr %pool, i64 0, i32 3, i64 %slot
+{_box("box", "slot")}
   store <16 x i8> zeroinitializer, ptr %box, align 16
-  %thread.at = getelementptr %mailbox, ptr %box, i64 0, i32 9
+{_at("box", "thread")}
   %error = call i32 @pthread_create(ptr %thread.at, ptr null, ptr @tcomp_pool_worker, ptr %box)
   %refused = icmp ne i32 %error, 0
   br i1 %refused, label %end, label %started
 started:
   %i.next = add i64 %i, 1
-  %so.far = trunc i64 %i.next to i32
-  store i32 %so.far, ptr %threads.at
-  %free.to.roam = icmp eq ptr %cpus, null
-  br i1 %free.to.roam, label %next, label %choose
+  %running = trunc i64 %i.next to i32
+  store i32 %running, ptr %threads.at
+  %anywhere = icmp eq ptr %cpus, null
+  br i1 %anywhere, label %next, label %choose
 choose:
   %cpu.at = getelementptr i32, ptr %cpus, i64 %i
   %cpu = load i32, ptr %cpu.at
@@ -378,7 +371,7 @@ pin:
   %set = shl i64 1, %wide
   %word.at = getelementptr i64, ptr %mask, i32 %word
   store i64 %set, ptr %word.at
-  %thread = load i64, ptr %thread.at
+{_load("thread")}
   %ignored = call i32 @pthread_setaffinity_np(i64 %thread, i64 128, ptr %mask)
   br label %next
 next:
@@ -394,7 +387,7 @@ entry:
   %nothing = icmp eq ptr %pool, null
   br i1 %nothing, label %end, label %begin
 begin:
-  %threads.at = getelementptr %pool, ptr %pool, i64 0, i32 1
+{_THREADS}
   %threads = load i32, ptr %threads.at
   %workers32 = sub i32 %threads, 1
   %workers = zext i32 %workers32 to i64
@@ -404,17 +397,13 @@ head:
   %more = icmp ult i64 %i, %workers
   br i1 %more, label %stop, label %release
 stop:
-  %box = getelementptr %pool, ptr %pool, i64 0, i32 3, i64 %i
-  %body.at = getelementptr %mailbox, ptr %box, i64 0, i32 4
-  store ptr null, ptr %body.at
-  %seq = load atomic i32, ptr %box monotonic, align 4
-  %seq.next = add i32 %seq, 1
-  store atomic i32 %seq.next, ptr %box release, align 4
+{_box("box", "i")}
+{_store(body="null")}
+{_POST}
   fence seq_cst
-  %parked = getelementptr %mailbox, ptr %box, i64 0, i32 2
-  call void @wake_if(ptr %parked, ptr %box)
-  %thread.at = getelementptr %mailbox, ptr %box, i64 0, i32 9
-  %thread = load i64, ptr %thread.at
+{_at("box", "parked", "thread")}
+  call void @wake_if(ptr %parked.at, ptr %box)
+{_load("thread")}
   %r = call i32 @pthread_join(i64 %thread, ptr null)
   %i.next = add i64 %i, 1
   br label %head
