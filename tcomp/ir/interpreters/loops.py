@@ -14,6 +14,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from itertools import chain
 from traceback import walk_tb
 from typing import Any, NoReturn, TypeAlias
 
@@ -139,8 +140,9 @@ class _Text:
         frames = [(frame, line) for frame, line in walk_tb(error.__traceback__) if frame.f_code.co_filename == _FILE]
         if not frames:
             raise error
+        live = {*self.names.values(), *chain.from_iterable(self.memory.values())}  # names of loop variables, and of arrays
         for frame, _ in frames:
-            self.known |= {name: value for name, value in frame.f_locals.items() if name[0] in "ibw"}  # values of loops, and arrays
+            self.known |= {name: value for name, value in frame.f_locals.items() if name in live}
         stmt, self.loops = self.sources[frames[-1][1] - 1]
         self.watcher = Watcher()
         store = isinstance(stmt, L.Store | L.Accumulate)

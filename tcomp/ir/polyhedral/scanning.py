@@ -45,6 +45,7 @@ class _Scanner:
     def __init__(self, stmt: Stmt, model: Model, names: Names, fresh: Callable[[str], str], parallel: Sequence[str]) -> None:
         self.model, self.names, self.fresh, self.parallel = model, names, fresh, parallel
         self.instances = {x.name: x for x in model.instances}
+        self.iterators = {f"t{d}": d for d in range(len(next(iter(names.values()))))}  # isl's names of the time dimensions
         self.guards: dict[Stmt, tuple[Expr, ...]] = {}
         self.homes: dict[Buffer, tuple[For, ...]] = {}
         self._survey(stmt, (), ())
@@ -62,8 +63,8 @@ class _Scanner:
 
     def scan(self, schedule: isl.UnionMap) -> Stmt:
         ids = isl.IdList.alloc(isl.DEFAULT_CONTEXT, 0)
-        for d in range(len(next(iter(self.names.values())))):
-            ids = ids.add(isl.Id(f"t{d}"))
+        for iterator in self.iterators:
+            ids = ids.add(isl.Id(iterator))
         build = isl.AstBuild.from_context(self.model.context).set_iterators(ids).set_options(self.constant(schedule))
         values = {name: v for v, name in self.model.parameters.items()}
         body = self.node(build.node_from_schedule_map(schedule), values)
@@ -107,7 +108,7 @@ class _Scanner:
         cond = node.for_get_cond()
         limit = _value(cond.op_get_arg(1), values) + (1 if cond.op_get_type() == _OP.le else 0)
         extent = as_dim(simplify(_distance(limit, start) + (step - 1)) // step)
-        name = self.names[_first(node.for_get_body())][int(iterator[1:])]
+        name = self.names[_first(node.for_get_body())][self.iterators[iterator]]
         v = loop_var(self.fresh(name), extent)
         body = self.node(node.for_get_body(), {**values, iterator: simplify(start + v * step)})
         return For(v, extent, body, PARALLEL if name in self.parallel else SERIAL)

@@ -18,7 +18,7 @@ from tcomp.errors import IRError
 from tcomp.ir import expr as E
 from tcomp.ir import loops as L
 from tcomp.ir import program as P
-from tcomp.ir.dtypes import BITS, integer_range, is_float, is_integer, to_numpy
+from tcomp.ir.dtypes import BITS, SIGNED, integer_range, is_float, is_integer, to_numpy
 from tcomp.ir.expr import ARITY, INDEX, Dim, Expr, Reducer, as_expr, const, standard_reducers
 from tcomp.ir.graph import STRUCTURAL, Graph, Node, Operator, Value
 from tcomp.ir.instruction import ELEMENT, WARP, CopyOp, Fragment, Instruction, Operand, VectorOp, WarpOp, lane_of
@@ -62,25 +62,26 @@ def parse_program(text: str) -> P.Program:
 
 def parse_layout(text: str, rank: int) -> Layout:
     """A printed layout, `(a/16,b,a%16)`, of tensors with `rank` dimensions."""
-    parser = _GraphParser(text, {}, {})
+    parser = _Parser(text)
     return parser.whole(lambda: parser.layout(rank))
 
 
 def parse_graph(text: str, operators: Mapping[str, Operator], constants: Mapping[str, np.ndarray] | None = None) -> Graph:
     """A printed graph. `operators` are looked up by name, large constants by their `content_hash`."""
-    parser = _GraphParser(text, {**operators, **{op.name: op for op in STRUCTURAL}}, constants or {})
+    parser = _Parser(text, {**operators, **{op.name: op for op in STRUCTURAL}}, constants or {})
     return parser.whole(lambda: parser.graph(outermost=True))
 
 
 class _Parser(Tokens):
     """Recursive descent over the tokens; what is in scope is known by name. Each method reads what it is called after."""
 
-    def __init__(self, text: str) -> None:
+    def __init__(
+        self, text: str, operators: Mapping[str, Operator] | None = None, constants: Mapping[str, np.ndarray] | None = None
+    ) -> None:
         super().__init__(text)
-        self.variables: dict[str, Expr] = {}
-        self.arrays: dict[str, Any] = {}
-        self.reducers: dict[str, Reducer] = {}
-        self.instructions: dict[str, Instruction] = {}
+        self.operators, self.constants = operators or {}, constants or {}  # of graphs
+        self.variables, self.arrays, self.values = dict[str, Expr](), dict[str, Any](), dict[str, Value]()
+        self.reducers, self.instructions = dict[str, Reducer](), dict[str, Instruction]()
 
     @contextmanager
     def scope(self) -> Iterator[None]:
@@ -152,7 +153,8 @@ class _Parser(Tokens):
         dtype = _SUFFIXES.get(suffix, INDEX if whole else "float64")
         if not whole and not is_float(dtype):
             self.fail(f"a fraction of type {dtype}")
-        if not is_float(dtype) and int(digits) > integer_range(dtype)[1] + (dtype[0] == "i"):  # one more, for the smallest behind a minus sign
+        # One more than the largest, for the smallest behind a minus sign.
+        if not is_float(dtype) and int(digits) > integer_range(dtype)[1] + (dtype in SIGNED):
             self.fail(f"{digits} does not fit in {dtype}")
         self.take()
         return const(float(digits) if is_float(dtype) else int(digits), dtype)
@@ -433,13 +435,6 @@ class _Parser(Tokens):
         if base not in P.MEMORIES or (base in P.NUMBERED) != bool(number) or len(number) > 9:
             self.fail(f"`{name}` is no memory", start, hint="one of input0, input1, ..., output0, ..., weights, workspace, dims")
         return P.Ref(base, int(number or 0), *self.sequence("[", self.size, "]"))
-
-
-class _GraphParser(_Parser):
-    def __init__(self, text: str, operators: Mapping[str, Operator], constants: Mapping[str, np.ndarray]) -> None:
-        super().__init__(text)
-        self.operators, self.constants = operators, constants
-        self.values: dict[str, Value] = {}
 
     def graph(self, outermost: bool = False) -> Graph:
         outer, self.values = self.values, {}

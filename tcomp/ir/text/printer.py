@@ -20,7 +20,7 @@ from itertools import count
 from typing import Any
 
 from tcomp.ir import expr as E
-from tcomp.ir.dtypes import BITS, SIGNED, is_float
+from tcomp.ir.dtypes import SIGNED, UNSIGNED, is_float
 from tcomp.ir.expr import INDEX, Dim, Expr, Reducer, as_expr, standard_reducers
 
 INFIX = {  # symbol and precedence; all associate to the left, comparisons not at all
@@ -31,7 +31,7 @@ INFIX = {  # symbol and precedence; all associate to the left, comparisons not a
 PREFIX = {"neg": "-", "not": "~"}
 UNARY_PRECEDENCE = 8
 SUFFIXES = {"float32": "f", "float64": "", "float16": "f16", "bfloat16": "bf16", INDEX: ""} | {
-    d: f"{'i' if d in SIGNED else 'u'}{bits}" for d, bits in BITS.items() if "int" in d and d != INDEX
+    d: f"{'i' if d in SIGNED else 'u'}{bits}" for d, bits in (SIGNED | UNSIGNED).items() if d != INDEX
 }
 RESERVED = frozenset([
     "_", "let", "in", "for", "if", "else", "while", "alloc", "call", "prefetch", "stream", "inf", "nan", "true", "false", "none", "return",
