@@ -2,11 +2,9 @@
 
     x / c = fma(x, high, x * low)        high = 1 / c rounded towards zero, low = 1 / c - high
 
-(N. Brisebarre, J.-M. Muller, S. K. Raina, "Accelerating Correctly Rounded Floating-Point Division When the Divisor Is Known in Advance",
-2004, with `high` rounded such that both products have one sign, for infinities.) The sum is off by less than `SLACK` units of the last
-place before it is rounded, so it is rounded wrongly only if a quotient lies that near to the middle of two floats. Such quotients are few,
-and are looked for: where one of them comes out wrong, division remains. The range of exponents is left aside: quotients below 2**-100
-(2**-900 in float64) may be off by one unit.
+(Brisebarre, Muller, Raina, "Accelerating Correctly Rounded Floating-Point Division When the Divisor Is Known in Advance", 2004; both
+products have one sign, for infinities.) Only quotients within `SLACK` of the middle of two floats can be rounded wrongly: these few are
+tried. Quotients below 2**-100 (2**-900 in float64) may be off by one unit.
 """
 
 from __future__ import annotations

@@ -1,18 +1,7 @@
-"""A static linker: relocatable objects in, one shared object out, with no system linker.
+"""A static linker: relocatable objects of LLVM in, one shared object out, with no system linker.
 
-LLVM compiles every kernel alone into a position-independent ELF object. `link` lays these out as
-
-    R   headers, .hash, .dynsym, .dynstr, .rela.dyn, .rodata, .eh_frame
-    RX  .text, .plt
-    RW  .dynamic, .got, .data, .bss
-    --  .symtab, .strtab, .shstrtab        (not loaded: names for profilers and debuggers)
-
-and resolves the references between them. What remains for the dynamic loader is to add the load address to absolute
-pointers and to look up the few imported functions. Imported *functions* are reached through a stub in .plt that jumps
-through .got, bound at load.
-
-Sources: System V ABI (gABI) chapters 4-5; AMD64 psABI section 4.4; ELF for the Arm 64-bit Architecture (AAELF64)
-section 5.7.
+The loader is left with adding the load address to absolute pointers and looking up a few imported functions, which are called through
+stubs in .plt. Sources: System V ABI (gABI) chapters 4-5; AMD64 psABI section 4.4; ELF for the Arm 64-bit Architecture section 5.7.
 """
 
 from __future__ import annotations

@@ -1,17 +1,8 @@
 """Where the threads of a block wait: for each other, and for the copies that they have started.
 
-The statements that threads execute without waiting for each other are *phases*: a thread loop with all that it holds, or a statement outside
-of thread loops, which one thread executes. Some phases only start copies, which run in the background until they are waited for, in
-groups, the oldest first.
-
-- A barrier stands in front of a phase that touches what another thread may have written since the last one, or writes what it read.
-- What a copy reads or writes is left alone until all threads have waited for its group in front of a barrier: of the last one that was
-  passed, if the group was complete by then, else of a new one.
-
-Both are found by following the phases in the order in which they run. What is found holds for all iterations of the loops around: a
-loop is followed until it returns to a state that it was in. It soon does, as of most places it is only remembered that they were touched.
-Indices into shared memory that are the same for all threads are told apart in short loops, and where they repeat in long ones: so are
-the elements of a ring of buffers (`a[i % 3]`).
+A *phase* is a thread loop, or a statement outside of such loops. A barrier stands in front of a phase that touches what another thread
+may have written since the last one, or writes what it read; what a copy touches is left alone until all threads have waited for its group
+in front of a barrier. Both are found by following the phases in the order in which they run, loops until a state repeats.
 """
 
 from __future__ import annotations

@@ -1,28 +1,9 @@
-"""Loop programs to CUDA C++ text.
+"""Loop programs to CUDA C++ text: the statements at the top level of a kernel become `__global__` functions, launched in order.
 
-The statements at the top level of a kernel become `__global__` functions, launched one after the other:
-
-- A statement with loops bound to `block.x`, ... is a function of its own; those loops become its grid.
-- Neighbouring statements without are one function of a single block.
-
-Within a function, a loop bound to `thread.x`, ... is a *phase*: its iterations run on the threads of the block (the first ones, where
-the block has more). What stands outside of phases is done by all threads alike (loops, conditions), stores by thread 0. Barriers
-separate phases where they have to (`barriers`).
-
-- A phase that is a thread loop around one `Accumulate` into an element that does not depend on the thread is a cross-thread reduction:
-  a binary tree in shared memory, always in the same order.
-- A register buffer allocated outside of a phase exists once per thread: its dimensions that are indexed by the thread's own number, or by
-  digits of it, vanish. All phases have to agree on which thread has what.
-- A vectorized loop is unrolled; contiguous, aligned accesses of up to 16 bytes become one load or store. Kernels compiled for a target
-  with the feature "scalar" do without (buffers need not be aligned to 16 bytes then).
-- A phase that only copies from global to shared memory runs in the background, on architectures that can: what is copied for a later
-  iteration of a loop (see `pipeline`) arrives while this one computes (`async_copies`).
-- A bulk copy (`bulk_copy`, from sm_90 on) is a run of bytes that one thread has copied in the background (`bulk_copies`).
-- An accumulation into one element over inner loops stays in a register.
-- An *instruction* (`Call`) of a warp or warpgroup is executed by the first 32 or 128 threads along x; y and z number the warps. A register
-  buffer that it touches is distributed over them: a thread holds its elements of each tile, as the fragments of the instruction say.
-
-Sums of products accumulate with an explicit fused multiply-add. Scalar code is that of `expressions`.
+Loops bound to `block.x`, ... become the grid; neighbouring statements without are one function of a single block. A loop bound to
+`thread.x`, ... is a *phase*: its iterations run on the (first) threads of the block. Outside of phases all threads do the same, stores by
+thread 0. Barriers separate phases where they have to (`barriers`); phases that only copy into shared memory run in the background
+(`copies`).
 """
 
 from __future__ import annotations

@@ -1,8 +1,6 @@
-"""Scalar operators in CUDA C++: how values are held, literals, and the device functions that C++ lacks.
+"""Scalar operators in CUDA C++: how values are held, literals, and the device functions that C++ lacks (`HELPERS`).
 
-A value of the type float16 or bfloat16 is held in a register as the float32 of the same value and rounded after every operator;
-in memory it is its 16 bits. A bool is a byte in memory. Everything else is the C++ type of the same width. Elementary functions
-are CUDA's own; each helper of `HELPERS` is put in front of a program that uses it.
+A 16-bit float is held in a register as the float32 of the same value and rounded after every operator; in memory it is its 16 bits.
 """
 
 from __future__ import annotations

@@ -1,13 +1,7 @@
 """Instructions of a warp or a warpgroup in CUDA C++: the threads hold fragments of the operands, inline PTX combines them.
 
-Factors that lie in shared memory as core matrices are read by the tensor cores themselves (`wgmma`), in the background, and past the
-caches and orders of ordinary accesses (by the *asynchronous proxy* of the PTX ISA):
-
-- What threads have written into shared memory, or copied there, they publish in front of each barrier (`fence.proxy.async`).
-- A phase of such instructions waits in the end until all of them have read and added: to everything else they are instructions like
-  others, and the barriers between those that write and those that read shared memory are enough.
-- The registers of their sums are left alone in between: they are operands of the code at both ends of the phase (`settle`).
-
+Factors in shared memory are read by the tensor cores in the background (`wgmma`), by the *asynchronous proxy*: threads publish what they
+wrote in front of each barrier, and a phase of such instructions waits for all of them in the end, so that the usual barriers are enough.
 Source: PTX ISA 8.5, sections 9.7.15.4 (proxies), 9.7.15.5.1 (descriptors) and 9.7.15.7 (fences and groups).
 """
 

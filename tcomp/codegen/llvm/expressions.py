@@ -1,10 +1,7 @@
 """The values of expressions as LLVM IR, for one lane or for all lanes of a vectorized loop: loads, addresses, arithmetic.
 
-A value is either one scalar, the same for all lanes, or a vector of `lanes` elements (`Value.lanes`). An address is the linear form of
-its index: the coefficient of the lane variable is the stride between lanes.
-
-Values are memoised (expressions are hash-consed), in scopes: what is computed inside a branch or loop is unknown outside of it, and
-what was read from a buffer is forgotten when the buffer is written.
+Values are memoised (expressions are hash-consed), in scopes: what is computed inside a branch or loop is unknown outside of it, and what
+was read from a buffer is forgotten when the buffer is written.
 """
 
 from __future__ import annotations

@@ -1,26 +1,9 @@
-"""Loop programs to LLVM IR text: one `Kernel`, one function.
+"""Loop programs to LLVM IR text, statement by statement: one `Kernel`, one function.
 
     void @NAME(ptr pool, ptr buffer0, ..., i64 scalar0, ...)         kernel.buffers, then kernel.scalars
 
-The text follows the loop program statement by statement; nothing is left to LLVM's vectorizers or unroller:
-
-- An *unrolled* loop is emitted once per iteration with its variable a known constant (`constants`).
-- In a *vectorized* loop a condition that differs between lanes becomes a mask; see `expressions` on values and addresses.
-- A *parallel* loop becomes a function of its own, `body(closure, begin, end)`, called through the thread pool, whose first field is
-  `void parallel_for(ptr pool, ptr body, ptr closure, i64 extent)`. A null pool runs it in place. Parallel loops inside are serial.
-- A buffer of scope *register* is a stack slot in the entry block. Every access to a tile whose indices are known is at a
-  constant offset with one vector type, which lets LLVM promote it to SSA values, so that accumulators stay in registers over
-  the whole reduction.
-
-- An *instruction* (`Call`) is emitted as its data says: an intrinsic on vector registers, once for each iteration of the loops that do
-  not run inside of a register, in the order of its meaning. Each register is loaded when it is first needed, each result stored at
-  the end.
-
-Sums of products accumulate with fused multiply-add where the target has it, but for a loop of nothing else: there each step waits
-for the one before, and an addition alone takes no longer than a multiply-add, or less (3 cycles for 4 on Golden Cove and Zen). Objects
-import nothing.
-
-Parameters point to disjoint memory, aligned as their elements are. Variables stay within their stated ranges.
+Nothing is left to LLVM's vectorizers or unroller. Register buffers are stack slots that are accessed at constant offsets, so that LLVM
+promotes them to registers. Parameters are aligned as their elements are. Objects import nothing.
 """
 
 from __future__ import annotations

@@ -1,8 +1,4 @@
-"""LLVM IR text to machine code, by LLVM.
-
-LLVM's state is process-wide (targets, options, and a context that llvmlite shares between modules), so that one lock serialises
-this module; to compile in parallel, use processes.
-"""
+"""LLVM IR text to machine code. LLVM's state is process-wide: one lock serialises this module; to compile in parallel, use processes."""
 
 from __future__ import annotations
 

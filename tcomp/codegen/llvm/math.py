@@ -1,20 +1,15 @@
-"""Elementary functions, and whatever else a target lacks, in operations that every target has.
+"""Elementary functions, and whatever else a target lacks, in operations that every target has, so that no object calls libm.
 
-`lower` rewrites one operator; the code generator calls it for each, so that functions become straight-line vector code and no
-object calls libm.
-
-float32 `exp`, `log`, `tanh`, `erf` have float32 algorithms; the other functions of float32 go through float64, and all of float16
-and bfloat16 go through float32. Largest errors, measured with FMA over 2**20 (float64: 2**17) arguments across all exponents, in ulp:
+float32 `exp`, `log`, `tanh`, `erf` have float32 algorithms; the other functions of float32 go through float64, those of 16 bits through
+float32. Largest errors in ulp, measured with FMA over 2**20 (float64: 2**17) arguments across all exponents:
 
     float32   exp 0.9   log 0.8   tanh 4.4   erf 5.3   all others, pow included, 0.5; constant integer powers up to 4: 2
     float64   exp 1.7   log 0.8   tanh 1.4   erf 4.0   sin, cos 1.4   tan 2.9   asin 2.1   acos 1.1   atan 1.0   sinh, cosh 2.0
               asinh 3.5   acosh 3.0   atanh 1.3   pow 2.1
 
-NaN, infinities, signed zeros and subnormal numbers are treated as in C99 annex F. `sin`, `cos`, `tan` reduce their argument exactly
-enough for |x| < 2**50 (2**29 on targets without FMA) and stay bounded beyond.
-
-Sources: S. L. Moshier, Cephes (exp, log of float32, tanh, atan, sinh, asinh, acosh, atanh); Sun fdlibm (log, sin, cos, asin, acos of
-float64); W. J. Cody 1969 (erf of float64); Eigen (tanh and erf of float32); F. Giesen (float16 conversion).
+NaN, infinities, signed zeros and subnormal numbers as in C99 annex F. `sin`, `cos`, `tan` reduce |x| < 2**50 (2**29 without FMA) exactly
+enough. Sources: S. L. Moshier, Cephes; Sun fdlibm (log, sin, cos, asin, acos of float64); W. J. Cody 1969 (erf of float64); Eigen (tanh
+and erf of float32); F. Giesen (float16 conversion).
 """
 
 from __future__ import annotations

@@ -1,31 +1,16 @@
 """The thread pool, as LLVM IR that is compiled for the target and linked into every multi-threaded model.
 
-Shape. `tcomp_pool_create(threads, cpus)` starts `threads - 1` workers; the caller of a parallel region is the remaining
-thread. Each worker owns one mailbox of 128 bytes (a cache line and its prefetched neighbour), which holds all that it
-needs to run its chunk, so that starting a worker moves one cache line to it and its completion moves one back; nothing
-is shared between workers.
-
-Region. The caller splits [0, extent) into contiguous chunks, balanced to within one iteration, writes one into each
-mailbox, and increments the mailbox's `seq` (release). A worker that sees a new `seq` (acquire) runs the chunk and sets
-`done` to it (release). The caller runs chunk 0, then waits until every `done` equals its `seq`. Bodies must not start
-regions of their own.
-
-Parking. Both sides spin for 50 microseconds, all but the first three offering their core to other threads at every turn
-(where there are more threads than cores, the one they wait for may need it), then sleep in the kernel on the word they
-watch (`seq` or `done`). A sleeper must not miss the store that it waits for. Both directions use the same protocol (Dekker's):
+The caller of a parallel region splits it into contiguous chunks, writes one into the mailbox of each worker (128 bytes: a cache line and
+its prefetched neighbour) and increments its `seq`; the worker runs the chunk and sets `done` to that. Regions do not nest. Both sides
+spin for 50 us, all but the first three offering their core to other threads, then sleep in the kernel on the word they watch (Dekker's
+protocol):
 
     sleeper:  flag := 1;  fence;  while word is old: futex_wait(word, old)
     waker:    word := new;  fence;  if flag: futex_wake(word)
 
-The fences are sequentially consistent and one of them comes first. If the sleeper's does, the waker reads flag = 1 and
-wakes it. If the waker's does, the sleeper reads the new word and does not sleep. Between the sleeper's read and its
-sleep the kernel compares the word again, atomically with enqueueing, and a wake-up that comes later finds it enqueued.
-A stale flag or a wake-up meant for an earlier region only costs a system call: every sleeper re-reads its word. Words
-wrap around; they are compared for equality only, and no two regions overlap.
-
-The floating-point mode (rounding, flush-to-zero) of the caller travels with the chunk: otherwise results could depend
-on which thread computes them. Workers block the signals that are meant for the process as a whole, and are named
-`tcomp` for profilers.
+One of the (sequentially consistent) fences comes first: then either the waker reads flag = 1, or the sleeper reads the new word. Between
+that read and its sleep the kernel compares the word again. A stale flag costs a system call only. Words wrap around; they are compared
+for equality. The floating-point mode of the caller travels with the chunk: otherwise results could depend on which thread computes them.
 """
 
 from __future__ import annotations
