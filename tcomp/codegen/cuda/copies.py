@@ -1,20 +1,11 @@
-"""Copies from global to shared memory that run in the background: the values pass no register.
+"""Copies from global to shared memory that run in the background, in groups (see `barriers`): the values pass no register.
 
-Each thread copies elements (`cp.async`, from sm_80 on), 4, 8 or 16 bytes at a time: neighbouring lanes where they are certainly aligned on
-both sides, single elements of 4 or 8 bytes elsewhere. A value that is zero under a condition is a copy, too: of no bytes then, the rest is
-filled with zeros. Or one thread copies a whole run (`cp.async.bulk`, from sm_90 on), where the program says so (`bulk_copy`, see
-`schedules.instructions`). Both belong to the groups of `barriers`; what differs is how a group is waited for. Of bulk copies:
-
-- Each group in flight has a barrier object in shared memory. A thread announces the bytes of a run there before it starts the copy,
-  and arrives when the group is complete; the object completes a phase when all of these threads have arrived and all bytes announced are
-  there. So what is not copied, as it stands under a condition, is not waited for.
-- Groups are numbered, and every thread counts those that were started and those waited for. The objects are a ring that is as long as there
-  are ever groups in flight, rounded up to a power of two: group n has object n % ring, and completes its phase of parity n / ring % 2.
-- All threads wait for all groups, one after the other, and then for each other: no object completes a phase while a thread still waits for
-  the one before.
-- Copies of one group arrive in any order: that no element is copied to twice in a phase is proved by integer sets.
-- Copies in bulk pass by the orders of ordinary accesses (they are of the *asynchronous proxy* of the PTX ISA). What they have written is seen by
-  whoever has waited; in front of each barrier, threads publish what they have done with shared memory before (`fence.proxy.async`).
+Each thread copies 4, 8 or 16 bytes at a time (`cp.async`, from sm_80 on), zeros where a condition does not hold; or one thread copies a
+whole run (`cp.async.bulk`, from sm_90 on). Of those, each group in flight has a barrier object in shared memory: a thread announces the
+bytes of a run there before it starts the copy, and arrives when the group is complete; the object completes a phase when all threads have
+arrived and all bytes. The objects are a ring of a power of two: group n has object n % ring and completes its phase of parity n / ring %
+2; all threads wait for all groups in order, then for each other, so that no object completes a phase while a thread still waits for the
+one before.
 
 Source: PTX ISA 8.5, sections 9.7.9 (cp.async, cp.async.bulk), 9.7.13.15 (mbarrier: phases, expected bytes) and 9.7.15.4 (proxies).
 """
