@@ -7,9 +7,10 @@ stubs in .plt. Sources: System V ABI (gABI) chapters 4-5; AMD64 psABI section 4.
 from __future__ import annotations
 
 import struct
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections import namedtuple
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import NamedTuple, NoReturn
+from typing import NoReturn
 
 from tcomp.errors import CodegenError
 
@@ -28,19 +29,7 @@ _OBJECT, _FUNC = 1, 2
 _LIMIT = 1 << 31  # PC-relative references reach 2 GiB
 
 
-class _Header(NamedTuple):
-    """A section header."""
-
-    name: int
-    kind: int
-    flags: int
-    address: int
-    offset: int
-    size: int
-    link: int
-    info: int
-    align: int
-    entry: int
+_Header = namedtuple("_Header", "name kind flags address offset size link info align entry")  # of a section
 
 
 @dataclass(slots=True, eq=False)
@@ -103,27 +92,18 @@ class _Output:
 def link(objects: Sequence[bytes], exports: Sequence[str], *, imports: Sequence[str] = ()) -> bytes:
     """The shared object made of `objects`, with the functions `exports` visible to a loader.
 
-    `imports` names the functions (not data) of the C library that may stay undefined; it is recorded as needed only if one of
-    them is used. Symbols that are not exported stay in the (unloaded) symbol table, so that profilers name kernels. The
-    result depends on nothing but the arguments. Raises CodegenError for a malformed object, a symbol undefined or
-    defined twice, a relocation that is not position independent or out of reach, and sections this linker does not
-    handle (thread-local data, constructors).
+    `imports` names the functions (not data) of the C library that may stay undefined; it is recorded as needed only if one of them is used.
+    Symbols that are not exported stay in the (unloaded) symbol table, so that profilers name kernels. Raises CodegenError for a malformed
+    object, a symbol undefined or defined twice, a relocation that is not position independent or out of reach, and sections this linker does
+    not handle (thread-local data, constructors).
     """
     if not objects:
         raise CodegenError("nothing to link: no objects were given")
     parsed = [_Object(bytes(data), f"object {index}") for index, data in enumerate(objects)]
     if different := [other for other in parsed if other.machine != parsed[0].machine]:
         raise CodegenError("objects for different processors cannot be linked", where=different[0].where)
-    table = _definitions(parsed)
-    if undefined := [name for name in exports if name not in table]:
-        raise CodegenError(f"the exported symbol {undefined[0]!r} is not defined by any object")
-    return _Linker(parsed, table, list(dict.fromkeys(exports)), frozenset(imports)).emit()
-
-
-def _definitions(objects: Iterable[_Object]) -> dict[str, _Symbol]:
-    """Global definitions by name; a strong one wins over weak ones, two strong ones are an error."""
-    table: dict[str, _Symbol] = {}
-    for unit in objects:
+    table: dict[str, _Symbol] = {}  # global definitions; a strong one wins over weak ones
+    for unit in parsed:
         for symbol in unit.symbols:
             if symbol.binding != _LOCAL and symbol.section is not None:
                 other = table.setdefault(symbol.name, symbol)
@@ -131,7 +111,9 @@ def _definitions(objects: Iterable[_Object]) -> dict[str, _Symbol]:
                     raise CodegenError(f"symbol {symbol.name!r} is defined twice", where=unit.where)
                 if other.binding == _WEAK:
                     table[symbol.name] = symbol
-    return table
+    if undefined := [name for name in exports if name not in table]:
+        raise CodegenError(f"the exported symbol {undefined[0]!r} is not defined by any object")
+    return _Linker(parsed, table, list(dict.fromkeys(exports)), frozenset(imports)).emit()
 
 
 # ---------------------------------------------------------------- layout
@@ -199,14 +181,10 @@ class _Linker:
         return {name: output for name, output in table.items() if output.size}
 
     def lay_out(self) -> list[tuple[int, list[_Output]]]:
-        """Give every section its address and file offset; the loadable segments as (flags, sections).
-
-        Segments follow each other in the file without padding: the next one starts on a new page at the same offset
-        within the page.
-        """
+        """Give every section its address and file offset; the loadable segments as (protection, sections), without padding in the file: the
+        next one starts on a new page at the same offset within the page."""
         protections = ((4, _ALLOC), (5, _ALLOC | _EXEC), (6, _ALLOC | _WRITE))
-        every = [(protection, [x for x in self.out.values() if x.flags == flags]) for protection, flags in protections]
-        segments = [(protection, members) for protection, members in every if members]
+        segments = [(p, members) for p, flags in protections if (members := [x for x in self.out.values() if x.flags == flags])]
         offset = address = _EHDR.size + _PHDR.size * (len(segments) + 2)
         for index, (_, members) in enumerate(segments):
             if index:
@@ -223,8 +201,6 @@ class _Linker:
             section.address += self.out[section.output].address if section.output in self.out else 0
         return segments
 
-    # ------------------------------------------------------------ contents
-
     def slot(self, target: _Symbol | str) -> int:
         """The address of the GOT slot of a target; 0 if it has none."""
         return self.out[".got"].address + 8 * self.got[target] if target in self.got else 0
@@ -240,12 +216,9 @@ class _Linker:
                 if kind == self.machine.absolute:
                     continue
                 if (patch := self.machine.patches.get(kind)) is None:
-                    raise CodegenError(
-                        f"relocation type {kind} is not supported",
-                        where=f"{section.where}, reference to {symbol.name or 'a section'!r}",
-                        why="it is unknown, or not position independent",
-                        hint="compile objects with the relocation model 'pic' and the small code model",
-                    )
+                    where = f"{section.where}, reference to {symbol.name or 'a section'!r}"
+                    why, hint = "it is unknown, or not position independent", "compile objects with the relocation model 'pic' and the small code model"
+                    raise CodegenError(f"relocation type {kind} is not supported", where=where, why=why, hint=hint)
                 target, output, place = self.target(symbol), self.out[section.output], section.address + offset
                 address = self.slot(target) if patch.got else self.stub(target) if isinstance(target, str) else target.address
                 try:
@@ -288,10 +261,8 @@ class _Linker:
             symbols += _SYM.pack(strings.add(name), *dynamic[-1])
         for index, (name_at, rest) in enumerate(zip(self.dynamic_names, dynamic, strict=True), start=1):
             _SYM.pack_into(self.out[".dynsym"].data, index * _SYM.size, name_at, *rest)
-        return [
-            _Output(".symtab", _SYMTAB, 0, 8, symbols, _SYM.size, ".strtab", local_count),
-            _Output(".strtab", _STRTAB, 0, 1, strings.data),
-        ]
+        table = _Output(".symtab", _SYMTAB, 0, 8, symbols, _SYM.size, ".strtab", local_count)
+        return [table, _Output(".strtab", _STRTAB, 0, 1, strings.data)]
 
     def write_dynamic(self, relative: int) -> None:
         """What the loader has to know: where the tables lie, and how many relocations are relative."""
@@ -437,12 +408,8 @@ class _Machine:
     relative: int  # dynamic: load address + addend
     glob_dat: int  # dynamic: address of an imported symbol
     stub_size: int
-    stub: Callable[[int, int], bytes]  # (address of the stub, address of its GOT slot) -> code
+    stub: Callable[[int, int], bytes]  # (address of the stub, address of its GOT slot) -> a jump there (x86: jmp *slot(%rip))
     patches: Mapping[int, _Patch]
-
-
-def _stub_x86_64(address: int, slot: int) -> bytes:
-    return b"\xff\x25" + struct.pack("<i", slot - address - 6) + b"\xcc\xcc"  # jmp *slot(%rip)
 
 
 def _stub_aarch64(address: int, slot: int) -> bytes:
@@ -463,7 +430,7 @@ _AARCH64_PATCHES = {
     312: _Patch("low12", got=True, shift=3),  # LD64_GOT_LO12_NC
 }
 _MACHINES = {
-    62: _Machine(0x1000, 1, 8, 6, 8, _stub_x86_64, _X86_64_PATCHES),
+    62: _Machine(0x1000, 1, 8, 6, 8, lambda at, slot: b"\xff\x25" + struct.pack("<i", slot - at - 6) + b"\xcc\xcc", _X86_64_PATCHES),
     183: _Machine(0x10000, 257, 1027, 1025, 16, _stub_aarch64, _AARCH64_PATCHES),
 }
 

@@ -86,12 +86,9 @@ def _through_float32(e: Expr) -> Expr:
     return result if e.op in E.COMPARISON or e.dtype == "bool" else cast(result, e.dtype)
 
 
-# ---------------------------------------------------------------- conversions
-
-
 def _cast(a: Expr, dtype: str, target: CpuTarget) -> Expr | None:
     """Conversions from and to 16-bit floats."""
-    source, half = a.dtype, ("float16", "bfloat16")
+    source = a.dtype
     match source, dtype:
         case ("float16" | "bfloat16"), "bool":
             return not_equal(bitcast(a, "uint16") & 0x7FFF, 0)
@@ -99,32 +96,22 @@ def _cast(a: Expr, dtype: str, target: CpuTarget) -> Expr | None:
             return bitcast(cast(bitcast(a, "uint16"), "uint32") << 16, "float32")
         case "float16", "float32":
             return None if target.half_conversion else _half_to_float(a)
-        case "float32", "bfloat16":
-            return _float_to_bfloat(a)
+        case "float32", "bfloat16":  # rounded to nearest, ties to even; a NaN stays one
+            bits = _u32(a)
+            rounded = (bits + (((bits >> 16) & 1) + 0x7FFF)) >> 16
+            return bitcast(cast(select(apply("isnan", a), (bits >> 16) | 0x40, rounded), "uint16"), "bfloat16")
         case "float32", "float16":
             return None if target.half_conversion else _float_to_half(a)
-        case "float64", ("float16" | "bfloat16"):
-            return cast(_to_odd(a), dtype)
-    return cast(cast(a, "float32"), dtype) if source in half or dtype in half else None
+        case "float64", ("float16" | "bfloat16"):  # inexact results made odd are rounded again as `a` would be (Boldo, Melquiond 2008)
+            single = cast(a, "float32")
+            back = cast(single, "float64")
+            bits = _u32(single) - cast(abs(a) < abs(back), "uint32")
+            return cast(bitcast(bits | cast(not_equal(back, a), "uint32"), "float32"), dtype)
+    return cast(cast(a, "float32"), dtype) if {source, dtype} & {"float16", "bfloat16"} else None
 
 
 def _u32(x: Expr) -> Expr:
     return bitcast(x, "uint32")
-
-
-def _float_to_bfloat(x: Expr) -> Expr:
-    """Rounded to nearest, ties to even; a NaN stays one."""
-    bits = _u32(x)
-    rounded = (bits + (((bits >> 16) & 1) + 0x7FFF)) >> 16
-    return bitcast(cast(select(apply("isnan", x), (bits >> 16) | 0x40, rounded), "uint16"), "bfloat16")
-
-
-def _to_odd(x: Expr) -> Expr:
-    """float64 to float32, inexact results made odd: rounding again then gives what rounding `x` would (Boldo, Melquiond 2008)."""
-    near = cast(x, "float32")
-    back = cast(near, "float64")
-    bits = _u32(near) - cast(abs(x) < abs(back), "uint32")
-    return bitcast(bits | cast(not_equal(back, x), "uint32"), "float32")
 
 
 def _half_to_float(x: Expr) -> Expr:
@@ -143,9 +130,6 @@ def _float_to_half(x: Expr) -> Expr:
     special = select(const(0x7F800000, "uint32") < size, const(0x7E00, "uint32"), 0x7C00)
     half = select(size < 0x38800000, small, select(size < 0x47800000, normal, special))
     return bitcast(cast(half | ((bits >> 16) & 0x8000), "uint16"), "float16")
-
-
-# ---------------------------------------------------------------- integers
 
 
 def _integer_power(x: Expr, y: Expr) -> Expr:
@@ -168,9 +152,6 @@ def _power(x: Expr, n: int) -> Expr:
         return x if n else const(1, x.dtype)
     half = _power(x, n // 2)
     return half * half * x if n % 2 else half * half
-
-
-# ---------------------------------------------------------------- floats
 
 
 class _Float:
@@ -223,8 +204,6 @@ class _Float:
         magic = self.c(1.5 * 2.0**self.mantissa)  # the sum has its last bit at 1
         shifted = self.mad(x, scale, magic)
         return shifted - magic, self.bits(shifted) - self.bits(magic)
-
-    # ------------------------------------------------------------ rounding, division
 
     def rounded(self, op: str, x: Expr) -> Expr:
         """`floor`, `ceil`, `round` or `trunc` without an instruction for it."""
@@ -282,14 +261,12 @@ class _Float:
         return select(abs(exact) < math.inf, exact, product + c)
 
     def two_product(self, a: Expr, b: Expr) -> tuple[Expr, Expr]:
-        """a * b rounded, and the rounding error."""
+        """a * b rounded, and the rounding error (Dekker)."""
         product = a * b
         if self.target.fma:
             return product, fma(a, b, -product)
         (a_hi, a_lo), (b_hi, b_lo) = _halves(a), _halves(b)
         return product, a_lo * b_lo - (((product - a_hi * b_hi) - a_lo * b_hi) - a_hi * b_lo)
-
-    # ------------------------------------------------------------ exponential, logarithm, power
 
     def scaled(self, x: Expr, n: Expr, integer: Expr) -> Expr:
         """x * 2 ** n, for n as a float and as an integer: in two steps, which reach subnormal numbers and overflow, if not in one."""
@@ -405,8 +382,6 @@ class _Float:
         # Infinities and NaN are settled: the correction must not turn them into NaN.
         return select(regular & (result < math.inf), self.mad(result, self.mad(y, lo, error), result), result)
 
-    # ------------------------------------------------------------ hyperbolic functions, erf
-
     def tanh32(self, x: Expr) -> Expr:
         y = maximum(minimum(x, 7.90531110763549805), -7.90531110763549805)  # beyond, the result rounds to 1
         square = y * y
@@ -454,8 +429,6 @@ class _Float:
 
     def atanh(self, x: Expr) -> Expr:
         return self.odd(x, 0.5, _ATANH, 0.5 * apply("log", (1.0 + abs(x)) / (1.0 - abs(x))))
-
-    # ------------------------------------------------------------ trigonometric functions
 
     def quadrant(self, x: Expr) -> tuple[Expr, Expr, Expr]:
         """(sin r, cos r, n) for x = r + n * pi / 2 with |r| <= pi / 4 (Cody, Waite 1980)."""
@@ -544,8 +517,8 @@ _LOG32 = (
     -2.4999993993e-1, 3.3333331174e-1,
 )  # fmt: skip
 _TANH32 = (
-    (-2.76076847742355e-16, 2.00018790482477e-13, -8.60467152213735e-11, 5.12229709037114e-08, 1.48572235717979e-05,
-     6.37261928875436e-04, 4.89352455891786e-03),
+    (-2.76076847742355e-16, 2.00018790482477e-13, -8.60467152213735e-11, 5.12229709037114e-08, 1.48572235717979e-05, 6.37261928875436e-04,
+     4.89352455891786e-03),
     (1.19825839466702e-06, 1.18534705686654e-04, 2.26843463243900e-03, 4.89352518554385e-03),
 )  # fmt: skip
 _ERF32 = (
@@ -595,14 +568,11 @@ _ASINH = (
     (1.0, 1.28757002067426453537e1, 4.86042483805291788324e1, 6.95722521337257608734e1, 3.34009336338516356383e1),
 )  # fmt: skip
 _ACOSH = (
-    (1.18801130533544501356e2, 3.94726656571334401733e3, 3.43989375926195455866e4, 1.08102874834699867335e5,
-     1.10855947270161294369e5),
-    (1.0, 1.86145380837903397292e2, 4.15352677227719831579e3, 2.97683430363289370382e4, 8.29725251988426222434e4,
-     7.83869920495893927727e4),
-)  # fmt: skip
+    (1.18801130533544501356e2, 3.94726656571334401733e3, 3.43989375926195455866e4, 1.08102874834699867335e5, 1.10855947270161294369e5),
+    (1.0, 1.86145380837903397292e2, 4.15352677227719831579e3, 2.97683430363289370382e4, 8.29725251988426222434e4, 7.83869920495893927727e4),
+)
 _ATANH = (
-    (-8.54074331929669305196e-1, 1.20426861384072379242e1, -4.61252884198732692637e1, 6.54566728676544377376e1,
-     -3.09092539379866942570e1),
+    (-8.54074331929669305196e-1, 1.20426861384072379242e1, -4.61252884198732692637e1, 6.54566728676544377376e1, -3.09092539379866942570e1),
     (1.0, -1.95638849376911654834e1, 1.08938092147140262656e2, -2.49839401325893582852e2, 2.52006675691344555838e2,
      -9.27277618139601130017e1),
 )  # fmt: skip
