@@ -96,8 +96,7 @@ def c_text(kernel: Kernel) -> str:
 
 
 def c_function(kernel: Kernel) -> str:
-    """A C function of the kernel's name, which takes its scalars, then its buffers, in order. Raises `CodegenError` for what is not in the
-    subset, above all floats of 16 bits."""
+    """A C function of the kernel's name: of its scalars, then its buffers. Raises `CodegenError` for what C lacks, such as floats of 16 bits."""
     out = CText()
     parameters = [f"long {out.name(v.name)}" for v in kernel.scalars]
     for b in kernel.buffers:
@@ -175,8 +174,6 @@ class CText(SourceText):
         key = wanted if buffer is None else buffer
         return self.names[key] if key in self.names else self.names.setdefault(key, self.fresh(wanted))
 
-    # ------------------------------------------------------------ statements
-
     def statement(self, stmt: Stmt) -> None:
         """The lines of a statement."""
         self.known = {}
@@ -220,16 +217,13 @@ class CText(SourceText):
         name = self.name(b.name, b)
         return name + "".join(f"[{self.term(i)}]" for i in indices) if indices or b not in self.parameters else f"*{name}"
 
-    # ------------------------------------------------------------ expressions
-
     def value(self, e: Dim) -> str:
         """An expression for a statement of its own."""
         self.known = {}
         return self.term(as_expr(e))
 
     def term(self, e: Expr, precedence: int = CHOICE) -> str:
-        """The expression as an operand of an operator of the given precedence. A large one is computed in lines of its own before: shared
-        expressions, written as trees, could be of any size."""
+        """The expression as an operand of an operator of the given precedence. A large one, as shared expressions may be, is named before."""
         if e not in self.sizes:
             for x in E.walk(e):
                 copies = 3 if x.op in ("min", "max") else 1
@@ -347,8 +341,7 @@ def _suffix(e: Expr) -> str:
 
 
 def _natural(loop: L.For) -> tuple[int, Expr, Stmt]:
-    """Direction, start, and body of the loop whose variable is the most frequent index that it occurs in: `A[i]` from 1, not `A[i + 1]`
-    from 0."""
+    """Direction, start and body of the loop over the most frequent index with its variable: `A[i]` from 1, not `A[i + 1]` from 0."""
     v, inner = loop.var, {f.var for f in L.walk(loop.body) if isinstance(f, L.For)}
     found: Counter[tuple[int, Expr]] = Counter()
     for stmt in L.walk(loop.body):

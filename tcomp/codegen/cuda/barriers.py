@@ -146,16 +146,14 @@ def place(body: Stmt, copies: Collection[Stmt]) -> Placement:
 
 
 def unproved(body: Stmt, copies: Collection[Stmt], placement: Placement, counted: Collection[Stmt] = ()) -> list[Stmt]:
-    """The statements of a function where threads may conflict in spite of a placement: what they touch, another thread may have written since
-    the last barrier, or may be copying; or a barrier that not all threads may reach, as it stands under what they do not share (or one of
-    the phases that are `counted`: all threads count them alike)."""
+    """The statements where threads may conflict in spite of a placement: what they touch, another thread may have written since the last barrier,
+    or may be copying; or barriers (and `counted` phases) that not all threads may reach, as they stand under what threads do not share."""
     check = _checked(body, copies, placement)
     return list(dict.fromkeys(check.faults + list(_divergent_barriers(body, {*placement.before, *counted}, False))))
 
 
 def pending_groups(body: Stmt, copies: Collection[Stmt], placement: Placement) -> int:
-    """How many groups of copies there are at once, at most, that were not waited for, the one that is not complete among them; more than
-    `MAX_TRACKED` stands for any such number."""
+    """How many groups of copies are pending at once, at most, the incomplete one included; more than `MAX_TRACKED` stands for any number."""
     return _checked(body, copies, placement).most
 
 
@@ -187,9 +185,6 @@ def _group_ends(s: Stmt, copies: Collection[Stmt], more: bool = False) -> Iterat
     elif not is_phase(s):
         for child in L.children(s):
             yield from _group_ends(child, copies)
-
-
-# ---------------------------------------------------------------- following the phases
 
 
 @dataclass(frozen=True, slots=True)

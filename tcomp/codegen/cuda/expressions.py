@@ -73,8 +73,6 @@ class FunctionBuilder(SourceText):
             yield
         self.scopes.pop()
 
-    # ------------------------------------------------------------ declarations
-
     def share(self, buffer: Buffer, size: int) -> None:
         """Give a buffer of so many elements a name and a place in shared memory."""
         self.names[buffer] = self.fresh(buffer.name)
@@ -112,8 +110,6 @@ class FunctionBuilder(SourceText):
         """The name of a device function of `HELPERS`, which the program then defines."""
         self.helpers.add(name)
         return name
-
-    # ------------------------------------------------------------ addresses
 
     def linear(self, buffer: Buffer, indices: Sequence[Expr]) -> Expr:
         """The row-major position of an element."""
@@ -156,8 +152,6 @@ class FunctionBuilder(SourceText):
         """The C++ type of an index."""
         return "int" if self.narrow(e) else "long long"
 
-    # ------------------------------------------------------------ expressions
-
     def expression(self, e: Expr) -> str:
         """The text of an expression of a new statement; parts that are used several times or are long get names, on lines of their own."""
         self.begin_statement(e)
@@ -177,8 +171,7 @@ class FunctionBuilder(SourceText):
 
     def value(self, e: Expr) -> str:
         """The text of an expression within a statement."""
-        found = self.loaded_lanes.get(e) or self.find(e)
-        if found is not None:
+        if (found := self.loaded_lanes.get(e) or self.find(e)) is not None:
             return found
         if e.op == "var":
             if e not in self.names:

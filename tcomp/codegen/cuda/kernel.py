@@ -152,7 +152,10 @@ class Function(FunctionBuilder):
             case L.Prefetch():
                 pass  # other threads run while one waits
             case L.Allocate(buffer, body):
-                (self.allocate_in_block if self.current is None else self.allocate_in_thread)(buffer, body)
+                if self.current is None:
+                    self.allocate_in_block(buffer, body)
+                else:
+                    self.allocate_in_thread(buffer)
                 self.statement(body)
             case L.Call(instruction) if isinstance(instruction.emission, CopyOp):
                 self.bulk.start(s)
@@ -198,17 +201,15 @@ class Function(FunctionBuilder):
             self.share(buffer, math.prod(self.constant(buffer, d) for d in buffer.shape))
 
     def declare_shared(self) -> int:
-        """Declare the buffers in shared memory: as arrays, or as parts of memory that the launch asks for if they are large; returns its
-        size in bytes."""
+        """Declare the buffers in shared memory: as arrays, or as parts of memory that the launch requests if large; returns its size in bytes."""
         aligned = self.warps.alignment
         sizes = {b: -(-count * itemsize(b.dtype) // aligned) * aligned for b, count in self.shared.items()}
         total, most = sum(sizes.values()), self.target.shared_per_block
         if total > most:
             raise self.fail(f"a block would take {total} bytes of shared memory", f"at most {most} are possible on {self.target}")
         if total <= MAX_STATIC_SHARED:
-            self.declarations += [
-                f"  __shared__ __align__({aligned}) {MEMORY[b.dtype]} {self.names[b]}[{count}];" for b, count in self.shared.items()
-            ]
+            for b, count in self.shared.items():
+                self.declarations.append(f"  __shared__ __align__({aligned}) {MEMORY[b.dtype]} {self.names[b]}[{count}];")
             return 0
         whole, start = self.fresh("block_memory"), 0
         self.declarations.append(f"  extern __shared__ __align__({aligned}) unsigned char {whole}[];")
@@ -219,8 +220,7 @@ class Function(FunctionBuilder):
         return total
 
     def private_dimensions(self, buffer: Buffer, body: Stmt) -> tuple[int, ...]:
-        """The dimensions of a register buffer of the block that a thread has to itself: all but those that number the threads, or are digits
-        of such numbers."""
+        """The dimensions of a register buffer that a thread has to itself: all but those that are indexed by its number or digits of it."""
         numbered: dict[int, Expr] | None = None
 
         def visit(s: Stmt, threads: Mapping[Expr, str]) -> None:
@@ -248,9 +248,8 @@ class Function(FunctionBuilder):
 
     def phase(self, s: Stmt) -> None:
         """A phase, by the threads that it has iterations for."""
-        if isinstance(s, L.For) and (leaf := _cross_thread_reduction(s)) is not None:
-            self.reduce_across_threads(s, *leaf)
-            return
+        if isinstance(s, L.For) and is_thread_loop(s) and isinstance(leaf := _leaf(s.body), L.Accumulate) and s.var not in E.variables(*leaf.indices):
+            return self.reduce_across_threads(s, leaf)
         axes = {x.kind for x in L.walk(s) if isinstance(x, L.For) and is_thread_loop(x)}
         sizes = zip("xyz", self.block, L.THREAD_AXES, strict=True)
         tests = {a: f"threadIdx.{a} == 0" for a, n, kind in sizes if n > 1 and kind not in axes}
@@ -266,8 +265,8 @@ class Function(FunctionBuilder):
         if s in self.barriers.groups and self.bulk:
             self.bulk.complete()
 
-    def reduce_across_threads(self, s: L.For, leaf: L.Accumulate, guard: Expr | None) -> None:
-        """All threads accumulate into one element: their values lie side by side in shared memory and are combined in halves."""
+    def reduce_across_threads(self, s: L.For, leaf: L.Accumulate) -> None:
+        """All threads accumulate into one element: their values lie side by side in shared memory and are combined in halves, as a binary tree."""
         if self.block != [self.block[0], 1, 1] or s.kind != "thread.x":
             raise self.fail(f"thread loop `{s.var.name}` accumulates into one element of `{leaf.buffer.name}` and is not the only axis")
         assert isinstance(s.extent, int)
@@ -278,7 +277,7 @@ class Function(FunctionBuilder):
         self.names[lane] = lane.name
         with self.braces("" if s.extent == self.block[0] else f"if (threadIdx.x < {s.extent})"):
             self.declare(s.var, "threadIdx.x")
-            value = leaf.value if guard is None else E.select(guard, leaf.value, leaf.reducer.identity)
+            value = E.select(s.body.cond, leaf.value, leaf.reducer.identity) if isinstance(s.body, L.If) else leaf.value
             self.assign(parts, (s.var,), value)
         half = self.fresh("half")
         self.line("__syncthreads();")
@@ -294,7 +293,7 @@ class Function(FunctionBuilder):
 
     # ------------------------------------------------------------ inside of a phase: one thread
 
-    def allocate_in_thread(self, buffer: Buffer, _: Stmt) -> None:
+    def allocate_in_thread(self, buffer: Buffer) -> None:
         """A temporary that a thread has to itself."""
         size = math.prod(self.constant(buffer, d) for d in buffer.shape) // self.warps.threads_sharing(buffer)
         taken = size * itemsize(buffer.dtype)
@@ -317,8 +316,7 @@ class Function(FunctionBuilder):
             return
         outer, inner = _hoisted_conditions(s)
         if outer is not None:  # a condition that no iteration changes
-            with self.braces(f"if ({self.expression(outer)})"):
-                self.statement(inner)
+            self.statement(L.If(outer, inner))
             return
         assert isinstance(inner, L.For)
         reduction, copying = _reduction_into_element(inner), self.current in self.copies
@@ -458,14 +456,6 @@ def _leaf(body: Stmt) -> L.Store | L.Accumulate | None:
     return body if isinstance(body, L.Store | L.Accumulate) else None
 
 
-def _cross_thread_reduction(s: L.For) -> tuple[L.Accumulate, Expr | None] | None:
-    """The accumulation of all iterations of a thread loop into one element, and the condition it stands under."""
-    leaf = _leaf(s.body)
-    if not is_thread_loop(s) or not isinstance(leaf, L.Accumulate) or s.var in E.variables(*leaf.indices):
-        return None
-    return leaf, s.body.cond if isinstance(s.body, L.If) else None
-
-
 def _reduction_into_element(s: L.For) -> L.Accumulate | None:
     """The accumulation below loops (and conditions) that do not move the element it goes to."""
     loops: set[Expr] = set()
@@ -494,11 +484,9 @@ def _hoisted_conditions(s: L.For) -> tuple[Expr | None, Stmt]:
     body = loops[-1].body
     if not isinstance(body, L.If) or body.otherwise is not None:
         return None, s
-    fixed: list[Expr] = []
-    rest: list[Expr] = []
-    for condition in E.conjuncts(body.cond):
-        inner = any(x.var in E.variables(condition) for x in loops) or bool(E.reads(condition))
-        (rest if inner else fixed).append(condition)
+    conditions = E.conjuncts(body.cond)
+    fixed = [c for c in conditions if not E.reads(c) and not any(x.var in E.variables(c) for x in loops)]
+    rest = [c for c in conditions if c not in fixed]
     if not fixed or any(E.reads(as_expr(x.extent)) for x in loops):
         return None, s
     new: Stmt = body.then if not rest else L.If(E.all_of(rest), body.then)
@@ -509,16 +497,10 @@ def _hoisted_conditions(s: L.For) -> tuple[Expr | None, Stmt]:
 
 def _unconditional_reads(value: Expr) -> list[Expr]:
     """Reads that are evaluated whenever the value is."""
-    found: dict[Expr, None] = {}
+    seen: dict[Expr, None] = {}
     stack = [value]
-    seen: set[Expr] = set()
     while stack:
-        e = stack.pop()
-        if e in seen:
-            continue
-        seen.add(e)
-        if e.op == "read":
-            found[e] = None
-        else:
-            stack.extend(e.args[:1] if e.op == "select" else e.args)
-    return list(found)
+        if (e := stack.pop()) not in seen:
+            seen[e] = None
+            stack.extend({"read": (), "select": e.args[:1]}.get(e.op, e.args))
+    return [e for e in seen if e.op == "read"]

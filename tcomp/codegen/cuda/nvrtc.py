@@ -12,8 +12,8 @@ from tcomp.errors import CodegenError, TargetError
 
 @dataclass(frozen=True, slots=True)
 class Usage:
-    """What one function takes on one architecture: registers of a thread, bytes of shared memory of a block, bytes that a thread
-    spills to and keeps in local memory."""
+    """What one function takes on one architecture: registers of a thread, bytes of shared memory of a block, bytes that a thread spills to
+    and keeps in local memory."""
 
     registers: int
     shared: int
@@ -33,8 +33,7 @@ class Binary:
 def compile_text(text: str, arch: str, name: str = "kernel") -> Binary:
     """Compile a program for an architecture such as "sm_90a".
 
-    Raises `TargetError` where the compiler is not installed or does not know the architecture, `CodegenError` with its messages where
-    it refuses the program.
+    Raises `TargetError` where the compiler is not installed or does not know the architecture, `CodegenError` where it refuses the program.
     """
     nvrtc = _nvrtc()
     if arch not in architectures():
@@ -63,7 +62,7 @@ def architectures() -> tuple[str, ...]:
 
 @functools.cache
 def version() -> str:
-    """The version of NVRTC; part of the key under which compiled kernels are kept."""
+    """The version of NVRTC; part of the key under which compiled kernels are cached."""
     major, minor = _checked(_nvrtc().nvrtcVersion())
     return f"{major}.{minor}"
 
@@ -75,9 +74,8 @@ def _nvrtc() -> Any:
 
         status, _, _ = nvrtc.nvrtcVersion()
     except (ImportError, RuntimeError) as problem:
-        raise TargetError(
-            "kernels for CUDA cannot be compiled here", why=f"NVRTC is not installed: {problem}", hint="pip install 'tcomp[cuda]'"
-        ) from problem
+        why = f"NVRTC is not installed: {problem}"
+        raise TargetError("kernels for CUDA cannot be compiled here", why=why, hint="pip install 'tcomp[cuda]'") from problem
     if status != nvrtc.nvrtcResult.NVRTC_SUCCESS:
         raise TargetError("NVRTC does not work", why=str(status), hint="pip install --force-reinstall 'tcomp[cuda]'")
     return nvrtc
@@ -96,22 +94,16 @@ def _text(size: Any, get: Any, program: Any) -> bytes:
     return buffer
 
 
-_ENTRY = re.compile(r"Compiling entry function '(\w+)'")
-_STACK = re.compile(r"(\d+) bytes stack frame, (\d+) bytes spill stores, (\d+) bytes spill loads")
-_USED = re.compile(r"Used (\d+) registers")
-_SHARED = re.compile(r"(\d+) bytes smem")
-
-
 def _usage(log: str) -> dict[str, Usage]:
     """The figures that the assembler reports for each function."""
-    found: dict[str, Usage] = {}
-    parts = _ENTRY.split(log)
-    for name, report in zip(parts[1::2], parts[2::2], strict=True):
-        stack, used, shared = _STACK.search(report), _USED.search(report), _SHARED.search(report)
-        found[name] = Usage(
-            int(used[1]) if used else 0,
-            int(shared[1]) if shared else 0,
-            int(stack[2]) + int(stack[3]) if stack else 0,
-            int(stack[1]) if stack else 0,
-        )
-    return found
+
+    def number(report: str, pattern: str) -> int:
+        return int(found[1]) if (found := re.search(pattern, report)) else 0
+
+    figures = (r"Used (\d+) registers", r"(\d+) bytes smem", r"(\d+) bytes spill stores", r"(\d+) bytes spill loads", r"(\d+) bytes stack frame")
+    usage: dict[str, Usage] = {}
+    _, *parts = re.split(r"Compiling entry function '(\w+)'", log)
+    for name, report in zip(parts[::2], parts[1::2], strict=True):
+        registers, shared, stores, loads, stack = (number(report, figure) for figure in figures)
+        usage[name] = Usage(registers, shared, stores + loads, stack)
+    return usage

@@ -48,8 +48,8 @@ class Distribution:
 
 
 class WarpInstructions:
-    """The instructions of one `__global__` function. `distributions`: of the register buffers that they touch. Plain statements may touch what
-    the thread itself holds. `background`: whether some run in the background."""
+    """The instructions of one `__global__` function. `distributions`: of the register buffers that they touch. `background`: whether some run
+    in the background."""
 
     def __init__(self, function: FunctionBuilder) -> None:
         self.function = function
@@ -111,10 +111,8 @@ class WarpInstructions:
         return self.distributions[buffer].fragment.threads if buffer in self.distributions else 1
 
     def register_of(self, buffer: Buffer, indices: Sequence[Expr]) -> Expr:
-        """Which register of a divided buffer holds an element that a plain statement touches: it must be this thread's.
-
-        The numbers of the element and of the tile are read off the steps of the loops; that the fragment then says the same is proved.
-        """
+        """Which register of a distributed buffer holds an element that a plain statement touches. That it is one of this thread is proved from
+        the fragment."""
         f, distribution = self.function, self.distributions[buffer]
         fragment, dims = distribution.fragment, distribution.dims
         lane = next((v for v in E.variables(*indices) if v in self.lanes), as_expr(0))
@@ -170,13 +168,9 @@ class WarpInstructions:
         with f.braces(""):
             call = _Operation(self, s)
             if instruction.background:
-                call.multiply_in_background()
-                return
+                return call.multiply_in_background()
             f.declare(instruction.fragment(instruction.result).lane, "threadIdx.x")
-            if call.op.code:
-                call.multiply()
-            else:
-                call.assign()
+            return call.multiply() if call.op.code else call.assign()
 
 
 class _Operation:
@@ -227,11 +221,8 @@ class _Operation:
         """The store of an instruction that is no operation of the machine, for each element of this thread."""
         f, leaf = self.function, self.instruction.leaf
         for n in range(self.instruction.fragment(self.result).count):
-            place = self.element(leaf.buffer, n)
-            if leaf.value.op == "read":
-                value = self.element(leaf.value.attr, n)
-            else:
-                value = f.stored(leaf.buffer.dtype, f.expression(leaf.value))
+            place, read = self.element(leaf.buffer, n), leaf.value.op == "read"
+            value = self.element(leaf.value.attr, n) if read else f.stored(leaf.buffer.dtype, f.expression(leaf.value))
             f.line(f"{place} = {value};")
 
     def descriptor(self, operand: Buffer) -> str:
@@ -241,9 +232,8 @@ class _Operation:
         buffer = self.matched.accesses[operand][0]
         size = itemsize(buffer.dtype)
         start = f.linear(buffer, self.matched.indices(operand, zero))
-        distances = [
-            difference(f.linear(buffer, self.matched.indices(operand, zero | {indices[d]: as_expr(1)})), start) for d in (1, 0)
-        ]
+        ends = [f.linear(buffer, self.matched.indices(operand, zero | {indices[d]: as_expr(1)})) for d in (1, 0)]
+        distances = [difference(end, start) for end in ends]
         offsets = [int(x.attr) * size if x.op == "const" else -1 for x in distances]
         if any(x % CORE[1] or not 0 <= x < MAX_OFFSET for x in offsets) or any(c * size % CORE[1] for c in linear(start).values()):
             why = f"its core matrices lie {' and '.join(map(str, distances))} elements apart, the first one at {start}"

@@ -68,9 +68,7 @@ def _mangled(type_: str) -> str:
 
 _FLOAT_OPS = {"add": "fadd", "sub": "fsub", "mul": "fmul", "div": "fdiv"}
 _INT_OPS = {op: op for op in ("add", "sub", "mul", "and", "or", "xor")}
-_INTRINSICS = {
-    "sqrt": "sqrt", "floor": "floor", "ceil": "ceil", "trunc": "trunc", "round": "roundeven", "abs": "fabs", "popcount": "ctpop",
-}  # fmt: skip
+_INTRINSICS = {op: op for op in ("sqrt", "floor", "ceil", "trunc")} | {"round": "roundeven", "abs": "fabs", "popcount": "ctpop"}
 _COMPARE = {"lt": ("olt", "lt"), "le": ("ole", "le"), "eq": ("oeq", "eq"), "ne": ("une", "ne")}
 
 

@@ -25,7 +25,11 @@ def emit_program(program: Program, target: CpuTarget) -> str:
     """LLVM IR text of the entry functions. Raises `IRError` for a malformed program."""
     verify_program(program)
     module = KernelModule("tcomp_run", target)
-    module.define(_copy_kernel(), "internal")
+    n = E.dim("n", 0)
+    src, dst = Buffer("src", "uint8", (n,)), Buffer("dst", "uint8", (n,))
+    lanes = loop("i", n // 64, lambda i: loop("l", 64, lambda v: store(dst, (i * 64 + v,), src[i * 64 + v]), VECTORIZED))
+    rest = loop("j", n % 64, lambda j: store(dst, (n // 64 * 64 + j,), src[n // 64 * 64 + j]), SERIAL)
+    module.define(Kernel("tcomp_copy", (src, dst), (dst,), (n,), block(lanes, rest)), "internal")
     for call in calls(program.steps):
         types = ["ptr"] * (1 + len(call.buffers)) + ["i64"] * len(call.scalars)
         module.declarations[call.symbol] = f"declare void {symbol(call.symbol)}({', '.join(types)})"
@@ -33,14 +37,6 @@ def emit_program(program: Program, target: CpuTarget) -> str:
     _Entry(module, program, ", ptr %ticks").emit()
     _emit_plan(module, program)
     return module.text()
-
-
-def _copy_kernel() -> Kernel:
-    n = E.dim("n", 0)
-    src, dst = Buffer("src", "uint8", (n,)), Buffer("dst", "uint8", (n,))
-    lanes = loop("i", n // 64, lambda i: loop("l", 64, lambda v: store(dst, (i * 64 + v,), src[i * 64 + v]), VECTORIZED))
-    rest = loop("j", n % 64, lambda j: store(dst, (n // 64 * 64 + j,), src[n // 64 * 64 + j]), SERIAL)
-    return Kernel("tcomp_copy", (src, dst), (dst,), (n,), block(lanes, rest))
 
 
 def _refs(steps: Sequence[Step]) -> Iterator[Ref]:

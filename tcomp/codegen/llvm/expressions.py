@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from functools import reduce
+from functools import cache, reduce
 from typing import Any, NamedTuple
 
 from tcomp.codegen.llvm.builder import Builder, Module, Value, iota, literal
@@ -26,11 +26,11 @@ from tcomp.target import CpuTarget
 MAX_LANES = 64  # of a vectorized loop: bytes of the widest vector register
 EXACT = 1 << 16  # integers of at most that size, and sums of a few, are exact in float32
 ALIGN = 64  # bytes: of stack slots, as the widest vector register
+Term = tuple[tuple[Expr, ...], int]  # of a linear form: factors, and their coefficient
 
 
 class Address(NamedTuple):
-    """Where the elements of one access lie: at `pointer`, `pointer + stride`, ... per lane, or
-    at `pointer[indices]` for a vector of indices."""
+    """Where the elements of one access lie: at `pointer`, `pointer + stride`, ... per lane, or at `pointer[indices]` for a vector of indices."""
 
     pointer: str
     stride: int
@@ -52,7 +52,7 @@ class Address(NamedTuple):
 class Form(NamedTuple):
     """The linear form of an index, outermost loops first. `inner`: the variables that occur in anything but `c * variable`."""
 
-    terms: tuple[tuple[tuple[Expr, ...], int], ...]
+    terms: tuple[Term, ...]
     offset: int
     inner: frozenset[Expr]
 
@@ -67,14 +67,8 @@ class KernelFacts(Module):
         self._variables: dict[Expr, tuple[Expr, ...]] = {}
         self._buffers: dict[Expr, frozenset[Buffer]] = {}
         self._written: dict[Stmt, frozenset[Buffer]] = {}
-        self._lowered: dict[Expr, Expr | None] = {}
-        self._in_bounds: dict[Expr, bool] = {}
-
-    def lowered(self, e: Expr) -> Expr | None:
-        """`e` in terms of operations that the target has; None where it has `e` itself."""
-        if e not in self._lowered:
-            self._lowered[e] = lower(e, self.target)
-        return self._lowered[e]
+        self.lowered = cache(lambda e: lower(e, target))  # in terms of operations that the target has; None where it has the operator itself
+        self.in_bounds = cache(lambda read: in_range(read.args, read.attr.shape))  # whether a read lies inside its buffer for all values
 
     def variables(self, e: Expr) -> tuple[Expr, ...]:
         """The variables that a value depends on."""
@@ -98,12 +92,6 @@ class KernelFacts(Module):
             own = [stmt.buffer] if isinstance(stmt, L.Store | L.Accumulate) else []
             self._written[stmt] = frozenset(own).union(*(self.written(child) for child in L.children(stmt)))
         return self._written[stmt]
-
-    def in_bounds(self, read: Expr) -> bool:
-        """Whether a read lies inside its buffer for all values of its variables."""
-        if read not in self._in_bounds:
-            self._in_bounds[read] = in_range(read.args, read.attr.shape)
-        return self._in_bounds[read]
 
     def unsafe(self, e: Expr) -> bool:
         """Whether evaluating `e` where it is not wanted might fault."""
@@ -270,8 +258,8 @@ class Expressions(Builder):
         """Where the elements of an access lie."""
         form = self.form(buffer, indices)
         offset, stride = form.offset, 0
-        shared: list[tuple[tuple[Expr, ...], int]] = []
-        varying: list[tuple[tuple[Expr, ...], int]] = []
+        shared: list[Term] = []
+        varying: list[Term] = []
         for monomial, c in form.terms:
             plain = monomial[0] if len(monomial) == 1 and monomial[0].op == "var" else None
             if plain is not None and plain in self.constants:
@@ -316,7 +304,7 @@ class Expressions(Builder):
         inner = [v for m, _ in ordered if len(m) > 1 or m[0].op != "var" for a in m for v in self.module.variables(a)]
         return Form(ordered, terms.get((), 0), frozenset(inner))
 
-    def pointer(self, buffer: Buffer, terms: tuple[tuple[tuple[Expr, ...], int], ...], offset: int) -> str:
+    def pointer(self, buffer: Buffer, terms: tuple[Term, ...], offset: int) -> str:
         """`buffer + terms + offset`, added up from the outermost loop inwards so that LLVM can hoist each part."""
         whole = (buffer, terms, offset)
         if (found := self.find(whole)) is not None:
@@ -347,7 +335,7 @@ class Expressions(Builder):
         factors = [self.value(atom) for atom in monomial] + ([] if c == 1 else [Value(str(c), INDEX)])
         return reduce(lambda a, b: self.arithmetic("mul", [a, b], INDEX), factors)
 
-    def index_vector(self, terms: Sequence[tuple[tuple[Expr, ...], int]], stride: int) -> str:
+    def index_vector(self, terms: Sequence[Term], stride: int) -> str:
         """The sum of terms that differ between lanes, as a vector of 64-bit integers."""
         result = Value(iota(self.lanes, "i64", stride), INDEX, self.lanes) if stride else self.scaled(*terms[0])
         for monomial, c in terms if stride else terms[1:]:
@@ -410,8 +398,12 @@ class Expressions(Builder):
         match e.op:
             case "const":
                 return Value(literal(e.attr, e.dtype, self.module.native_half), e.dtype)
+            case "var" if e in self.constants:  # its loop is unrolled
+                return Value(str(self.constants[e]), e.dtype)
             case "var":
-                return self.variable(e)
+                if e not in self.bound:
+                    raise self.error(f"`{e.name}` is used but is no parameter and no loop around")
+                return self.bound[e]
             case "read":
                 return self.read(e)
             case "select":
@@ -444,14 +436,6 @@ class Expressions(Builder):
                 return self.unary(e.op, args[0])
         return self.arithmetic(e.op, args, e.dtype)
 
-    def variable(self, v: Expr) -> Value:
-        """The value of a variable: a constant where its loop is unrolled."""
-        if v in self.constants:
-            return Value(str(self.constants[v]), v.dtype)
-        if v not in self.bound:
-            raise self.error(f"`{v.name}` is used but is no parameter and no loop around")
-        return self.bound[v]
-
     def compare_lanes(self, e: Expr) -> Value:
         """`rest + slope * lane > 0` (or >= 0): vectors of 32 bits instead of 64 where the values fit."""
         folded = self.fold(e)
@@ -469,8 +453,8 @@ class Expressions(Builder):
             limit = from_linear(rest) + (0 if strict else 1) if slope < 0 else const(1 if strict else 0) - from_linear(rest)
             limit = E.minimum(E.maximum(limit, 0), self.lanes)
             lanes, test = iota(self.lanes, "i32"), "ult" if slope < 0 else "uge"
-        elif slope and len(lane_only) == 1 and _small(slope * self.lanes, *E.bounds(from_linear(rest))):
-            # slope * lane > -rest
+        elif slope and len(lane_only) == 1 and all(n is not None and abs(n) < 1 << 30 for n in (slope * self.lanes, *E.bounds(from_linear(rest)))):
+            # slope * lane > -rest: sums of two such numbers fit 32 bits
             limit, lanes, test = const(0) - from_linear(rest), iota(self.lanes, "i32", slope), "sgt" if strict else "sge"
         else:
             return self.compare(folded.op, self.value(a), self.value(b))
@@ -517,11 +501,6 @@ class Expressions(Builder):
         self.lines = outer
         self.start(end)
         return Value(self.op(f"phi {self.module.type(a.dtype, lanes)} {', '.join(arms)}"), a.dtype, lanes)
-
-
-def _small(*values: int | None) -> bool:
-    """Whether sums of two of the values surely fit 32 bits."""
-    return all(v is not None and abs(v) < 1 << 30 for v in values)
 
 
 def _unknown(e: Expr, facts: Mapping[Expr, Any]) -> Iterable[Expr]:

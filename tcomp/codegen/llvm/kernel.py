@@ -68,10 +68,10 @@ class Function(Expressions):
         super().__init__(module)
         self.chain: Stmt | None = None  # an accumulation into one element that is all that its loop does
         self.inside_parallel = False
-        self.streams = False  # whether some stores pass the caches by
+        self.streams = False  # whether some stores are non-temporal
 
     def leave(self) -> None:
-        """Return. On x86 stores that pass the caches by are in no order with the others, by which threads tell that they are done."""
+        """Return. On x86 non-temporal stores are in no order with the others, by which threads tell that they are done."""
         if self.streams and self.target.arch == "x86_64":
             self.module.declarations.setdefault("llvm.x86.sse.sfence", "declare void @llvm.x86.sse.sfence()")
             self.line("call void @llvm.x86.sse.sfence()")
@@ -122,8 +122,7 @@ class Function(Expressions):
         elif s.kind not in (L.UNROLLED, L.VECTORIZED):
             raise self.error(f"loop `{s.var.name}` is bound to `{s.kind}`", why="a CPU has no such axis")
         elif known is None:
-            what = f"{s.kind} loop `{s.var.name}` has the extent {extent}, which is not constant"
-            raise self.error(what, hint="split it by a constant first")
+            raise self.error(f"{s.kind} loop `{s.var.name}` has the extent {extent}, which is not constant", hint="split it by a constant first")
         else:
             self.vectorized(s, known)
 
@@ -141,10 +140,7 @@ class Function(Expressions):
         self.counted(s.var, "0", count, head, end, lambda: self.statement(s.body))
 
     def counted(self, v: Expr, begin: str, count: str, head: str, end: str, body: Callable[[], str | None]) -> None:
-        """`do { body } while (++v < count && condition)`, entered by a jump to `head` from the current block.
-
-        `body` emits the body and may return a condition.
-        """
+        """`do { body } while (++v < count && condition)`, entered by a jump to `head` from the current block; `body` may return a condition."""
         before = self.block
         self.start(head)
         self.count += 1
@@ -310,8 +306,7 @@ class Function(Expressions):
     # ------------------------------------------------------------ parallel loops
 
     def outlined(self, s: L.For) -> tuple[str, list[tuple[str, str]]]:
-        """The body of a parallel loop as functions of their own: the name of the one that the pool calls, and what its closure holds, as
-        (type, reference here)."""
+        """The body of a parallel loop as functions: the name of the one that the pool calls, and what its closure holds: (type, reference here)."""
         module = self.module
         name = f"{module.name}.{module.regions}"
         module.regions += 1
@@ -375,25 +370,18 @@ class Function(Expressions):
 
     def store(self, s: Stmt, buffer: Buffer, indices: tuple[Expr, ...], value: Expr, streamed: bool) -> None:
         """Store a value, in all lanes."""
-        address = self.address(buffer, indices)
-        if self.lane is not None and address.shared:
-            stored = self.value(value)
-            if stored.lanes > 1 or self.mask is not None:
-                return self.lane_by_lane(s)
-            self.write(buffer, address, stored)
-        elif streamed and self.whole_vectors(buffer, address):
-            self.stream(buffer, address, self.value(value))
+        address, stored = self.address(buffer, indices), self.value(value)
+        if self.lane is not None and address.shared and (stored.lanes > 1 or self.mask is not None):
+            return self.lane_by_lane(s)
+        dense = address.dense and self.mask is None and buffer not in self.private
+        if streamed and dense and 8 * itemsize(buffer.dtype) * self.lanes % self.target.vector_bits == 0:  # whole vector registers
+            self.stream(buffer, address, stored)
         else:
-            self.write(buffer, address, self.value(value))
+            self.write(buffer, address, stored)
         self.forget((buffer,))
 
-    def whole_vectors(self, buffer: Buffer, address: Address) -> bool:
-        """Whether the lanes fill vector registers, and memory side by side."""
-        dense = address.dense and self.mask is None and buffer not in self.private
-        return dense and 8 * itemsize(buffer.dtype) * self.lanes % self.target.vector_bits == 0
-
     def stream(self, buffer: Buffer, address: Address, value: Value) -> None:
-        """A store that passes the caches by, where the address admits one: such stores are aligned to whole vectors."""
+        """A non-temporal store, where the address is aligned to whole vectors, as such stores have to be."""
         self.streams = True
         size = self.target.vector_bits // 8
         start = self.op(f"ptrtoint ptr {address.pointer} to i64")
@@ -434,19 +422,15 @@ class Function(Expressions):
             reduced = self.choose(mask, reduced, self.value(reducer.identity))
         self.lane, self.mask = None, None
         while reduced.lanes > 1:
-            width = reduced.lanes // 2
-            halves = [self.half(reduced, start, width) for start in (0, width)]
-            reduced = self.combined(reducer, *halves)
+            width, type_, ref = reduced.lanes // 2, self.module.type(value.dtype, reduced.lanes), reduced.ref
+            if width == 1:
+                halves = [self.op(f"extractelement {type_} {ref}, i64 {start}") for start in (0, 1)]
+            else:
+                halves = [self.shuffle(type_, ref, "poison", range(start, start + width)) for start in (0, width)]
+            reduced = self.combined(reducer, *(Value(half, value.dtype, width) for half in halves))
         self.write(buffer, address, self.combined(reducer, self.load(buffer, address), reduced))
         self.lane, self.mask = lane, mask
         self.forget((buffer,))
-
-    def half(self, value: Value, start: int, width: int) -> Value:
-        """Lanes [start, start + width) of a vector."""
-        type_ = self.module.type(value.dtype, value.lanes)
-        if width == 1:
-            return Value(self.op(f"extractelement {type_} {value.ref}, i64 {start}"), value.dtype)
-        return Value(self.shuffle(type_, value.ref, "poison", range(start, start + width)), value.dtype, width)
 
     def combined(self, reducer: E.Reducer, old: Value, term: Value) -> Value:
         """What a reducer makes of two values."""

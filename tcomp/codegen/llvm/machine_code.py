@@ -41,7 +41,9 @@ def _optimised(ir_text: str, target: CpuTarget, opt_level: int) -> tuple[llvm.Mo
         module = llvm.parse_assembly(ir_text)
         module.verify()
     except RuntimeError as error:
-        raise CodegenError("LLVM refused the generated code", where=_context(ir_text, str(error)), why=str(error)) from error
+        found = re.search(r"<string>:(\d+):", str(error))  # the line that LLVM complains about
+        where = "".join(ir_text.splitlines()[int(found[1]) - 1 : int(found[1])]).strip() if found else ""
+        raise CodegenError("LLVM refused the generated code", where=where, why=str(error)) from error
     module.triple, module.data_layout = target.triple, str(machine.target_data)
     options = llvm.create_pipeline_tuning_options(speed_level=opt_level)
     # Vectors and unrolled copies are explicit in the loop program; LLVM must not add its own.
@@ -65,10 +67,3 @@ def _initialise() -> None:
 def _machine(triple: str, cpu: str, features: str, opt_level: int) -> llvm.TargetMachine:
     _initialise()
     return llvm.Target.from_triple(triple).create_target_machine(cpu=cpu, features=features, opt=opt_level, reloc="pic", codemodel="small")
-
-
-def _context(ir_text: str, message: str) -> str:
-    """The line of IR that LLVM complains about."""
-    found = re.search(r"<string>:(\d+):", message)
-    lines = ir_text.splitlines()
-    return lines[int(found[1]) - 1].strip() if found and int(found[1]) <= len(lines) else ""
