@@ -117,8 +117,6 @@ class Builder:
         self.count = 0
         self.scopes: list[dict[Any, Value]] = [{}]
 
-    # ------------------------------------------------------------ text
-
     def text(self, header: str) -> str:
         """The function as text, behind its header."""
         return "\n".join([header + " {", "entry:", *self.slots, *self.lines, "}"])
@@ -184,8 +182,6 @@ class Builder:
     def find(self, key: Any) -> Value | None:
         """What has been computed under a key, and is known here."""
         return next((scope[key] for scope in reversed(self.scopes) if key in scope), None)
-
-    # ------------------------------------------------------------ operators
 
     def spread(self, value: Value, lanes: int) -> str:
         """As a vector of `lanes` lanes."""
@@ -260,8 +256,7 @@ class Builder:
                 return Value(self.op(f"fcmp uno {type_} {ref}, zeroinitializer"), "bool", lanes)
             case "isinf":
                 size = self.call("fabs", type_, (type_, ref))
-                infinity = self.spread(Value(literal(math.inf, dtype, self.module.native_half), dtype), lanes)
-                return Value(self.op(f"fcmp oeq {type_} {size}, {infinity}"), "bool", lanes)
+                return Value(self.op(f"fcmp oeq {type_} {size}, {self.everywhere(math.inf, a)}"), "bool", lanes)
             case _ if op in _INTRINSICS:
                 return Value(self.call(_INTRINSICS[op], type_, (type_, ref)), dtype, lanes)
         raise self.error(f"`{op}` of {dtype} cannot be compiled")
@@ -306,8 +301,6 @@ class Builder:
         lanes = max(a.lanes, b.lanes, test.lanes)
         x, y = self.spread(a, lanes), self.spread(b, lanes)
         return Value(self.either(test.ref, self.module.type(a.dtype, lanes), x, y, test.lanes), a.dtype, lanes)
-
-    # ------------------------------------------------------------ integers
 
     def divide(self, e: Expr, a: Value, b: Value) -> Value:
         """Integer quotients and remainders; by zero they are 0, and nothing traps."""
@@ -374,8 +367,6 @@ class Builder:
         shifted = self.op(f"{op} {type_} {x}, {amount}")
         return Value(shifted if op == "ashr" else self.either(inside, type_, shifted, "zeroinitializer", lanes), dtype, lanes)
 
-    # ------------------------------------------------------------ conversions
-
     def cast(self, a: Value, dtype: str) -> Value:
         """A conversion of values, saturating from floats to integers."""
         x, source, lanes = a
@@ -398,8 +389,8 @@ class Builder:
         return Value(self.op(f"{op} {old} {x} to {new}"), dtype, lanes)
 
     def truncated(self, a: Value, dtype: str) -> Value:
-        """Floats as integers of at most 32 bits, as the intrinsics for that convert them (saturating, NaN to 0), of which LLVM makes scalar
-        code. The largest int32 is no float32: what is too large for it is replaced afterwards."""
+        """Vectors of floats as integers of at most 32 bits (saturating, NaN to 0): of its intrinsics for that LLVM makes scalar code. The largest
+        int32 is no float32: what is too large for it is replaced afterwards."""
         low, high = integer_range(dtype)
         wide, kind = self.module.type("int32", a.lanes), self.module.type(a.dtype, a.lanes)
         if BITS[dtype] < 32:
@@ -431,9 +422,9 @@ class Builder:
                 x = self.either(self.op(f"fcmp {test} {kind} {x}, {limit}"), kind, x, limit, a.lanes)
         return Value(x, a.dtype, a.lanes)
 
-    def everywhere(self, n: int, like: Value) -> str:
+    def everywhere(self, n: float, like: Value) -> str:
         """The same number in all lanes."""
-        return self.spread(Value(literal(float(n), like.dtype, False), like.dtype), like.lanes)
+        return self.spread(Value(literal(float(n), like.dtype, self.module.native_half), like.dtype), like.lanes)
 
     def convert_float(self, a: Value, dtype: str) -> Value:
         """A float of another width; 16 bits go through LLVM's `half`."""

@@ -116,8 +116,6 @@ class Expressions(Builder):
         self.mask: Value | None = None  # active lanes; None: all
         self.nesting = 0
 
-    # ------------------------------------------------------------ scopes
-
     def bind(self, v: Expr, value: Value) -> None:
         """Give a variable its value; the innermost loop is bound last."""
         self.bound[v] = value
@@ -144,8 +142,6 @@ class Expressions(Builder):
             for key in self.readers.pop(buffer, ()):
                 for scope in self.scopes:
                     scope.pop(key, None)
-
-    # ------------------------------------------------------------ loads
 
     def read(self, e: Expr) -> Value:
         """The value of a read, which active lanes alone make where it may lie outside of its buffer."""
@@ -252,8 +248,6 @@ class Expressions(Builder):
         index = address.indices or iota(self.lanes, "i64", address.stride)
         return self.op(f"getelementptr {self.module.memory_type(buffer.dtype)}, ptr {address.pointer}, <{self.lanes} x i64> {index}")
 
-    # ------------------------------------------------------------ addresses
-
     def address(self, buffer: Buffer, indices: tuple[Expr, ...]) -> Address:
         """Where the elements of an access lie."""
         form = self.form(buffer, indices)
@@ -341,8 +335,6 @@ class Expressions(Builder):
         for monomial, c in terms if stride else terms[1:]:
             result = self.arithmetic("add", [result, self.scaled(monomial, c)], INDEX)
         return self.spread(result, self.lanes)
-
-    # ------------------------------------------------------------ expressions
 
     def fold(self, e: Expr) -> Expr:
         """`e` with the known constants put in, simplified where there are any."""

@@ -77,8 +77,6 @@ class Function(Expressions):
             self.line("call void @llvm.x86.sse.sfence()")
         self.line("ret void")
 
-    # ------------------------------------------------------------ statements
-
     def statement(self, s: Stmt) -> None:
         """Emit a statement."""
         match s:
@@ -249,8 +247,6 @@ class Function(Expressions):
                 self.slots.append(f"  store <{MAX_LANES} x {element}> zeroinitializer, ptr {slot}.end, align {itemsize(buffer.dtype)}")
             self.private.add(buffer)
 
-    # ------------------------------------------------------------ instructions
-
     def instruction(self, s: L.Call) -> None:
         """A machine instruction, once for each iteration of the loops outside of its registers."""
         instruction, op = s.instruction, s.instruction.emission
@@ -302,8 +298,6 @@ class Function(Expressions):
         bits, copies = f"uint{8 * itemsize(dtype) * count}", lanes // count
         part = Value(self.op(f"load {self.module.type(bits)}, ptr {address.pointer}, align {address.align}"), bits)
         return self.op(f"bitcast {self.module.type(bits, copies)} {self.spread(part, copies)} to {type_}")
-
-    # ------------------------------------------------------------ parallel loops
 
     def outlined(self, s: L.For) -> tuple[str, list[tuple[str, str]]]:
         """The body of a parallel loop as functions: the name of the one that the pool calls, and what its closure holds: (type, reference here)."""
@@ -365,8 +359,6 @@ class Function(Expressions):
         self.jump(end)
         self.start(end)
         self.forget(self.module.written(s.body))
-
-    # ------------------------------------------------------------ stores
 
     def store(self, s: Stmt, buffer: Buffer, indices: tuple[Expr, ...], value: Expr, streamed: bool) -> None:
         """Store a value, in all lanes."""

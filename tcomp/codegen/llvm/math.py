@@ -97,7 +97,7 @@ def _cast(a: Expr, dtype: str, target: CpuTarget) -> Expr | None:
         case "float16", "float32":
             return None if target.half_conversion else _half_to_float(a)
         case "float32", "bfloat16":  # rounded to nearest, ties to even; a NaN stays one
-            bits = _u32(a)
+            bits = bitcast(a, "uint32")
             rounded = (bits + (((bits >> 16) & 1) + 0x7FFF)) >> 16
             return bitcast(cast(select(apply("isnan", a), (bits >> 16) | 0x40, rounded), "uint16"), "bfloat16")
         case "float32", "float16":
@@ -105,27 +105,23 @@ def _cast(a: Expr, dtype: str, target: CpuTarget) -> Expr | None:
         case "float64", ("float16" | "bfloat16"):  # inexact results made odd are rounded again as `a` would be (Boldo, Melquiond 2008)
             single = cast(a, "float32")
             back = cast(single, "float64")
-            bits = _u32(single) - cast(abs(a) < abs(back), "uint32")
+            bits = bitcast(single, "uint32") - cast(abs(a) < abs(back), "uint32")
             return cast(bitcast(bits | cast(not_equal(back, a), "uint32"), "float32"), dtype)
     return cast(cast(a, "float32"), dtype) if {source, dtype} & {"float16", "bfloat16"} else None
-
-
-def _u32(x: Expr) -> Expr:
-    return bitcast(x, "uint32")
 
 
 def _half_to_float(x: Expr) -> Expr:
     bits = cast(bitcast(x, "uint16"), "uint32")
     magnitude = (bits & 0x7FFF) << 13
-    scaled = _u32(bitcast(magnitude, "float32") * 2.0**112)  # moves the exponent, and normalises subnormal numbers
+    scaled = bitcast(bitcast(magnitude, "float32") * 2.0**112, "uint32")  # moves the exponent, and normalises subnormal numbers
     special = select(magnitude < 0x0F800000, scaled, scaled | 0x7F800000)
     return bitcast(special | ((bits & 0x8000) << 16), "float32")
 
 
 def _float_to_half(x: Expr) -> Expr:
-    bits = _u32(x)
+    bits = bitcast(x, "uint32")
     size = bits & 0x7FFFFFFF
-    small = _u32(bitcast(size, "float32") + 0.5) - 0x3F000000  # the addition rounds to a multiple of the least subnormal
+    small = bitcast(bitcast(size, "float32") + 0.5, "uint32") - 0x3F000000  # the addition rounds to a multiple of the least subnormal
     normal = (size + (((size >> 13) & 1) + 0xC8000FFF)) >> 13  # exponent rebased by 15 - 127, wrapping around
     special = select(const(0x7F800000, "uint32") < size, const(0x7E00, "uint32"), 0x7C00)
     half = select(size < 0x38800000, small, select(size < 0x47800000, normal, special))
@@ -163,7 +159,6 @@ class _Float:
         self.scales = target.has("avx512f") and target.has("avx512vl")  # whether `ldexp` is an instruction
 
     def c(self, value: float) -> Expr:
-        """A constant of this type."""
         return const(value, self.dtype)
 
     def mad(self, a: Expr, b: Expr | float, c: Expr | float) -> Expr:
@@ -196,7 +191,6 @@ class _Float:
         return bitcast((self.bits(size) & low) | (self.bits(sign) & ~low), self.dtype)
 
     def negative(self, x: Expr) -> Expr:
-        """Whether the sign bit is set."""
         return self.bits(x) < 0
 
     def nearest(self, x: Expr, scale: float) -> tuple[Expr, Expr]:
@@ -209,15 +203,15 @@ class _Float:
         """`floor`, `ceil`, `round` or `trunc` without an instruction for it."""
         big = 2.0**self.mantissa  # from here on every number is an integer
         size = abs(x)
-        near = self.with_sign((size + big) - big, x)
-        if op == "floor":
-            near = near - select(x < near, self.c(1), 0.0)
-        elif op == "ceil":
-            near = near + select(near < x, self.c(1), 0.0)
-        elif op == "trunc":
-            near = abs(near)
-            near = near - select(size < near, self.c(1), 0.0)
-        return select(size < big, self.with_sign(near, x), x)
+        whole = self.with_sign((size + big) - big, x)
+        match op:
+            case "floor":
+                whole = whole - select(x < whole, self.c(1), 0.0)
+            case "ceil":
+                whole = whole + select(whole < x, self.c(1), 0.0)
+            case "trunc":
+                whole = abs(whole) - select(size < abs(whole), self.c(1), 0.0)
+        return select(size < big, self.with_sign(whole, x), x)
 
     def by_constant(self, x: Expr, y: Expr) -> Expr | None:
         """Division by a constant without a divider; None where that is not exact."""
@@ -277,9 +271,8 @@ class _Float:
         return x * low * high
 
     def unless_vanishing(self, x: Expr, steps: int, result: Callable[[Expr], Expr]) -> Expr:
-        """`result(x)`, about exp(x), or 0 where that rounds to 0 as it is less than 2 ** -steps. Processors take a hundred cycles for a vector
-        of which one number underflows, and what masks take out of a softmax does: so another number is computed with there, or, if the
-        last step is one instruction, that is masked (of vectors, LLVM makes one of it and of the choice)."""
+        """`result(x)`, about exp(x), or 0 where it is less than 2 ** -steps. Processors take a hundred cycles for a vector with a number that
+        underflows, as masked elements of a softmax do: there another number is computed with, or the last step, if one instruction, is masked."""
         tiny, zero = x < -steps * math.log(2), self.c(0)
         return select(~tiny, result(x), zero) if self.scales else select(tiny, zero, result(select(tiny, zero, x)))
 

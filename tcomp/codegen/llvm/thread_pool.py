@@ -64,9 +64,7 @@ def _inline(head: str, body: str, result: str) -> str:
 
 @dataclass(frozen=True)
 class _Arch:
-    futex: int  # system call numbers
-    prctl: int
-    sigprocmask: int
+    system_calls: tuple[int, int, int]  # the numbers of futex, prctl, rt_sigprocmask
     declarations: str
     clock: str  # time -> %now (i64)
     ticks: str  # clock ticks in 50 us -> %ticks (i64)
@@ -77,9 +75,7 @@ class _Arch:
 
 _ARCHES = {
     "x86_64": _Arch(
-        futex=202,
-        prctl=157,
-        sigprocmask=14,
+        system_calls=(202, 157, 14),
         declarations="""\
 declare void @llvm.x86.sse2.pause()
 declare i64 @llvm.readcyclecounter()
@@ -102,9 +98,7 @@ declare void @llvm.x86.sse.ldmxcsr(ptr)""",
   call void @llvm.x86.sse.ldmxcsr(ptr %word)""",
     ),
     "aarch64": _Arch(
-        futex=98,
-        prctl=167,
-        sigprocmask=135,
+        system_calls=(98, 167, 135),
         declarations="""\
 declare void @llvm.aarch64.isb(i32)
 declare i64 @llvm.read_volatile_register.i64(metadata)
@@ -122,15 +116,13 @@ declare void @llvm.aarch64.set.fpcr(i64)""",
 
 
 def pool_ir(triple: str) -> str:
-    """The pool's LLVM IR for a Linux target triple such as `x86_64-unknown-linux-gnu`.
-
-    Compile it with the relocation model `pic`; it defines EXPORTS and needs IMPORTS. Raises TargetError for a processor
-    without a pool.
-    """
+    """The pool's LLVM IR for a Linux target triple such as `x86_64-unknown-linux-gnu`: it defines EXPORTS and needs IMPORTS, and is compiled with
+    the relocation model `pic`. Raises TargetError for a processor without a pool."""
     name = triple.partition("-")[0]
     arch = _ARCHES.get({"arm64": "aarch64", "amd64": "x86_64"}.get(name, name))
     if arch is None:
         raise TargetError(f"there is no thread pool for {triple!r}", hint=f"use 1 thread, or one of {', '.join(_ARCHES)}")
+    futex, prctl, sigprocmask = arch.system_calls
     # All but ILL, TRAP, BUS, FPE and SEGV, which belong to the thread that causes them.
     blocked = (1 << 64) - 1 - sum(1 << signal - 1 for signal in (4, 5, 7, 8, 11))
     declarations = "\n".join(f"declare {t.replace('(', f'@{name}(', 1)}" for name, t in LIBRARY.items())
@@ -153,12 +145,12 @@ target triple = "{triple}"
 {_inline("void @set_mode(i64 %mode)", arch.set_mode, "void")}
 
 define internal void @futex_wait(ptr %word, i32 %old) noinline {{
-  %r = call i64 (i64, ...) @syscall(i64 {arch.futex}, ptr %word, i32 128, i32 %old, ptr null)
+  %r = call i64 (i64, ...) @syscall(i64 {futex}, ptr %word, i32 128, i32 %old, ptr null)
   ret void
 }}
 
 define internal void @futex_wake(ptr %word) noinline {{
-  %r = call i64 (i64, ...) @syscall(i64 {arch.futex}, ptr %word, i32 129, i32 1)
+  %r = call i64 (i64, ...) @syscall(i64 {futex}, ptr %word, i32 129, i32 1)
   ret void
 }}
 
@@ -214,8 +206,8 @@ end:
 
 define internal ptr @tcomp_pool_worker(ptr %box) {{
 entry:
-  %s = call i64 (i64, ...) @syscall(i64 {arch.sigprocmask}, i32 2, ptr @signals, ptr null, i64 8)
-  %n = call i64 (i64, ...) @syscall(i64 {arch.prctl}, i32 15, ptr @name, i64 0, i64 0, i64 0)
+  %s = call i64 (i64, ...) @syscall(i64 {sigprocmask}, i32 2, ptr @signals, ptr null, i64 8)
+  %n = call i64 (i64, ...) @syscall(i64 {prctl}, i32 15, ptr @name, i64 0, i64 0, i64 0)
 {_at("box", *(f for f in MAILBOX if f not in ("seq", "thread")))}
   br label %wait
 wait:
