@@ -146,11 +146,8 @@ def _unused_otherwise(kernel: L.Kernel, update: L.Stmt, condition: Expr, moving:
     if not editing.is_local(update.buffer, kernel.body) or any(x.var not in update.indices for x in moving):
         return False
     number = {x.var: update.indices.index(x.var) for x in moving}
-    for r, known in guarded_reads(kernel.body, update):
-        needed = E.substitute(condition, {v: r.args[d] for v, d in number.items()})
-        if simplify(needed) not in known and not prove(needed):
-            return False
-    return True
+    tests = ((E.substitute(condition, {v: r.args[d] for v, d in number.items()}), known) for r, known in guarded_reads(kernel.body, update))
+    return all(simplify(needed) in known or prove(needed) for needed, known in tests)
 
 
 def _protects_nothing(condition: Expr, factor: Expr, inside: Sequence[L.For]) -> bool:

@@ -152,13 +152,10 @@ def _hardest(condition: Expr, inside: Mapping[Expr, Expr]) -> Expr | None:
     if condition.op not in ("lt", "le") or condition.args[0].dtype != INDEX:
         return None
     gap = difference(condition.args[1], condition.args[0])  # a < b is 0 < b - a
-    ends: dict[Expr, Expr] = {}
-    for v in moving:
-        step = coefficient(gap, v)
-        if step is None:
-            return None
-        ends[v] = as_expr(0) if step >= 0 else inside[v] - 1
-    return None if set(inside) & set(E.variables(*ends.values())) else E.substitute(condition, ends)
+    steps = {v: coefficient(gap, v) for v in moving}
+    ends = {v: as_expr(0) if step >= 0 else inside[v] - 1 for v, step in steps.items() if step is not None}
+    linear = len(ends) == len(moving) and inside.keys().isdisjoint(E.variables(*ends.values()))
+    return E.substitute(condition, ends) if linear else None
 
 
 def _settled(s: L.Stmt) -> L.Stmt | None:
@@ -218,12 +215,9 @@ def guarded_reads(s: L.Stmt, update: L.Accumulate, known: frozenset[Expr] = froz
 
 def _in_range(update: L.Accumulate, condition: Expr) -> bool:
     """Whether all places that the variables of a condition choose are in range even where it does not hold."""
-    chosen = set(E.variables(condition))
-    return not E.reads(condition) and all(
-        chosen.isdisjoint(E.variables(i)) or (not E.reads(i) and within(i, n))
-        for b, indices in L.places(update)
-        for i, n in zip(indices, b.shape, strict=True)
-    )
+    places = ((i, n) for b, indices in L.places(update) for i, n in zip(indices, b.shape, strict=True))
+    chosen = [(i, n) for i, n in places if not set(E.variables(condition)).isdisjoint(E.variables(i))]
+    return not E.reads(condition) and all(not E.reads(i) and within(i, n) for i, n in chosen)
 
 
 def _implied(condition: Expr, update: L.Accumulate, read: Expr, known: Collection[Expr]) -> bool:
@@ -265,15 +259,12 @@ def clean(kernel: L.Kernel) -> L.Kernel:
 def _clean(s: L.Stmt) -> L.Stmt:
     match s:
         case L.Block(stmts):
-            return L.block(*(c for c in map(_clean, stmts) if not _empty(c)))
+            return L.block(*map(_clean, stmts))
         case L.For(v, extent, body, kind):
             extent = as_dim(simplify(as_expr(extent)))
-            if isinstance(extent, int) and extent <= 0:
-                return L.Block(())
             if extent == 1 and kind != L.VECTORIZED:
                 return _clean(rebind(body, {v: as_expr(0)}))
-            body = _clean(body)
-            if _empty(body):
+            if (isinstance(extent, int) and extent <= 0) or _empty(body := _clean(body)):
                 return L.Block(())
             if kind != L.VECTORIZED and (shorter := _limit(v, extent, body)) is not None:
                 w = loop_var(v.name, shorter)
@@ -282,9 +273,9 @@ def _clean(s: L.Stmt) -> L.Stmt:
         case L.If(cond, then, otherwise):
             cond = simplify(cond)
             if cond.op == "const":
-                return _clean(then) if cond.attr else (L.Block(()) if otherwise is None else _clean(otherwise))
-            then = _clean(then)
-            return L.Block(()) if _empty(then) and otherwise is None else L.If(cond, then, None if otherwise is None else _clean(otherwise))
+                return _clean(then if cond.attr else otherwise or L.Block(()))
+            then, otherwise = _clean(then), otherwise and _clean(otherwise)
+            return L.Block(()) if _empty(then) and otherwise is None else L.If(cond, then, otherwise)
         case L.Allocate(b, body):
             body = _clean(body)
             return L.Allocate(b, body) if any(editing.touches(x, b) for x in L.walk(body)) else body

@@ -1,7 +1,6 @@
 """Where values lie: copies of buffers, in memory or in registers; their scope, their layout, and their dimensions.
 
-Buffers are dense and row-major, so to collapse two dimensions or to expand one is only another view of the same memory. Dimensions are
-collapsed where each access to a buffer indexes the pair by two neighbouring loops of its nest, each alone and over the full extent.
+Buffers are dense and row-major, so collapsing two dimensions or expanding one only gives another view of the same memory.
 """
 
 from __future__ import annotations
@@ -135,8 +134,8 @@ def cache_read(
         return kernel.with_body(body), BufferCopy(name, loads=loops)
     copied = replace(target, body=body)
     changed = editing.replaced(kernel, {target: copied})
-    for x in editing.path(changed.body, copied):  # iterations that run at the same time may touch more elements of the source now
-        if isinstance(x, L.For) and x.kind in (L.PARALLEL, L.VECTORIZED) and writes(x, source):
+    for x in [*editing.enclosing(changed, copied), copied]:  # concurrent iterations may touch more elements of the source now
+        if x.kind in (L.PARALLEL, L.VECTORIZED) and writes(x, source):
             refuse_conflict(f"iterations of `{x.var.name}`", race(x, within=changed.body))
     return changed, BufferCopy(name, loads=loops)
 
@@ -191,17 +190,14 @@ def precompute(kernel: L.Kernel, buffer: Stage, name: str) -> tuple[L.Kernel, Bu
 
 def computed_from(source: L.Buffer, *roots: Expr) -> Expr | None:
     """The largest expression that is computed from one element of a buffer, and constants; None where elements are only read."""
-    best: tuple[int, Expr] | None = None
+    element, sizes = E.var("element", dtype=source.dtype), dict[Expr, int]()
     for e in E.walk(*roots):
         found = E.reads(e)
-        if e.op == "read" or not e.dtype.startswith("float") or len(found) != 1 or found[0].attr is not source:
-            continue
-        element = E.var("element", dtype=source.dtype)
-        without = E.substitute(e, {found[0]: element})
-        size = sum(1 for _ in E.walk(without))
-        if E.variables(without) == (element,) and (best is None or size > best[0]):
-            best = size, e
-    return best[1] if best else None
+        if e.op != "read" and e.dtype.startswith("float") and len(found) == 1 and found[0].attr is source:
+            without = E.substitute(e, {found[0]: element})
+            if E.variables(without) == (element,):
+                sizes[e] = sum(1 for _ in E.walk(without))
+    return max(sizes, key=sizes.__getitem__, default=None)
 
 
 def relayout(kernel: L.Kernel, buffer: Stage, layout: Layout | str) -> L.Kernel:
@@ -408,12 +404,10 @@ def _without_units(kernel: L.Kernel) -> L.Kernel:
             kernel = replace_buffer(kernel, b, slim, lambda at, dims=dims: tuple(at[d] for d in dims))  # type: ignore[misc]
     units = {v: as_expr(0) for v, extent in loop_extents(kernel.body).items() if extent == 1}
 
-    def visit(s: L.Stmt) -> L.Stmt:
-        if isinstance(s, L.For) and s.var in units:
-            return visit(s.body)
-        return L.with_children(s, [visit(c) for c in L.children(s)])
+    def visit(s: L.Stmt) -> L.Stmt | None:
+        return rebuild(s.body, visit) if isinstance(s, L.For) and s.var in units else None
 
-    return kernel.with_body(editing.rebind(visit(kernel.body), units))
+    return kernel.with_body(editing.rebind(rebuild(kernel.body, visit), units))
 
 
 class _Accesses:
@@ -462,14 +456,14 @@ class _Accesses:
 def _merge(kernel: L.Kernel, pairs: set[Pair], dims: dict[L.Buffer, int]) -> L.Kernel:
     joined: dict[Expr, Expr] = {}  # outer variable -> joint variable
 
-    def visit(s: L.Stmt) -> L.Stmt:
-        if isinstance(s, L.For) and isinstance(s.body, L.For) and (s.var, s.body.var) in pairs:
-            extent = as_dim(simplify(as_expr(s.extent) * as_expr(s.body.extent)))
-            joined[s.var] = loop_var(f"{s.var.name}_{editing.last_part(s.body.var.name)}", extent)
-            return L.For(joined[s.var], extent, visit(s.body.body), s.kind)
-        return L.with_children(s, [visit(c) for c in L.children(s)])
+    def visit(s: L.Stmt) -> L.Stmt | None:
+        if not isinstance(s, L.For) or not isinstance(s.body, L.For) or (s.var, s.body.var) not in pairs:
+            return None
+        extent = as_dim(simplify(as_expr(s.extent) * as_expr(s.body.extent)))
+        joined[s.var] = loop_var(f"{s.var.name}_{editing.last_part(s.body.var.name)}", extent)
+        return L.For(joined[s.var], extent, rebuild(s.body.body, visit), s.kind)
 
-    kernel = kernel.with_body(visit(kernel.body))
+    kernel = kernel.with_body(rebuild(kernel.body, visit))
     for b, d in dims.items():
         extent = as_dim(as_expr(b.shape[d]) * as_expr(b.shape[d + 1]))
         new = L.Buffer(b.name, b.dtype, (*b.shape[:d], extent, *b.shape[d + 2 :]), b.scope)
@@ -505,9 +499,4 @@ def expand(kernel: L.Kernel, buffer: Stage, dim: int, factor: int) -> L.Kernel:
     if not isinstance(extent, int) or factor < 1 or extent % factor:
         raise refuse(f"{factor} is no divisor of the extent {extent} of dimension {dim} of `{buffer}`")
     new = L.Buffer(old.name, old.dtype, (*old.shape[:dim], extent // factor, factor, *old.shape[dim + 1 :]), old.scope)
-
-    def places(indices: editing.Indices) -> editing.Indices:
-        i = indices[dim]
-        return (*indices[:dim], i // factor, i % factor, *indices[dim + 1 :])
-
-    return replace_buffer(kernel, old, new, places)
+    return replace_buffer(kernel, old, new, lambda at: (*at[:dim], at[dim] // factor, at[dim] % factor, *at[dim + 1 :]))
