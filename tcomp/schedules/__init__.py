@@ -1,8 +1,6 @@
-"""Schedules: how a program's loops are shaped.
-
-`primitives/` are pure functions from a kernel to an equivalent kernel; a `Schedule` applies them and keeps the trace; `analysis/` judges
-them. Whoever makes a trace is a *proposer*, nothing more: the structural defaults (`cpu/`, `gpu/`), the polyhedral scheduler
-(`polyhedral/`), the tuner (`tcomp/autotune`, through `knobs.py`), or a person. Nothing else makes loops.
+"""Schedules: how a program's loops are shaped. `primitives/` are pure functions from a kernel to an equivalent kernel; a `Schedule` applies
+them and records the trace; `analysis/` judges them. Traces are only *proposed* by the structural defaults (`cpu/`, `gpu/`), the polyhedral
+scheduler (`polyhedral/`), the tuner (`tcomp/autotune`, through `knobs.py`), or a person. Nothing else makes loops.
 """
 
 from __future__ import annotations

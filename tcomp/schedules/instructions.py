@@ -1,8 +1,5 @@
-"""The instructions that `tensorize` is given: generators of `Instruction`s, each of whose meaning its docstring shows.
-
-An instruction is named by the call that makes it, so that a trace can say it in few words; `named` reads the name back.
-
-Costs are of the cores they were made for: two 512-bit FMA ports (x86 servers), two 128-bit pipes (NEON), a tensor core of sm_80.
+"""The instructions that `tensorize` is given: generators of `Instruction`s, whose docstrings show their meanings as loops. Costs are of
+the cores they were made for: two 512-bit FMA ports (x86 servers), two 128-bit pipes (NEON), a tensor core of sm_80.
 Sources: Intel Intrinsics Guide; Arm Architecture Reference Manual, C7.2 (SDOT); PTX ISA 8.5, sections 9.7.9 (cp.async.bulk), 9.7.14
 (fragments of mma) and 9.7.15 (wgmma: matrix descriptors, fragments of the sum, the asynchronous proxy).
 """
@@ -231,7 +228,7 @@ def _call(name: str, arguments: tuple[int | str, ...]) -> str:
 
 
 def text_of(instruction: Instruction) -> str:
-    """What a trace keeps of an instruction: its name, if that is one of a generator's, or else all of it."""
+    """What a trace stores of an instruction: its name, which is the call that makes it, if that is one of a generator, else all of it."""
     try:
         known = str(named(instruction.name)) == str(instruction)
     except TcompError:

@@ -1,11 +1,6 @@
-"""Knobs: the decisions a schedule function asks for. The function *is* the search space.
-
-    def schedule(kernel, target, knobs):
-        factor = knobs.choice("tile", (8, 16, 32), 16)
-
-Asked without anything given it answers the default, the choice of the analytic model. Given a record it answers what is recorded there.
-A tuner passes a function that picks among the options, at random or by a model, and reads from `asked` what was decided and what else
-could have been: the options may depend on earlier answers, so the space is found by walking it.
+"""Knobs: the decisions that a schedule function asks for, `factor = knobs.choice("tile", (8, 16, 32), 16)`. The function *is* the search
+space. A record answers what it holds, a tuner's function picks among the options, else the default is taken, the analytic model's choice.
+Options may depend on earlier answers, so the space is found by walking it: `asked` has what was decided, and what else could have been.
 """
 
 from __future__ import annotations

@@ -1,8 +1,6 @@
-"""TE -> loops: the plain loop program of a tensor expression, one nest per stage, before any schedule.
-
-A *stage* is a tensor that gets a buffer: an output, a reduction, an extern, or an elementwise tensor that is too expensive
-to be computed again by each reader. Everything else is inlined into its readers. A reduction becomes two nests: one that stores the
-identity, one that accumulates. Logical indices become physical ones here, through the layouts of the buffers.
+"""TE -> loops: the plain loop program of a tensor expression, before any schedule. A *stage* is a tensor that gets a buffer: an output, a
+reduction, an extern, or an elementwise tensor that is too expensive for each reader to compute again; all else is inlined. A stage is one
+nest, a reduction two: one stores the identity, one accumulates. Logical indices become physical ones here, through the buffers' layouts.
 """
 
 from __future__ import annotations

@@ -1,14 +1,7 @@
 """A schedule: a program's loops, and the trace of the steps that shaped them.
 
-    s = Schedule(C)                          # a tensor, [A, B, C], or a kernel
-    outer, inner = s.split("C.i", 8)         # a primitive; it returns the names of what it made
-    s.parallel(outer)
-    print(s)                                 # the loops, with their kinds and the scopes of buffers
-    print(s.trace)                           # the steps, as the Python that repeats them
-
-Loops are named by their variables, stages by the buffers they compute. A name is unique in the kernel and survives all steps that
-concern other loops. Where it is natural, a stage may also be given as its tensor, a loop as its axis, a size as an expression or as
-the text of one ("n // 4"). A step that would change what the program computes raises `ScheduleError`; the schedule is then as it was.
+Loops are named by their variables, stages by the buffers they compute. A name is unique in the kernel and survives all steps that concern
+other loops. A stage may also be given as its tensor, a loop as its axis, a size as an expression or its text ("n // 4").
 """
 
 from __future__ import annotations
@@ -133,7 +126,8 @@ PRIMITIVES = {name: inspect.unwrap(method) for name, method in vars(Primitives).
 
 
 class Schedule(Primitives):
-    """A kernel and the steps that made it of a program as lowered. Every primitive is a method; see `help(Schedule.split)`.
+    """A kernel, and the steps that made it from a program as lowered: a tensor, the tensors `[A, B, C]`, or a kernel. Every primitive is a
+    method; see `help(Schedule.split)`. One that would change what the program computes raises `ScheduleError`, and changes nothing.
 
     `kernel` is the program as scheduled so far, `source` the program before any step, `trace` the steps, `fallbacks` what the schedule
     functions could not do (a trace keeps only their printed lines, as notes).
@@ -320,12 +314,11 @@ def prove(kernel: L.Kernel, trace: Iterable[Step]) -> Proof:
     trace, started = Trace(tuple(trace)), time.perf_counter()
     s, refused = Schedule(kernel), None
     with proving() as asked:
-        for step in trace:
-            try:
+        try:
+            for step in trace:
                 s.replay([step])
-            except ScheduleError as error:
-                refused = error
-                break
+        except ScheduleError as error:
+            refused = error
     return Proof(kernel.name, len(trace), len(s.trace), asked.questions, time.perf_counter() - started, asked.seconds, refused)
 
 

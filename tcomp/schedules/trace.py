@@ -1,13 +1,7 @@
-"""A trace: the steps of a schedule as data. It prints as the Python that repeats it, stores as JSON, compares, slices and diffs.
+"""A trace: the steps of a schedule as data. It prints as the Python that repeats it, is stored as JSON, compared, sliced and diffed.
 
-A step names its primitive, and its arguments are plain: names of loops and buffers, integers, booleans, None, and text for what is
-none of these (a symbolic size such as `n // 4`); tuples of them. What the names and the text mean is decided when the step is applied
-(`schedule.py`), so that a trace fits every kernel that has those loops.
-
-    {"version": 1, "steps": [
-      ["split", ["C.i", 4]],
-      ["set_kind", ["C.i.i", "vectorized"], {"reassociate": true}]
-    ]}
+What names of loops, and texts of sizes, mean is decided when a step is applied (`schedule.py`), so a trace fits every kernel with such
+loops. In JSON: `{"version": 1, "steps": [["split", ["C.i", 4]], ["set_kind", ["C.i.i", "vectorized"], {"reassociate": true}]]}`.
 """
 
 from __future__ import annotations
@@ -27,7 +21,7 @@ JSON_LIMIT, STEP_LIMIT, TEXT_LIMIT, DEPTH_LIMIT = 64 << 20, 100_000, 1 << 20, 8
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """One primitive with its arguments; `options` are those passed by name."""
+    """One primitive with its arguments (None, booleans, integers, texts, tuples of them); `options` are those passed by name."""
 
     primitive: str
     arguments: tuple[Any, ...] = ()
@@ -115,9 +109,7 @@ def _malformed(where: str, why: str) -> ScheduleError:
 
 def _step(number: int, item: Any) -> Step:
     where = f"step {number}: {json.dumps(item)[:120]}"
-    match item:
-        case [str(primitive), list(arguments)]:
-            options: Any = {}
+    match [*item, {}] if isinstance(item, list) and len(item) == 2 else item:
         case [str(primitive), list(arguments), dict(options)]:
             pass
         case _:

@@ -18,8 +18,6 @@ from tcomp.schedules.handles import Loop, Stage
 from tcomp.schedules.primitives import editing
 from tcomp.schedules.primitives.editing import find_loop, nesting, path, reads, rebuild, refuse, refuse_if, without_allocation, writes
 
-Conditions = Callable[[Sequence[Expr]], list[Expr]]  # those for an element, from its place
-
 
 def inline(kernel: L.Kernel, stage: Stage) -> L.Kernel:
     """Every reader of a temporary computes the element itself; the temporary vanishes.
@@ -192,19 +190,11 @@ def reverse_compute_at(kernel: L.Kernel, stage: Stage, loop: Loop) -> L.Kernel:
     _check_stable(kernel, point, needed - set(sources), point.at, last, target)
     _check_stable(kernel, point, sources, point.at + 1, last, target)
     around = path(item, target)
-    for s in around:
-        if isinstance(s, L.If | L.While):
-            raise refuse(f"loop `{loop}` runs only where {s.cond}")
+    if (test := next((s for s in around if isinstance(s, L.If | L.While)), None)) is not None:
+        raise refuse(f"loop `{loop}` runs only where {test.cond}")
     loops = [s for s in around if isinstance(s, L.For)]
-    places, values = _iterations_of(point, buffer, {b: _completed_in(item, b, loops) for b in sources}, loops)
-
-    def only(element: Sequence[Expr]) -> list[Expr]:
-        """The conditions under which an element belongs to one iteration of the loops."""
-        here = dict(zip(places, element, strict=True))
-        conditions = [E.equal(simplify(E.substitute(e, here)), x) for x, e in values.items()]
-        return [c for c in conditions if not holds(c)]
-
-    moved = _restricted(kernel, point.nests, buffer, _box_of(buffer, places, values), only=only)
+    only = _iterations_of(point, buffer, {b: _completed_in(item, b, loops) for b in sources}, loops)
+    moved = _restricted(kernel, point.nests, buffer, _box_of(buffer, only), only=only)
     new = replace(target, body=L.block(target.body, *moved))
     return nesting(editing.replaced(kernel, {**dict.fromkeys(point.nests, L.Block(())), target: new}))
 
@@ -233,10 +223,8 @@ def _completed_in(item: L.Stmt, buffer: L.Buffer, loops: Sequence[L.For]) -> Inv
     return inside
 
 
-def _iterations_of(
-    point: _InsertionPoint, buffer: L.Buffer, homes: Mapping[L.Buffer, Inverse], loops: Sequence[L.For]
-) -> tuple[tuple[Expr, ...], dict[Expr, Expr]]:
-    """(variables for an element of the stage, for each loop its iteration in which the element can be computed, over these)."""
+def _iterations_of(point: _InsertionPoint, buffer: L.Buffer, homes: Mapping[L.Buffer, Inverse], loops: Sequence[L.For]) -> Inverse:
+    """For each loop its iteration in which an element of the stage can be computed."""
     values: dict[Expr, Expr] = {}
     places: tuple[Expr, ...] = ()
     for nest in point.nests:
@@ -258,16 +246,15 @@ def _iterations_of(
                 element = f"{buffer.name}[{', '.join(str(v) for v in shown.values())}]"
                 wanted = simplify(E.substitute(condition, shown))
                 raise refuse(f"`{element}` would be missing: no iteration of `{x.var.name}` goes with it unless {wanted}")
-    return places, values
+    return Inverse(places, values, ())
 
 
-def _box_of(buffer: L.Buffer, places: Sequence[Expr], values: Mapping[Expr, Expr]) -> Box:
-    """A box around the elements for which `values` are the variables of some loops: a dimension is narrowed where the loops run over its
-    highest digits."""
-    solution = Solution(set(places))
-    solution.solve([(e, x) for x, e in values.items()])
+def _box_of(buffer: L.Buffer, only: Inverse) -> Box:
+    """A box around the elements of some iterations: a dimension is narrowed where the loops run over its highest digits."""
+    solution = Solution(set(only.places))
+    solution.solve([(e, x) for x, e in only.values.items()])
     box = Box.whole(buffer.shape)
-    for d, (place, whole) in enumerate(zip(places, buffer.shape, strict=True)):
+    for d, (place, whole) in enumerate(zip(only.places, buffer.shape, strict=True)):
         start, size = as_expr(0), whole
         for e, digits in solution.digits.found.items():
             offset = difference(e, place)
@@ -334,13 +321,11 @@ def _check_stable(kernel: L.Kernel, point: _InsertionPoint, sources: Iterable[L.
 
 
 def _restricted(
-    kernel: L.Kernel, nests: Sequence[L.Stmt], buffer: L.Buffer, box: Box, local: L.Buffer | None = None, only: Conditions = lambda e: []
+    kernel: L.Kernel, nests: Sequence[L.Stmt], buffer: L.Buffer, box: Box, local: L.Buffer | None = None, only: Inverse | None = None
 ) -> list[L.Stmt]:
-    """A stage's nests over a box of its buffer, one loop per dimension outside and the reduction loops inside.
-
-    They write into the box `local`, if given: then elements outside of the stage may be computed as well, as nobody uses them. `only`
-    gives further conditions for an element. A loop over a dimension has the name of the stage's loop over it, the outermost where there
-    are several.
+    """A stage's nests over a box of its buffer, one loop per dimension outside and the reduction loops inside; of the elements those that
+    belong to the iterations `only`. They write into the box `local`, if given: then elements outside of the stage may be computed as well,
+    as nobody uses them. A loop over a dimension has the name of the stage's outermost loop over it.
     """
     moved, taken = list[L.Stmt](), set[str]()
     for found in (editing.single_write(nest, buffer) for nest in nests):
@@ -358,7 +343,7 @@ def _restricted(
     return moved
 
 
-def _element(found: Nest, inverted: Inverse, box: Box, local: L.Buffer | None, only: Conditions, outer: tuple[Expr, ...]) -> L.Stmt:
+def _element(found: Nest, inverted: Inverse, box: Box, local: L.Buffer | None, only: Inverse | None, outer: tuple[Expr, ...]) -> L.Stmt:
     """What computes the element `outer` of a box."""
     buffer, element = found.writes, tuple(b + v for b, v in zip(box.base, outer, strict=True))
     values, conditions = inverted.at(element)
@@ -368,4 +353,6 @@ def _element(found: Nest, inverted: Inverse, box: Box, local: L.Buffer | None, o
     body = rebuild(body, lambda s: replace(s, buffer=to, indices=at) if isinstance(s, L.Store | L.Accumulate) else None)
     safe = all(in_range(r.args, r.attr.shape) for s in L.walk(body) for r in E.reads(*L.expressions(s)))  # whatever guards say
     within = [c for e, n in zip(element, buffer.shape, strict=True) for c in (e >= 0, e < as_expr(n))]
-    return editing.guard([*([] if local is not None and safe else within), *conditions, *only(element)], body)
+    belongs = [] if only is None else [E.equal(e, x) for x, e in only.at(element)[0].items()]
+    conditions += [c for c in belongs if not holds(c)]
+    return editing.guard([*([] if local is not None and safe else within), *conditions], body)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import replace
 
 from tcomp.ir import expr as E
@@ -74,17 +73,17 @@ def rfactor(kernel: L.Kernel, stage: Stage, loop: Loop, lanes: int) -> tuple[L.K
     last = [t if last.count(t) == 1 else f"{t}_{n}" for n, t in enumerate(last)]
     short = {x.var.name: t for x, t in zip(found.spatial, last, strict=True)}
 
-    def within(prefix: str) -> Callable[[str], str]:
-        return lambda n: fresh(kernel, f"{name}.{prefix}{short[n]}") if n in short else n
+    def renamed(stmt: L.Stmt, prefix: str) -> L.Stmt:
+        return editing.renamed(stmt, lambda n: fresh(kernel, f"{prefix}.{short[n]}") if n in short else n)
 
     def for_each_element(v: Expr, leaf: L.Stmt) -> L.Stmt:
         return enclose(found.spatial, guard(found.element_conditions, L.For(v, lanes, leaf)))
 
-    init = editing.renamed(for_each_element(init_lane, L.Store(partial, (*places, init_lane), reducer.identity)), within("init."))
+    init = renamed(for_each_element(init_lane, L.Store(partial, (*places, init_lane), reducer.identity)), f"{name}.init")
     final = for_each_element(final_lane, L.Accumulate(buffer, places, E.read(partial, (*places, final_lane)), reducer))
     # What clears the result goes with the reduction of the partial results, so that these can be moved as one stage.
     clear = [s for s in _before(kernel, nest)[-1:] if all(x.buffer is buffer for x in editing.stores(s)) and not editing.reads([s])]
-    new = L.Allocate(partial, L.block(init, editing.renamed(sums, within("")), *clear, final))
+    new = L.Allocate(partial, L.block(init, renamed(sums, name), *clear, final))
     changed = replaced(kernel, {nest: new, **dict.fromkeys(clear, L.Block(()))})
     outside = editing.enclosing(changed, new)
     for x in outside:  # where nothing is accumulated, an element is read and written all the same
@@ -147,7 +146,7 @@ def _accumulation(nest: L.For, buffer: L.Buffer) -> tuple[Nest, L.Accumulate]:
     users = [s for s in L.walk(nest) if editing.touches(s, buffer)]
     refuse_if(not users, f"`{buffer.name}` is not accumulated inside of `{nest.var.name}`")
     update = users[0]
-    if len(users) != 1 or not isinstance(update, L.Accumulate) or any(r.attr is buffer for r in E.reads(*update.indices, update.value)):
+    if len(users) != 1 or not isinstance(update, L.Accumulate) or buffer in editing.reads([update]):
         raise refuse(f"`{nest.var.name}` does more with `{buffer.name}` than to accumulate into it once")
     around = editing.path(nest, update)[:-1]
     for s in around:
