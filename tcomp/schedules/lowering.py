@@ -118,18 +118,24 @@ def normalize(outputs: Sequence[Tensor]) -> tuple[list[Tensor], list[Tensor]]:
     stages: list[Tensor] = []
     replaced: dict[Tensor, Tensor] = {}  # tensor -> the stage that holds it
     inlined: dict[Tensor, tuple[tuple[Expr, ...], Expr]] = {}  # tensor -> axes, body over stages
-    wanted = set(outputs)
     uses = _uses(order)
+
+    def over_stages(e: Expr) -> Expr | None:
+        if e.op == "read" and e.attr in inlined:
+            axes, inner = inlined[e.attr]
+            return E.substitute(inner, dict(zip(axes, e.args, strict=True)))
+        return E.read(replaced[e.attr], e.args) if e.op == "read" and replaced[e.attr] is not e.attr else None
+
     for t in order:
         if t.extern is not None:
             stage = _rebuilt_extern(t, replaced, stages)
         elif t.body is None:
             stage = t
         else:
-            body = _over_stages(t.body, replaced, inlined)
+            body = E.rewrite(t.body, over_stages)
             if body.op != "reduce":
                 body = _hoist(t, body, stages)
-                if t not in wanted and _inline(t, body, readers.get(t, []), uses[t]):
+                if t not in outputs and _inline(t, body, readers.get(t, []), uses[t]):
                     inlined[t] = (t.axes, body)
                     continue
             stage = t if body is t.body else Tensor(t.name, t.shape, t.dtype, t.axes, body)
@@ -213,16 +219,6 @@ def _axes(t: Tensor) -> set[Expr]:
     return {*t.axes, *(v for e in E.walk(t.body) if e.op == "reduce" for v in e.attr[1])}
 
 
-def _over_stages(body: Expr, replaced: Mapping[Tensor, Tensor], inlined: Mapping[Tensor, tuple[tuple[Expr, ...], Expr]]) -> Expr:
-    def rule(e: Expr) -> Expr | None:
-        if e.op == "read" and e.attr in inlined:
-            axes, inner = inlined[e.attr]
-            return E.substitute(inner, dict(zip(axes, e.args, strict=True)))
-        return E.read(replaced[e.attr], e.args) if e.op == "read" and replaced[e.attr] is not e.attr else None
-
-    return E.rewrite(body, rule)
-
-
 def _hoist(t: Tensor, body: Expr, stages: list[Tensor]) -> Expr:
     """Give each reduction inside a body a stage of its own."""
 
@@ -232,9 +228,8 @@ def _hoist(t: Tensor, body: Expr, stages: list[Tensor]) -> Expr:
         used = set(E.variables(e))
         axes = tuple(a for a in t.axes if a in used)
         shape = tuple(n for a, n in zip(t.axes, t.shape, strict=True) if a in used)
-        part = Tensor(f"{t.name}_{e.attr[0].name}", shape, e.dtype, axes, e)
-        stages.append(part)
-        return E.read(part, axes)
+        stages.append(Tensor(f"{t.name}_{e.attr[0].name}", shape, e.dtype, axes, e))
+        return E.read(stages[-1], axes)
 
     return E.rewrite(body, rule)
 

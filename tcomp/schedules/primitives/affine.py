@@ -173,8 +173,7 @@ def _reordered(
         for name in parallel:
             refuse_if(not any(name in names for names in named.values()), f"`{name}`, which should be parallel, names no loop")
             refuse_conflict(f"iterations of the parallel loop `{name}`", _shared(m, found, maps, named, name))
-        inside = {s.var.name for s in L.walk(target) if isinstance(s, L.For)}
-        taken = {*editing.loops_of(kernel), *editing.buffers_of(kernel)} - inside
+        taken = {*editing.loops_of(kernel), *editing.buffers_of(kernel)} - {s.var.name for s in L.walk(target) if isinstance(s, L.For)}
         made: dict[str, str] = {}
 
         def unique(name: str) -> str:

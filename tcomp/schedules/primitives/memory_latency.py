@@ -185,13 +185,12 @@ def _share(around: Sequence[L.For], walked: Sequence[tuple[L.For, int]]) -> dict
     given = {x: x.extent if isinstance(x.extent, int) else 2 for x in around}
     counts = {x: -(-int(x.extent) // step) for x, step in walked}
     rows = prod(counts.values())
-    each = prod(given.values()) // rows if rows else 0
-    if not each:
+    if not 0 < rows <= (total := prod(given.values())):
         return None
     number: Expr = as_expr(0)
     for x, n in given.items():
         number = number * n + (x.var if n == x.extent else x.var % n)
-    number = E.minimum(number // each, as_expr(rows - 1))
+    number = E.minimum(number // (total // rows), as_expr(rows - 1))
     found: dict[Expr, Expr] = {}
     for x, step in reversed(walked):
         found[x.var], number = number % counts[x] * step, number // counts[x]
