@@ -31,8 +31,8 @@ from tcomp.schedules.handles import Loop
 from tcomp.schedules.instructions import text_of
 from tcomp.schedules.lowering import lower
 from tcomp.schedules.primitives import affine as orders
-from tcomp.schedules.primitives import cache_factors, editing, guards, loop_structure, memory_latency, reductions, storage
 from tcomp.schedules.primitives import compute_at as placement
+from tcomp.schedules.primitives import editing, guards, loop_structure, memory_latency, reductions, storage
 from tcomp.schedules.primitives.online_softmax import online as online_softmax
 from tcomp.schedules.trace import Step, Trace, read_json
 
@@ -96,7 +96,7 @@ class Primitives:
     reverse_compute_at = _method(placement.reverse_compute_at)
     cache_read = _method(storage.cache_read)
     cache_write = _method(storage.cache_write)
-    cache_factors = _method(cache_factors.cache_factors)
+    cache_factors = _method(reductions.cache_factors)
     precompute = _method(storage.precompute)
     relayout = _method(storage.relayout)
     set_scope = _method(storage.set_scope)

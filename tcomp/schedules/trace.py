@@ -15,7 +15,7 @@ from typing import Any, overload
 from tcomp.errors import ScheduleError
 
 VERSION = 1  # of the JSON form; a file of another one is refused
-# No schedule that a person or a search makes comes near these; a file that does is not read.
+# Of a file that is read, in bytes, steps, characters of one text, and lists inside each other: no schedule of a person or a search has as many.
 JSON_LIMIT, STEP_LIMIT, TEXT_LIMIT, DEPTH_LIMIT = 64 << 20, 100_000, 1 << 20, 8
 
 

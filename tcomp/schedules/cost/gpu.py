@@ -27,7 +27,7 @@ from tcomp.ir.loops import Accumulate, For, Kernel, Stmt
 from tcomp.schedules.analysis.access_patterns import bytes_of
 from tcomp.schedules.analysis.footprint import Footprints, at_sizes, instances
 from tcomp.schedules.cost.roofline import MAX_POINTS, Estimate, executions, gpu_roof, operators, work
-from tcomp.schedules.primitives.cache_factors import core_of, product_of
+from tcomp.schedules.primitives.reductions import core_of, product_of
 from tcomp.target import CudaTarget
 
 MAX_REGISTERS = 255  # registers of a thread: more are kept in memory

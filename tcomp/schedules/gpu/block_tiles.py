@@ -24,7 +24,7 @@ from tcomp.ir.loops import Accumulate, For
 from tcomp.schedules.analysis.access_patterns import Nest, extent_of, iterations
 from tcomp.schedules.gpu.thread_mapping import LETTERS, longest, power_of_two
 from tcomp.schedules.instructions import mma, tf32, wgmma
-from tcomp.schedules.primitives.cache_factors import core_of, product_of
+from tcomp.schedules.primitives.reductions import core_of, product_of
 from tcomp.target import CudaTarget
 
 MIN_EXTENT = 16  # rows, columns, and elements of the reduction: below, threads would copy more than they compute

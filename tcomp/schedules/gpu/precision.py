@@ -8,8 +8,8 @@ from tcomp.ir import expr as E
 from tcomp.ir.expr import Expr
 from tcomp.ir.loops import Accumulate, Kernel, Stmt
 from tcomp.schedules.instructions import tf32
-from tcomp.schedules.primitives.cache_factors import product_of
 from tcomp.schedules.primitives.editing import rebuild
+from tcomp.schedules.primitives.reductions import product_of
 
 _ROUNDED: dict[str, Callable[[Expr], Expr]] = {
     "tf32": tf32,

@@ -56,13 +56,9 @@ def range_depends_on(stmt: L.Accumulate, conditions: Sequence[Expr]) -> set[Expr
 
 def _related(indices: Sequence[Expr], conditions: Sequence[Expr]) -> set[Expr]:
     """The variables that the range of indices may depend on, through conditions and through extents of loops."""
-    found: set[Expr] = set()
-    todo = [v for i in indices for v in E.variables(i)]
-    while todo:
-        v = todo.pop()
-        if v not in found:
-            found.add(v)
-            todo += E.variables(*(c for c in conditions if v in E.variables(c)), *([] if v.attr.extent is None else [v.attr.extent]))
+    found = set(E.with_extents(*indices))
+    while more := {v for c in conditions if not found.isdisjoint(E.variables(c)) for v in E.with_extents(c)} - found:
+        found |= more
     return found
 
 

@@ -134,12 +134,10 @@ def _padded(kernel: L.Kernel, loop: L.For, end: Expr) -> L.Kernel:
         why = f"additional iterations of `{name}` may write elements of `{s.buffer.name}` that are read"
         padding = any(i is loop.var and _only_padding(kernel, loop, s.buffer, d) for d, i in enumerate(s.indices))
         refuse_if(not padding, why, "`round_up` the loops that write a temporary before those that read it")
-    walked: dict[L.Buffer, set[int]] = {}  # dimensions of temporaries along which the loop runs
-    for b, indices in (place for s in inside for place in L.places(s)):
-        if b in outside and loop.var in indices:
-            walked.setdefault(b, set()).update(d for d, i in enumerate(indices) if i is loop.var)
-    for b, dims in walked.items():
-        shape = [E.as_dim(E.maximum(as_expr(n), end)) if d in dims else n for d, n in enumerate(b.shape)]
+    places = [place for s in inside for place in L.places(s) if place[0] in outside]
+    walked = dict.fromkeys((b, d) for b, indices in places for d, i in enumerate(indices) if i is loop.var)  # by dimension
+    for b in dict.fromkeys(b for b, _ in walked):
+        shape = [as_dim(E.maximum(as_expr(n), end)) if (b, d) in walked else n for d, n in enumerate(b.shape)]
         kernel = editing.replace_buffer(kernel, b, editing.temporary(b.name, b.dtype, shape, b.scope))
     return kernel
 
