@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from onnx import TensorProto, helper
 
-from tcomp.errors import UnsupportedError
+from tcomp.errors import ImportModelError, UnsupportedError
 from tcomp.frontends.onnx import import_model
 
 F = "float32"
@@ -135,6 +135,13 @@ def test_dropout_is_the_identity(make_model, run_model, opset):
     got = single(make_model, run_model, "Dropout", [X], outputs=("y", "mask"), dtypes=[F, dtype], opset=opset, **attrs)
     np.testing.assert_array_equal(got["y"], X)
     assert got["mask"].all()
+
+
+@pytest.mark.parametrize("p", [-1, 0, 3])
+def test_lp_normalization_by_another_norm_is_refused(make_model, p):
+    model = make_model([node("LpNormalization", ["x"], ["y"], p=p)], {"x": (F, [2, 3])}, {"y": F})
+    with pytest.raises(ImportModelError, match=f"attribute `p` is {p}"):
+        import_model(model)
 
 
 def test_dropout_in_training_is_refused(make_model):

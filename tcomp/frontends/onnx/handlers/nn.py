@@ -192,6 +192,12 @@ def _batch_normalization(ctx: Context) -> Value | tuple[Value, ...]:
     return y, *(ctx.add(ops.RUNNING, [old, new], momentum=momentum) for old, new in zip((mean, variance), moments, strict=True))
 
 
+def _lp_normalization(ctx: Context) -> Value:
+    if ctx.attrs["p"] not in (1, 2):
+        raise ctx.invalid(f"attribute `p` is {ctx.attrs['p']}; ONNX has 1 and 2")
+    return ctx.add(ops.LP_NORMALIZE, [ctx.value(0)], axis=ctx.axis(ctx.attrs["axis"]), p=ctx.attrs["p"])
+
+
 def _dropout(ctx: Context) -> Value | tuple[Value, ...]:
     """The identity; a random mask is refused."""
     x = ctx.value(0)
@@ -286,7 +292,7 @@ TABLE: Table = {
     "AveragePool": _average_pool, "MaxPool": _max_pool, "LpPool": _lp_pool, "MaxUnpool": _max_unpool,
     "GlobalAveragePool": lambda ctx: _global(ctx, ops.REDUCE_MEAN), "GlobalMaxPool": lambda ctx: _global(ctx, ops.REDUCE_MAX),
     "GlobalLpPool": forward(nn.GLOBAL_LP_POOL, p=number_of("p")),
-    "BatchNormalization": _batch_normalization, "LpNormalization": forward(ops.LP_NORMALIZE, "p", axis=axis_of()), "Dropout": _dropout,
+    "BatchNormalization": _batch_normalization, "LpNormalization": _lp_normalization, "Dropout": _dropout,
     "GroupNormalization": forward(ops.GROUP_NORM, groups=attribute("num_groups"), epsilon=number_of("epsilon")),
     "InstanceNormalization": forward(ops.INSTANCE_NORM, epsilon=number_of("epsilon")),
     "LayerNormalization": forward(ops.LAYER_NORM, inputs=3, axis=axis_of(), epsilon=number_of("epsilon")),
