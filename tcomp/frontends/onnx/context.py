@@ -4,9 +4,8 @@ A handler is `def conv(ctx: Context) -> Value | tuple[Value, ...]`: it reads the
 operators with `ctx.add`, and returns the node's outputs. Where it only passes these on to one operator, it is a row of data instead:
 `forward(LAYER_NORM, inputs=3, axis=axis_of(), epsilon=number_of("epsilon"))`. A family file exports `TABLE: Table`.
 
-`ctx.add` computes at once what is known at compile time: small constants by evaluating the operator, small integer tensors made
-of symbolic sizes (shape arithmetic) element by element as expressions, see `symbolic`. So a handler that needs a shape, an axis
-or a pad width asks `ctx.require_dims(i, "the shape")` and never looks at how it was computed.
+`ctx.add` computes what is known at compile time, shape arithmetic included (see `symbolic`): a handler that needs a shape, an axis or a
+pad width asks `ctx.require_dims(i, "the shape")` and never looks at how it was computed.
 """
 
 from __future__ import annotations

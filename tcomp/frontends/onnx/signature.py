@@ -68,8 +68,10 @@ def signature(
 
     result = []
     for name, (dtype, _) in types.items():
-        shape = tuple(formula(d, size_of) if isinstance(d, str) else _checked(d, name) for d in given[name])
-        result.append((name, dtype, shape))
+        for d in given[name]:
+            if isinstance(d, bool) or not (isinstance(d, str) or (isinstance(d, int) and d >= 0)):
+                raise InputError(f"a shape has the size {d!r}", where=f"input `{name}`", hint="sizes are integers, 0 or more")
+        result.append((name, dtype, tuple(formula(d, size_of) if isinstance(d, str) else d for d in given[name])))
     if unknown := [n for n in dims if n not in symbols and n not in sizes]:
         listed = ", ".join(symbols) or "none: all its shapes are fixed"
         raise InputError(f"the model has no dim `{unknown[0]}`", hint=f"its symbolic dims are {listed}")
@@ -77,12 +79,6 @@ def signature(
         if d in dims and isinstance(size, int) and dims[d] != size:
             raise InputError(f"dim `{d}` is given as {dims[d]}, and as {size} by a shape")
     return result
-
-
-def _checked(size: int, name: str) -> int:
-    if isinstance(size, bool) or not isinstance(size, int) or size < 0:
-        raise InputError(f"a shape has the size {size!r}", where=f"input `{name}`", hint="sizes are integers, 0 or more")
-    return size
 
 
 def _extent(name: str, variable: str, given: Range) -> Dim:

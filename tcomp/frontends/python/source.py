@@ -2,7 +2,7 @@
 
 Python has one variable of a name in the whole function. A loop program wants each in the innermost block that holds all of a
 value's uses: then it is private to an iteration and does not stand in the way of running iterations in parallel. A name whose value
-is always assigned anew between two stretches of the program stands for two variables.
+is always assigned again between two stretches of the program stands for two variables.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ class Source:
             self.file = inspect.getsourcefile(function) or "<unknown>"
         except (OSError, TypeError):
             what, where = f"the source of `{self.name}` cannot be read", getattr(getattr(function, "__code__", None), "co_filename", "")
-            why = "a loop program is made from the text of the function, which is kept for files, not for an interactive prompt"
+            why = "a loop program is made from the text of the function, which exists for files, not for an interactive prompt"
             raise ProgramError(what, where=where, why=why, hint="write the function in a file and import it") from None
         self.lines = [line.rstrip("\n") for line in lines]
         try:

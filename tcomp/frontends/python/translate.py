@@ -150,10 +150,7 @@ class Translator:
         for begin, buffer in reversed(arrays):
             done[begin:] = [L.Allocate(buffer, L.block(*done[begin:]))]
         body = L.block(*done)
-        for local in reversed(self.homes.get(id(stmts), ())):
-            if local in self.buffers:
-                body = L.Allocate(self.buffers[local], body)
-        return body
+        return _allocated([self.buffers[local] for local in self.homes.get(id(stmts), ()) if local in self.buffers], body)
 
     def statement(self, stmt: ast.stmt) -> list[Stmt]:
         """The loops of one statement."""
@@ -182,10 +179,7 @@ class Translator:
             case ast.Assign():
                 self.refuse(stmt, "several targets in one assignment", hint="write one assignment for each")
             case ast.AugAssign():
-                if type(stmt.op) not in OPERATORS:
-                    self.not_here(stmt, stmt.op)
-                value = V.apply(OPERATORS[type(stmt.op)], self.value(stmt.target), self.value(stmt.value))
-                return self.assign(stmt, stmt.target, value)
+                return self.assign(stmt, stmt.target, self.binary(stmt, stmt.target, stmt.value))
         self.not_here(stmt)
 
     def inside(self, stmts: Sequence[ast.stmt]) -> Stmt:
@@ -229,7 +223,7 @@ class Translator:
         self.variables[target.id] = Value(simplify(start + v * step), True)
         loop: Stmt = L.For(v, extent, self.inside(stmt.body))
         del self.variables[target.id]
-        return [_with_saved(saved, loop)]
+        return [_allocated([s.buffer for s in saved], L.block(*saved, loop))]
 
     def saved(self, value: Expr, name: str) -> tuple[list[L.Store], Expr]:
         """A value that later stores must not change: in a temporary, where it is read from a buffer."""
@@ -249,7 +243,7 @@ class Translator:
             temporaries, read = self.saved(value.expr, "swapped")
             saved += temporaries
             stores += self.assign(stmt, target, Value(read, value.weak))
-        return [_with_saved(saved, *stores)]
+        return [_allocated([s.buffer for s in saved], L.block(*saved, *stores))]
 
     def assign(self, stmt: ast.Assign | ast.AugAssign, target: ast.expr, value: Value) -> list[Stmt]:
         """The store of an assignment."""
@@ -292,7 +286,7 @@ class Translator:
         if others or not isinstance(target, ast.Name):
             self.refuse(stmt, "an array needs a name of its own", hint="A = np.empty(...)")
         if self.local_arrays[target.id] is not stmt or target in self.local_of:
-            self.refuse(stmt, f"the array `{target.id}` is made anew", hint="use another name")
+            self.refuse(stmt, f"the array `{target.id}` is made a second time", hint="use another name")
         dtypes = [*call.args[1:], *(k.value for k in call.keywords if k.arg == "dtype")]
         if not call.args or len(dtypes) > 1 or len(call.args) + len(call.keywords) > 1 + len(dtypes):
             self.refuse(stmt, "an array is made of a shape and a dtype", hint="np.empty((n, m), np.float32)")
@@ -334,9 +328,7 @@ class Translator:
             case ast.Attribute():
                 return self.outer(node)
             case ast.BinOp():
-                if type(node.op) not in OPERATORS:
-                    self.not_here(node, node.op)
-                return V.apply(OPERATORS[type(node.op)], self.value(node.left), self.value(node.right))
+                return self.binary(node, node.left, node.right)
             case ast.UnaryOp(op=ast.Not()):
                 return Value(E.unary("not", V.truth(self.value(node.operand), "the operand of `not`")), False)
             case ast.UnaryOp(op=op):
@@ -356,6 +348,12 @@ class Translator:
             case ast.Call():
                 return self.call(node)
         self.not_here(node)
+
+    def binary(self, node: ast.BinOp | ast.AugAssign, left: ast.expr, right: ast.expr) -> Value:
+        """The value of the operator of `node` on two operands."""
+        if type(node.op) not in OPERATORS:
+            self.not_here(node, node.op)
+        return V.apply(OPERATORS[type(node.op)], self.value(left), self.value(right))
 
     def compare(self, node: ast.Compare) -> Value:
         """The value of a comparison, chained or not."""
@@ -501,12 +499,9 @@ def _negated(e: Expr) -> Expr:
     return e.args[0] if e.op == "neg" else E.unary("neg", e)
 
 
-def _with_saved(saved: Sequence[L.Store], *stmts: Stmt) -> Stmt:
-    """Statements behind the stores of temporaries, which live there."""
-    body = L.block(*saved, *stmts)
-    for store in reversed(saved):
-        body = L.Allocate(store.buffer, body)
-    return body
+def _allocated(buffers: Sequence[Buffer], body: Stmt) -> Stmt:
+    """A statement inside the allocations of buffers, the first outermost."""
+    return reduce(lambda inner, buffer: L.Allocate(buffer, inner), reversed(buffers), body)
 
 
 def _elements(node: ast.expr) -> Sequence[ast.expr]:

@@ -1,9 +1,7 @@
-"""Scalar values of a translated function: expressions that follow the type rules of NumPy.
+"""Scalar values of a translated function: expressions that follow the type rules of NumPy (NEP 50).
 
-A value is *weak* where plain Python has one of its own numbers: literals, sizes, loop variables and what is computed from these alone.
-Next to an array element a weak number takes the element's dtype (NEP 50); on its own it is an int64, a float64 or a bool. Weak constants are
-computed by Python here and now, as they would be in the function. Python's unbounded integers wrap around at 64 bits, and a division
-of Python numbers by zero gives inf or nan instead of an exception.
+Constants of Python are computed by Python, as they would be in the function. Other than in Python, integers wrap around at 64 bits,
+and dividing by zero gives inf or nan.
 """
 
 from __future__ import annotations
@@ -33,7 +31,10 @@ class Type(NamedTuple):
 
 
 class Value(NamedTuple):
-    """A scalar: its expression, and whether it is a number of Python."""
+    """A scalar: its expression, and whether it is *weak*, a number of Python: a literal, a size, a loop variable, or computed from these.
+
+    Next to an array element a weak number takes the element's dtype; on its own it is an int64, a float64 or a bool.
+    """
 
     expr: Expr
     weak: bool
@@ -163,17 +164,16 @@ _NUMPY: dict[Any, str] = (
 )
 _BINARY: dict[Any, str] = {np.minimum: "min", np.maximum: "max", np.power: "pow", math.pow: "pow"}
 FUNCTIONS = "abs, min, max, int, float, the functions of math and of NumPy (sqrt, exp, ...), and dtypes such as np.float32"
-
-
 _CONVERSIONS: dict[Any, str] = {int: INDEX, float: DOUBLE, bool: "bool"}
 
 
 def call(function: Any, args: Sequence[Value]) -> Value:
     """The value of a function known from `math`, NumPy or Python. Raises `IRError` for any other one."""
     name = getattr(function, "__name__", str(function))
-    known = isinstance(function, Hashable)
+    unknown = IRError(f"the function `{name}` is not known here", hint=f"known are {FUNCTIONS}")
+    known = isinstance(function, Hashable)  # a name of its own: mypy would take `function` for no more than that
     if not known:
-        raise IRError(f"the function `{name}` is not known here", hint=f"known are {FUNCTIONS}")
+        raise unknown
     if function in (min, max) and len(args) > 1:
         return reduce(partial(apply, name), args)
     if function in _BINARY and len(args) == 2:
@@ -193,7 +193,7 @@ def call(function: Any, args: Sequence[Value]) -> Value:
             return Value(value.to(INDEX), True) if function in (math.floor, math.ceil, math.trunc) else value
     if function in (min, max) or function in {**_BINARY, **_NUMPY, **_MATH}:
         raise IRError(f"`{name}` with {len(args)} arguments")
-    raise IRError(f"the function `{name}` is not known here", hint=f"known are {FUNCTIONS}")
+    raise unknown
 
 
 def _elementary(op: str, x: Value) -> Value:

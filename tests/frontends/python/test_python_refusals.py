@@ -323,7 +323,7 @@ def complex_array(n, x, A, c):
     t[0] = 0
 
 
-@refused("t = np.zeros(n)", "the array `t` is made anew")
+@refused("t = np.zeros(n)", "the array `t` is made a second time")
 def array_made_twice(n, x, A, c):
     t = np.empty(n)
     t = np.zeros(n)
