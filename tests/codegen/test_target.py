@@ -36,7 +36,7 @@ def test_host_round_trips_with_its_caches_and_features() -> None:
     assert (host.vector_bits == 512) == ({"avx512f", "avx512bw", "avx512dq", "avx512vl", "avx512cd"} <= set(host.features))
 
 
-@settings(max_examples=50, derandomize=True)
+@settings(max_examples=50, deadline=None, derandomize=True)
 @given(
     st.sampled_from(LINES[:3]),
     st.sets(st.sampled_from(["fma", "avx512fp16", "f16c", "avx2"])),

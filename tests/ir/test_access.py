@@ -219,7 +219,7 @@ def test_accesses_and_their_indices(program: Stmt) -> None:
 SIDES = st.tuples(st.sampled_from([as_expr(0), as_expr(3), N - 1, N * 2 - 1]), st.sampled_from([1, 2, N, N + 2]))
 
 
-@settings(max_examples=100)
+@settings(max_examples=100, deadline=None)
 @given(SIDES, SIDES)
 def test_unions_hold_both(one: tuple[Expr, int | Expr], other: tuple[Expr, int | Expr]) -> None:
     shape = (N * 3 + 5,)

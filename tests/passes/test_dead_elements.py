@@ -218,7 +218,7 @@ def _steps(b, x, choice, other):
 CHOICES = ["neg", "add", "scale", "product", "rows mixed", "norm", "turn", "split", "cut", "softmax"]
 
 
-@settings(max_examples=60)
+@settings(max_examples=60, deadline=None)
 @given(st.lists(st.tuples(st.sampled_from(CHOICES), st.integers(0, 5)), min_size=1, max_size=9), st.integers(0, 3), st.integers(1, 2))
 def test_random_graphs(choices, start, extent):
     b = GraphBuilder()

@@ -3,6 +3,7 @@
 from tcomp.errors import ScheduleError
 from tcomp.ir import te
 from tcomp.schedules.cpu import default as cpu
+from tcomp.schedules.cpu import elementwise
 from tcomp.schedules.lowering import lower
 from tcomp.schedules.schedule import replay
 from tcomp.target import CpuTarget
@@ -19,7 +20,7 @@ def test_a_refused_group_is_left_as_lowered(monkeypatch):
         s.split(s.kernel.body.var.name, 16)
         raise ScheduleError("`vectorize` does not apply", why="no reason")
 
-    monkeypatch.setattr(cpu, "_schedule_group", refused)
+    monkeypatch.setattr(elementwise, "schedule", refused)
     s = cpu.schedule(kernel, TARGET)
     assert s.kernel.notes == ("`y` is left as lowered: no reason",)
     assert [step.primitive for step in s.trace] == ["collapse", "note", "clean"]
