@@ -8,9 +8,10 @@ import ctypes
 import itertools
 import threading
 import time
+from collections import deque
 from collections.abc import Callable, Sequence
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 
@@ -57,7 +58,10 @@ class OutOfMemoryError(MemoryError):
 
 
 class Memory:
-    """Garbage when it is allocated, and when it is freed."""
+    """Garbage when it is allocated, and when it is freed. Like memory of CuPy's pool it stays mapped for a while: work that is still in a
+    queue may write to it."""
+
+    freed: ClassVar[deque[np.ndarray]] = deque(maxlen=256)
 
     def __init__(self, size: int) -> None:
         self.room = np.full(size + 320, 0xA5, np.uint8)
@@ -65,6 +69,7 @@ class Memory:
 
     def __del__(self) -> None:
         self.room[:] = 0x5A
+        self.freed.append(self.room)
 
 
 class Array:
