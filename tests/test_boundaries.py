@@ -41,7 +41,7 @@ SCHEDULE_LAYERS: list[set[str]] = [
     {"primitives"},
     {"cost", "lowering"},
     {"schedule"},
-    {"proof", "groups", "polyhedral"},
+    {"groups", "polyhedral"},
     {"cpu"},
     {"gpu"},
 ]

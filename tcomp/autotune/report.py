@@ -51,7 +51,6 @@ def page(database: Database) -> str:
     return f"{head}<body><h1>Tuning: {name}</h1>{body}</body></html>\n"
 
 
-
 def _sessions(sessions: Sequence[Session]) -> str:
     rows = []
     for s in sessions:
@@ -125,7 +124,6 @@ def _winners(tuned: Sequence[_Tuned]) -> str:
 def _machines(tuned: Sequence[_Tuned]) -> str:
     seen = {tuple(sorted(r.environment.items())) for t in tuned for r in t.records}
     return "".join(_table(("",), [(f"{name}: {value}",) for name, value in machine]) for machine in sorted(seen))
-
 
 
 class _Plot:

@@ -115,10 +115,11 @@ class ModelSubject(TuningSubject):
 
     def _alternatives(self) -> list[tuple[Algorithm, Decisions]]:
         """Algorithms other than those that the model of their cost suggests, but not far from these; the most promising first."""
-        found = []
-        target = self._backend.graph_options.algorithms_for
+        found: list[tuple[float, Algorithm, Decisions]] = []
+        if (target := self._backend.graph_options.algorithms_for) is None:
+            return []
         for sizes, suggested in self._suggested.items():
-            costs = algorithm_costs(sizes, target) if target else {}
+            costs = algorithm_costs(sizes, target)
             task, limit = Algorithm(str(sizes), str(self._backend.target), self._threads), _ALGORITHM_DOUBT * costs[suggested]
             found += [(limit - cost, task, {Algorithm.NAME: tile}) for tile, cost in costs.items() if tile != suggested and cost < limit]
         return [(task, decisions) for _, task, decisions in sorted(found, key=lambda x: -x[0])]
@@ -136,8 +137,10 @@ class ModelSubject(TuningSubject):
 
     def artifact(self, decisions: Mapping[str, Decisions]) -> Artifact:
         """The model with these decisions on algorithms and kernels, by the keys of their tasks; others by default."""
+        if not decisions:
+            return self._untuned
         options = self._deciding(decisions)
-        return compile_partitioned(self._with_layouts(self._chosen(decisions), options), options, Report()) if decisions else self._untuned
+        return compile_partitioned(self._with_layouts(self._chosen(decisions), options), options, Report())
 
     def compare(self, decisions: Mapping[str, Decisions], seconds: float) -> Comparison:
         """The model with these decisions against the untuned one. The kernels that a choice of algorithms changes count together, under the

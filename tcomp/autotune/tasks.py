@@ -258,7 +258,7 @@ def _candidate(task: Task, knobs: Knobs) -> Candidate:
 @lru_cache(maxsize=256)
 def _left_as_lowered(task: Task) -> frozenset[str]:
     """The results that the default schedule leaves as lowered."""
-    return frozenset(f.where for f in task.make(Knobs())[0].fallbacks if f.kind is FallbackKind.LEFT_AS_LOWERED)
+    return frozenset(f.where for f in task.schedule(Knobs()).fallbacks if f.kind is FallbackKind.LEFT_AS_LOWERED)
 
 
 def workloads(graph: Graph, target: Target, threads: int, dims: Mapping[str, int] | None = None) -> list[tuple[Workload, int]]:

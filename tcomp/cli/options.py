@@ -5,7 +5,6 @@ from __future__ import annotations
 import difflib
 import os
 import re
-import zipfile
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, fields
 from pathlib import Path
@@ -264,6 +263,8 @@ def array_or_number(source: str) -> np.ndarray | float:
 
 def load_arrays(path: Path) -> dict[str, np.ndarray]:
     """The arrays of a .npz file by name, or that of a .npy file under the name ""."""
+    import zipfile
+
     import numpy as np
 
     check_file(path, "--input")

@@ -141,9 +141,10 @@ class SourceText:
     def fresh(self, wanted: str) -> str:
         """An identifier like a name, which is not taken yet."""
         found = plain = re.sub(r"\W|^(?=\d)", "_", wanted, flags=re.ASCII) or "_"
+        stem = re.sub(r"^_+(?!\d)", "", plain) or "v"  # an underscore before a digit stays: without it this is no identifier
         numbers = itertools.count(self.first_number)
         while found in self.taken or found.startswith("__"):
-            found = f"{plain.lstrip('_') or 'v'}_{next(numbers)}"
+            found = f"{stem}_{next(numbers)}"
         self.taken.add(found)
         return found
 

@@ -31,7 +31,7 @@ Printed:
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import groupby
 from math import prod
@@ -187,6 +187,13 @@ def block(*stmts: Stmt) -> Stmt:
     for s in stmts:
         flat.extend(s.stmts if isinstance(s, Block) else (s,))
     return flat[0] if len(flat) == 1 else Block(tuple(flat))
+
+
+def allocated(buffers: Iterable[Buffer], body: Stmt) -> Stmt:
+    """A statement during which buffers live; the first is allocated outermost."""
+    for b in reversed([*buffers]):
+        body = Allocate(b, body)
+    return body
 
 
 def where(conditions: Sequence[Expr], then: Stmt) -> Stmt:

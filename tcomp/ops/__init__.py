@@ -1,9 +1,9 @@
 """Operators, written once: functions from TE tensors to TE tensors, one family a file."""
 
 from tcomp.ir.graph import IF, KERNEL, LOOP, Operator
-from tcomp.ops import bilinear, elementwise, matmul, movement, nn, quantization, recurrent, reduction, signal
+from tcomp.ops import bilinear, elementwise, image, matmul, movement, nn, quantization, recurrent, reduction, signal
 
-_FAMILIES = bilinear, elementwise, matmul, movement, nn, quantization, recurrent, reduction, signal
+_FAMILIES = bilinear, elementwise, image, matmul, movement, nn, quantization, recurrent, reduction, signal
 
 OPERATORS: dict[str, Operator] = {
     op.name: op for op in (IF, KERNEL, LOOP, *(op for family in _FAMILIES for op in vars(family).values() if isinstance(op, Operator)))

@@ -167,7 +167,7 @@ def _operator(name: str, function: Callable[..., Expr]) -> Operator:
 ABS, NEG, NOT = _operator("abs", te.abs), _operator("neg", lambda x: -x), _operator("not", lambda x: ~x)
 ACOS, ACOSH, ASIN, ASINH, ATAN, ATANH = (_operator(f.__name__, f) for f in (te.acos, te.acosh, te.asin, te.asinh, te.atan, te.atanh))
 COS, COSH, SIN, SINH, TAN, TANH = (_operator(f.__name__, f) for f in (te.cos, te.cosh, te.sin, te.sinh, te.tan, te.tanh))
-CEIL, FLOOR, ROUND, TRUNC = (_operator(f.__name__, f) for f in (te.ceil, te.floor, te.round, te.trunc))
+CEIL, FLOOR, ROUND = (_operator(f.__name__, f) for f in (te.ceil, te.floor, te.round))
 EXP, LOG, SQRT, ERF = (_operator(f.__name__, f) for f in (te.exp, te.log, te.sqrt, te.erf))
 RECIPROCAL, SIGN = _operator("reciprocal", lambda x: 1.0 / x), _operator("sign", _sign)
 SIGMOID, SOFTPLUS = _operator("sigmoid", te.sigmoid), _operator("softplus", softplus)
@@ -195,7 +195,7 @@ AND, OR, XOR = _operator("and", lambda x, y: x & y), _operator("or", lambda x, y
 SHIFT_LEFT, SHIFT_RIGHT = _operator("shift_left", lambda x, y: x << y), _operator("shift_right", lambda x, y: x >> y)
 LESS, LESS_EQUAL = _operator("less", lambda x, y: x < y), _operator("less_equal", lambda x, y: x <= y)
 GREATER, GREATER_EQUAL = _operator("greater", lambda x, y: x > y), _operator("greater_equal", lambda x, y: x >= y)
-EQUAL, NOT_EQUAL = _operator("equal", te.equal), _operator("not_equal", te.not_equal)
+EQUAL = _operator("equal", te.equal)
 WHERE = _operator("where", select)
 
 

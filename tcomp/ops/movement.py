@@ -151,7 +151,7 @@ PAD_MODES = ("constant", *_PAD_INDEX)
 def depth_to_space(x: Tensor, block: int, channels_first: bool) -> Tensor:
     """[n, c * b * b, h, w] -> [n, c, h * b, w * b]; `channels_first` (CRD) orders the channels (c, b, b), else (b, b, c)."""
     n, depth, h, w = map(as_expr, x.shape)
-    c = depth // (block * block)
+    c = as_expr(as_dim(depth // (block * block)))
 
     def element(b: Expr, k: Expr, i: Expr, j: Expr) -> Expr:
         inside = (i % block) * block + j % block

@@ -26,7 +26,7 @@ def _parameter(p: Tensor, i: tuple[Expr, ...], x: Tensor, axis: int, block: int 
     if p.ndim == 1 and not block:
         require_same(p.shape[0], x.shape[axis], "a scale for each slice")
         return p[i[axis]]
-    if p.ndim != x.ndim or not block:
+    if p.ndim != x.ndim or block is None or block < 1:
         raise IRError(f"scales or zero points {p} do not fit {x}", why=f"axis {axis}, block {block}")
     return p[tuple(index // block if a == axis else index for a, index in enumerate(i))]
 
@@ -92,7 +92,7 @@ def requantize(x: Tensor, a_scale: Tensor, b_scale: Tensor, y_scale: Tensor, zer
     def element(*i: Expr) -> Expr:
         a, b, y = (widened(_parameter(p, i, x, axis)) for p in (a_scale, b_scale, y_scale))
         factor = a * b / y
-        return cast(te.round(cast(x[i], factor.dtype) * factor) + cast(broadcast_read(zero, i), factor.dtype), zero.dtype)  # saturates
+        return cast(te.round(cast(x[i], factor.dtype) * factor) + cast(_parameter(zero, i, x, axis), factor.dtype), zero.dtype)  # saturates
 
     return te.compute(x.shape, element, "requantize")
 

@@ -8,7 +8,7 @@ An edge is fused when its value has one reader and
   - the producer is a product of matrices, and what reads it concatenates their rows (heads that are joined), or
   - the reader takes the maximum of rows, and sums of exponentials relative to it, and nothing else, for a product: it goes through what a
     reduction computes once, block by block (see `schedules.primitives.online_softmax`), or
-  - the producer puts a constant around its input and the reader's windows are small (`halo.SMALL_WINDOW`), a depthwise convolution or pooling
+  - the producer puts a constant around its input and the reader's windows are small (`read_patterns.SMALL_WINDOW`), a depthwise convolution or pooling
     say: a copy would cost as much.
 Why an edge is not fused is recorded, edge by edge.
 """
@@ -264,7 +264,7 @@ class _Grouping:
             return Obstacle.OUTPUT
         if len(group.nodes) + len(other.nodes) > MAX_OPERATORS:
             return Obstacle.TOO_MANY_OPERATORS
-        aligned, once = all(facts[r].is_aligned(value) for r in readers), all(facts[r].reads_once(value) for r in readers)
+        aligned = all(facts[r].is_aligned(value) for r in readers)
         if group.reduces and other.reduces:
             online = len(readers) == 1 and facts[readers[0]].is_online_softmax(value) and any(facts[n].contracts for n in other.nodes)
             fits = online and not any(facts[n].is_online_softmax(v) for n in other.nodes for v in facts[n].reads)
@@ -279,11 +279,15 @@ class _Grouping:
                 or (self.halos and alone and self.reads_halo(producer, value))
                 or (alone and all(window_size(facts[r].bodies) <= SMALL_WINDOW for r in readers) and facts[producer].pads)
                 # A contraction reads its operands over and over, whatever a single edge looks like.
-                or (once and not any(facts[n].contracts for n in group.nodes))
+                or (self.read_once(value) and not any(facts[n].contracts for n in group.nodes))
             )
             return None if fits else Obstacle.USED_MANY_TIMES
-        cheap = aligned or once or sum(facts[n].operations for n in other.nodes) <= MAX_RECOMPUTED
+        cheap = aligned or self.read_once(value) or sum(facts[n].operations for n in other.nodes) <= MAX_RECOMPUTED
         return None if cheap else Obstacle.RECOMPUTED
+
+    def read_once(self, value: Value) -> bool:
+        """Whether every reader of a value reads each element once. Walks the readers' bodies: asked last."""
+        return all(self.facts[r].reads_once(value) for r in self.consumers[value])
 
     def joins_heads(self, product: Node, readers: Sequence[Node]) -> bool:
         """Whether nodes, one after the other, concatenate rows of the matrices that a product computes, and do nothing else."""

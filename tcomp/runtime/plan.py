@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated, Any
 
 from tcomp.errors import ArtifactError
-from tcomp.runtime.manifest import LIMIT, load_json, read, refuse
+from tcomp.runtime.schema import LIMIT, load_json, read, refuse
 
 if TYPE_CHECKING:
     from tcomp.runtime.cuda import CupyDevice

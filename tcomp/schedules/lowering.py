@@ -61,9 +61,7 @@ def lower(name: str, inputs: Sequence[Tensor], outputs: Sequence[Tensor], layout
             nests += lowering.nests(t)
         elif all(u.extern is not t.extern for u in computed[:n]):
             nests.append(lowering.extern_nest(t.extern, stages))
-    body = L.block(*nests)
-    for t in reversed([t for t in computed if t not in originals]):
-        body = L.Allocate(lowering.buffers[t], body)
+    body = L.allocated([lowering.buffers[t] for t in computed if t not in originals], L.block(*nests))
     results = tuple(lowering.buffers[t] for t in final)
     parameters = tuple(lowering.buffers[t] for t in inputs) + results
     return L.Kernel(name, parameters, results, _scalars(body, parameters), body)

@@ -76,7 +76,10 @@ def _method(primitive: Callable[..., Any]) -> Callable[..., Any]:
 
     @wraps(primitive)
     def method(self: Schedule, *arguments: Any, **options: Any) -> Any:
-        _signature(primitive.__name__).bind(*arguments, **options)  # a wrong number of arguments is Python's error
+        try:  # a wrong number of arguments is Python's error
+            _signature(primitive.__name__).bind(*arguments, **options)
+        except TypeError as error:
+            raise TypeError(f"Schedule.{primitive.__name__}(): {error}") from None
         return self.apply(primitive.__name__, *arguments, **options)
 
     return method
@@ -374,7 +377,7 @@ def _signature(primitive: str) -> inspect.Signature:
 
 
 def _misused(kernel: L.Kernel, primitive: str, why: str) -> ScheduleError:
-    hint = f"{primitive}{_signature(primitive)}"
+    hint = re.sub(r"tcomp(\.\w+)*\.", "", f"{primitive}{_signature(primitive)}")  # types by the names that users import
     return ScheduleError(f"`{primitive}` takes other arguments", where=f"kernel `{kernel.name}`", why=why, hint=hint)
 
 

@@ -2,7 +2,7 @@ import numpy as np
 import pytest
 
 from tcomp.errors import IRError
-from tcomp.ops import signal as ops
+from tcomp.ops import image as ops
 
 RNG = np.random.default_rng(5)
 

@@ -57,7 +57,19 @@ def test_requantize_per_channel(apply):
     np.testing.assert_array_equal(y, [[[15, 5], [110, 10]]])
 
 
+@pytest.mark.parametrize("ones", [(), (1,), (1, 1)])
+def test_requantize_of_a_scalar_takes_parameters_of_one_element(apply, ones):
+    """As QLinearMatMul of two vectors has them."""
+    scale, zero = np.full(ones, 0.5, np.float32), np.full(ones, 3, np.int8)
+    y = apply(ops.REQUANTIZE, np.array(20, np.int32), scale, scale, scale, zero, axis=0)
+    assert y.shape == () and y == 13
+
+
 def test_parameters_that_do_not_fit():
+    x, scales = te.placeholder((4, 4), "int8"), te.placeholder((2, 4), "float32")
+    for block in (-1, -2):
+        with pytest.raises(IRError, match=f"block {block}"):
+            ops.dequantize(x, scales, None, 0, block, "float32")
     x = te.placeholder((2, 3))
     with pytest.raises(IRError):
         ops.quantize(x, te.placeholder((2,)), None, 1, 0, "int8", "float32")

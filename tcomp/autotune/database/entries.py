@@ -180,9 +180,9 @@ def _object_of(checks: Mapping[str, Check]) -> Check:
     return check("a JSON object", lambda v: isinstance(v, dict), read)
 
 
-def _text(limit: int = 2000, pattern: str = "(?s:.*)", read: Check = str) -> Check:
-    wanted = f"a text of at most {limit} characters, of the form {pattern}"
-    return check(wanted, lambda v: isinstance(v, str) and len(v) <= limit and re.fullmatch(pattern, v), read)
+def _text(limit: int = 2000, pattern: str = "") -> Check:
+    wanted = f"a text of at most {limit} characters" + (f", of the form {pattern}" if pattern else "")
+    return check(wanted, lambda v: isinstance(v, str) and len(v) <= limit and (not pattern or re.fullmatch(pattern, v)))
 
 
 def _integer(limit: int) -> Check:
@@ -217,7 +217,7 @@ _any_object = check("a JSON object", lambda v: isinstance(v, dict))
 
 _DIM = _text(200, r"[^\s\x00-\x1f]+"), _integer(1 << 48)
 _TASK = {
-    "text": _text(LINE_LIMIT), "target": _text(read=Target.parse), "threads": _integer(1 << 16),
+    "text": _text(LINE_LIMIT), "target": check("a target", lambda v: True, lambda v: Target.parse(_text()(v))), "threads": _integer(1 << 16),
     "dims": _list(check("[name, size]", lambda v: isinstance(v, list) and len(v) == 2, lambda v: [part(x) for part, x in zip(_DIM, v, strict=True)])),
 }  # fmt: skip
 _TASK_KINDS = {  # by the field that tells them apart

@@ -302,8 +302,9 @@ def cores(threads: int, root: Path = Path("/sys/devices/system/cpu")) -> list[in
     """As many processors as threads, of different cores where there are enough; all that this process may use if it may use fewer."""
 
     def core(cpu: int) -> str:
-        siblings = root / f"cpu{cpu}/topology/thread_siblings_list"
-        return siblings.read_text() if siblings.is_file() else str(cpu)
+        with suppress(OSError):
+            return (root / f"cpu{cpu}/topology/thread_siblings_list").read_text()
+        return str(cpu)
 
     usable = sorted(os.sched_getaffinity(0))
     first = {core(cpu): cpu for cpu in usable}.values()  # the last of each core, as the first ones have more interrupts to handle

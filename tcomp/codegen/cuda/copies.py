@@ -17,7 +17,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
 from tcomp.codegen.cuda.barriers import MAX_TRACKED, Placement, pending_groups, phases, threads_along
-from tcomp.codegen.cuda.expressions import FunctionBuilder
+from tcomp.codegen.cuda.function import FunctionBuilder
 from tcomp.ir import expr as E
 from tcomp.ir import loops as L
 from tcomp.ir.dtypes import itemsize

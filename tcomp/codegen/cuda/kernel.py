@@ -16,7 +16,7 @@ from dataclasses import dataclass, replace
 
 from tcomp.codegen.cuda.barriers import Placement, has_threads, is_phase, is_thread_loop, place, plain_statements, threads_along, unproved
 from tcomp.codegen.cuda.copies import BulkCopies, copy_of, copy_phases, start_copy, whole_vectors
-from tcomp.codegen.cuda.expressions import FunctionBuilder
+from tcomp.codegen.cuda.function import FunctionBuilder
 from tcomp.codegen.cuda.math import MEMORY, REGISTER, helper_texts
 from tcomp.codegen.cuda.warp_instructions import WarpInstructions
 from tcomp.ir import expr as E

@@ -45,7 +45,7 @@ def kernel_code(kernel: Kernel, target: CudaTarget, trace: Sequence[object] = ()
     text, launches = emit_kernel(kernel, target, trace)
     scalars = {v: ["scalar", n] for n, v in enumerate(kernel.scalars)}
     described = [_launch_data(launch, scalars) for launch in launches]
-    own = any(isinstance(s, L.Call) and all(capability(x)[1] for x in s.instruction.features) for s in L.walk(kernel.body))
+    own = any(isinstance(s, L.Call) and all(capability(x)[1] for x in s.instruction.features if x.startswith("sm_")) for s in L.walk(kernel.body))
     return _dumped({"launches": described, **_binaries(text, target, kernel.name, own)})
 
 

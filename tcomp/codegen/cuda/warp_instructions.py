@@ -15,7 +15,7 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 
 from tcomp.codegen.cuda.barriers import plain_statements
-from tcomp.codegen.cuda.expressions import FunctionBuilder
+from tcomp.codegen.cuda.function import FunctionBuilder
 from tcomp.codegen.cuda.math import REGISTER
 from tcomp.ir import expr as E
 from tcomp.ir import loops as L
@@ -24,7 +24,6 @@ from tcomp.ir.expr import Expr, as_expr, bounds
 from tcomp.ir.instruction import CORE, ELEMENT, CopyOp, Fragment, WarpOp, match
 from tcomp.ir.loops import Buffer, Stmt
 from tcomp.ir.simplify import difference, linear, simplify
-from tcomp.machines import CUDA_ARCHITECTURES
 from tcomp.target import capability
 
 MAX_OFFSET = 1 << 18  # bytes: offsets in a matrix descriptor have 14 bits, in units of 16 bytes (PTX ISA 8.5, section 9.7.15.5.1)
@@ -74,7 +73,7 @@ class WarpInstructions:
         """The register buffers that an instruction touches are distributed over the threads as it says."""
         f = self.function
         instruction, op = s.instruction, s.instruction.emission
-        archs = [x for x in instruction.features if x in CUDA_ARCHITECTURES]
+        archs = [x for x in instruction.features if x.startswith("sm_")]
         if not isinstance(op, WarpOp) or not any(map(f.target.executes, archs)):
             why = f"it needs {' or '.join(instruction.features)}" + " alone" * any(capability(x)[1] for x in archs)
             raise f.fail(f"the target `{f.target}` has no instruction `{instruction.name}`", why)

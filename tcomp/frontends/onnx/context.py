@@ -24,7 +24,7 @@ from tcomp.frontends.onnx import symbolic
 from tcomp.frontends.onnx.reader import dtype_name
 from tcomp.ir.dtypes import is_float, itemsize, to_numpy
 from tcomp.ir.expr import Dim, Expr, as_dim, as_expr
-from tcomp.ir.graph import Application, Graph, GraphBuilder, Node, Operator, Value, application, materialised
+from tcomp.ir.graph import Application, Graph, GraphBuilder, Inputs, Node, Operator, Value, application, materialised
 from tcomp.ir.interpreters.te import evaluate
 from tcomp.ops.movement import DIMS
 
@@ -38,7 +38,6 @@ Versions = tuple[tuple[int, Handler], ...]  # (first opset, handler), in increas
 Table = dict[str, Handler | Versions]  # by operator
 Reader = Callable[["Context"], Any]  # of an attribute
 Type = tuple[str, Sequence[Dim]]  # (dtype, shape)
-Inputs = Sequence[Value | None]
 
 
 class Scope:

@@ -23,16 +23,17 @@ from onnx import AttributeProto, FunctionProto, GraphProto, ModelProto, NodeProt
 
 from tcomp.errors import ImportModelError, InputError, TcompError, UnsupportedError
 from tcomp.frontends.onnx import reader
-from tcomp.frontends.onnx.context import FOLD_LIMIT, Body, Context, Handler, Inputs, Scope, Table, Type, check_type
-from tcomp.frontends.onnx.handlers import arithmetic, control, movement, nn, recurrent, signal
-from tcomp.frontends.onnx.signature import Range, Shape, find_schema, signature
-from tcomp.ir.graph import Graph, Node, Value
+from tcomp.frontends.onnx.context import FOLD_LIMIT, Body, Context, Handler, Scope, Table, Type, check_type
+from tcomp.frontends.onnx.handlers import arithmetic, control, image, movement, nn, recurrent, signal
+from tcomp.frontends.onnx.schema import find_schema
+from tcomp.frontends.onnx.signature import Range, Shape, signature
+from tcomp.ir.graph import Graph, Inputs, Node, Value
 from tcomp.ops.movement import IDENTITY
 
 MAX_DEPTH = 24  # functions inside functions, and sub-graphs inside sub-graphs
 MAX_NODES = 100_000  # nodes after expansion
 
-FAMILIES: tuple[Table, ...] = tuple(family.TABLE for family in (arithmetic, control, movement, nn, recurrent, signal))
+FAMILIES: tuple[Table, ...] = tuple(family.TABLE for family in (arithmetic, control, image, movement, nn, recurrent, signal))
 HANDLERS: Table = {op: versions for family in FAMILIES for op, versions in family.items()}
 
 SUPPORTED, DECOMPOSED, MISSING, UNCHECKED = "supported", "decomposed", "missing", "unchecked"

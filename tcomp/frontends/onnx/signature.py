@@ -1,22 +1,16 @@
-"""What is said of inputs: those of a model, with the caller's shapes and dims applied; those of an operator, by its ONNX schema."""
+"""The inputs of a model, with the caller's shapes and dims applied."""
 
 from __future__ import annotations
 
 import ast
 import re
 from collections.abc import Callable, Mapping, Sequence
-from functools import lru_cache
-from typing import Any
 
-import onnx
-from onnx import FunctionProto, NodeProto, ValueInfoProto
-from onnx.defs import OpSchema, SchemaError
+from onnx import ValueInfoProto
 
-from tcomp.errors import ImportModelError, InputError, UnsupportedError
+from tcomp.errors import InputError, UnsupportedError
 from tcomp.frontends.onnx import reader
-from tcomp.frontends.onnx.reader import ELEM_TYPES
 from tcomp.ir.expr import Dim, Expr, as_dim, as_expr, binary, dim
-from tcomp.ir.graph import Value
 
 LARGEST = (1 << 29) - 1  # of a dim without a bound of its own: index arithmetic and shape arithmetic rely on some bound
 
@@ -115,80 +109,3 @@ def _evaluated(node: ast.expr, size_of: Callable[[str], Dim]) -> Expr:
                 raise ValueError("a size is divided by what may not be positive")
             return as_expr(as_dim(binary(OPERATIONS[type(op)], a, b)))
     raise ValueError("no formula")
-
-
-_TYPE_NAMES = {f"tensor({name})": dtype for name, dtype in {
-    **{d: d for d in ELEM_TYPES}, "float": "float32", "double": "float64",
-}.items()}  # fmt: skip
-_OPTIONAL = (OpSchema.FormalParameterOption.Optional, OpSchema.FormalParameterOption.Variadic)
-
-
-class Schema:
-    """The schema of an ONNX operator, with what is asked of it for every node copied out of the library."""
-
-    def __init__(self, schema: Any) -> None:  # onnx.defs.OpSchema, whose type stubs lack half of it
-        self.schema = schema
-        self.inputs = [(f, frozenset(_TYPE_NAMES[t] for t in f.types if t in _TYPE_NAMES)) for f in schema.inputs]
-        self.attributes: Mapping[str, Any] = schema.attributes
-        self.defaults = {name: a.default_value for name, a in self.attributes.items() if a.default_value.name}
-
-    def check_node(self, node: NodeProto, inputs: Sequence[Value | None], where: str) -> None:
-        """Raises `ImportModelError` if number or types of inputs, or the attributes, are not what the operator takes."""
-        least, most, outputs = self.schema.min_input, self.schema.max_input, self.schema.max_output
-        if not least <= len(inputs) <= most:
-            raise ImportModelError(f"{len(inputs)} inputs", where=where, why=f"the operator takes {least} to {most}")
-        if len(node.output) > outputs:
-            raise ImportModelError(f"{len(node.output)} outputs", where=where, why=f"the operator has {outputs}")
-        bound: dict[str, str] = {}
-        for number, value in enumerate(inputs):
-            formal, dtypes = self.inputs[min(number, len(self.inputs) - 1)]
-            if value is None:
-                if formal.option not in _OPTIONAL:
-                    raise ImportModelError(f"input {number} (`{formal.name}`) is missing", where=where)
-                continue
-            binds = formal.is_homogeneous and not formal.type_str.startswith("tensor(")  # the same type for all inputs of that variable
-            expected = bound.setdefault(formal.type_str, value.dtype) if binds else value.dtype
-            if value.dtype not in dtypes or value.dtype != expected:
-                accepted = expected if value.dtype in dtypes else ", ".join(sorted(dtypes))
-                what = f"input {number} (`{formal.name}`) is {value.dtype}"
-                raise ImportModelError(what, where=where, why=f"the operator takes {accepted} there")
-        for attr in node.attribute:
-            if attr.name not in self.attributes:
-                raise ImportModelError(f"unknown attribute `{attr.name}`", where=where, why=f"this opset has {sorted(self.attributes)}")
-            if attr.type != self.attributes[attr.name].type.value and not attr.ref_attr_name:
-                raise ImportModelError(f"attribute `{attr.name}` has the wrong type", where=where)
-        given = {attr.name for attr in node.attribute}
-        if missing := [name for name, a in self.attributes.items() if a.required and name not in given]:
-            raise ImportModelError(f"attribute `{missing[0]}` is missing", where=where)
-
-    def function_body(self, node: NodeProto, inputs: Sequence[Value | None], opset: int) -> FunctionProto | None:
-        """The definition of the operator by simpler ones, as ONNX gives it for this node; None if there is none."""
-        s = self.schema
-        contextual = not s.has_function and s.has_context_dependent_function
-        if not s.has_function and not contextual:
-            return None
-        declared = s.context_dependent_function_opset_versions if contextual else s.function_opset_versions
-        version = max([v for v in declared if v <= opset] or declared)
-        if contextual:
-            types = [_type_proto(v).SerializeToString() for v in inputs]
-            body = s.get_context_dependent_function_with_opset_version(version, node.SerializeToString(), types)
-        else:
-            body = s.get_function_with_opset_version(version)
-        definition: FunctionProto | None = FunctionProto.FromString(body) if body else None
-        return definition
-
-
-@lru_cache(maxsize=1024)
-def find_schema(op_type: str, opset: int, domain: str) -> Schema | None:
-    """The schema in force at an opset, deprecated or not; None for an operator that ONNX does not define."""
-    try:
-        return Schema(onnx.defs.get_schema(op_type, opset, domain))
-    except SchemaError:
-        return None
-
-
-def _type_proto(value: Value | None) -> onnx.TypeProto:
-    if value is None:
-        return onnx.TypeProto()
-    dims = [str(d) if isinstance(d, Expr) else d for d in value.shape]
-    return onnx.helper.make_tensor_type_proto(ELEM_TYPES[value.dtype], dims)

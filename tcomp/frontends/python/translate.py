@@ -150,7 +150,7 @@ class Translator:
         for begin, buffer in reversed(arrays):
             done[begin:] = [L.Allocate(buffer, L.block(*done[begin:]))]
         body = L.block(*done)
-        return _allocated([self.buffers[local] for local in self.homes.get(id(stmts), ()) if local in self.buffers], body)
+        return L.allocated([self.buffers[local] for local in self.homes.get(id(stmts), ()) if local in self.buffers], body)
 
     def statement(self, stmt: ast.stmt) -> list[Stmt]:
         """The loops of one statement."""
@@ -223,7 +223,7 @@ class Translator:
         self.variables[target.id] = Value(simplify(start + v * step), True)
         loop: Stmt = L.For(v, extent, self.inside(stmt.body))
         del self.variables[target.id]
-        return [_allocated([s.buffer for s in saved], L.block(*saved, loop))]
+        return [L.allocated([s.buffer for s in saved], L.block(*saved, loop))]
 
     def saved(self, value: Expr, name: str) -> tuple[list[L.Store], Expr]:
         """A value that later stores must not change: in a temporary, where it is read from a buffer."""
@@ -243,7 +243,7 @@ class Translator:
             temporaries, read = self.saved(value.expr, "swapped")
             saved += temporaries
             stores += self.assign(stmt, target, Value(read, value.weak))
-        return [_allocated([s.buffer for s in saved], L.block(*saved, *stores))]
+        return [L.allocated([s.buffer for s in saved], L.block(*saved, *stores))]
 
     def assign(self, stmt: ast.Assign | ast.AugAssign, target: ast.expr, value: Value) -> list[Stmt]:
         """The store of an assignment."""
@@ -497,11 +497,6 @@ def _negated(e: Expr) -> Expr:
     if e.op == "mul":
         return E.binary("mul", _negated(e.args[0]), e.args[1])
     return e.args[0] if e.op == "neg" else E.unary("neg", e)
-
-
-def _allocated(buffers: Sequence[Buffer], body: Stmt) -> Stmt:
-    """A statement inside the allocations of buffers, the first outermost."""
-    return reduce(lambda inner, buffer: L.Allocate(buffer, inner), reversed(buffers), body)
 
 
 def _elements(node: ast.expr) -> Sequence[ast.expr]:

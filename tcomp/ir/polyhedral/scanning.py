@@ -50,7 +50,7 @@ class _Scanner:
         self.homes: dict[Buffer, tuple[For, ...]] = {}
         self._survey(stmt, (), ())
         self.expanded = {
-            b: Buffer(b.name, b.dtype, [*(bounds(x.extent)[1] or x.extent for x in loops), *b.shape], "global" if loops else b.scope)
+            b: Buffer(b.name, b.dtype, [*(x.extent if (high := bounds(x.extent)[1]) is None else high for x in loops), *b.shape], "global" if loops else b.scope)
             for b, loops in self.homes.items()
         }
 

@@ -18,7 +18,7 @@ from tcomp.ir.loops import VECTORIZED, Accumulate, Buffer, For, If, walk
 from tcomp.schedules.analysis import access_patterns as patterns
 from tcomp.schedules.analysis.access_patterns import Nest, bytes_of, extent_of, is_product, reduction_nest, result_nest, row_axis
 from tcomp.schedules.cost.register_tiles import MAX_TILE_ROWS, Tile, choose_tile, outer_row_counts, tiles
-from tcomp.schedules.cpu import blocking, common, elementwise
+from tcomp.schedules.cpu import common, elementwise, panel_blocking, work_partition
 from tcomp.schedules.cpu.common import divides, extent, nest_lanes, threads, unroll, whole_tiles
 from tcomp.schedules.cpu.int8_dot_products import group_loop, summed_bytes
 from tcomp.schedules.knobs import Knobs
@@ -55,7 +55,7 @@ def schedule(s: Schedule, result: str, acc: str, target: CpuTarget, knobs: Knobs
     batch = [x for x in others if x in batch_axes]
     others = [x for x in others if x not in batch_axes]
     part = None
-    if (parts := blocking.row_parts(nest, target, knobs)) is not None:
+    if (parts := work_partition.row_parts(nest, target, knobs)) is not None:
         whole = loop_of[parts[0].var.name]
         part, inner = s.split(whole, parts[1])
         others[others.index(whole)] = inner
@@ -73,7 +73,7 @@ def schedule(s: Schedule, result: str, acc: str, target: CpuTarget, knobs: Knobs
     row, lane_axis = row_axis(nest), nest.spatial[-1].var
     used = [E.variables(*r.args) for r in nest.reads]
     reused = row is not None and any(lane_axis in variables and row.var not in variables for variables in used)  # by all rows of a tile
-    outside = reused and cached and extent(s, column) != 1 and not blocking.columns_inside(nest, target, knobs)
+    outside = reused and cached and extent(s, column) != 1 and not work_partition.columns_inside(nest, target, knobs)
     around = [*batch, column, *others] if knobs.flag((acc, "columns_outside"), outside) else [*batch, *others, column]
     around = around if part is None else [part, *around]
     s.reorder(*around, *inside, lane)
@@ -83,11 +83,11 @@ def schedule(s: Schedule, result: str, acc: str, target: CpuTarget, knobs: Knobs
     loops = knobs.choice((acc, "folds"), orders, suggested)
     p = None
     if loops and group is None and around[-1] is not column:
-        p = blocking.panels(s, nest, loops, tile.vectors * lanes, column, others, target)
+        p = panel_blocking.panels(s, nest, loops, tile.vectors * lanes, column, others, target)
         p = p if p is not None and knobs.flag((p.operand, "panels"), True) else None
     if p is not None and p.in_blocks:
         axes = [(x.var.name, n) for x, n in zip(tile_axes, (tile.outer_rows, tile.rows), strict=True) if x is not None]
-        blocking.accumulate_in_blocks(s, acc, axes, lanes, column, p)
+        panel_blocking.accumulate_in_blocks(s, acc, axes, lanes, column, p)
     else:
         block = _summation_block(s, nest, loops, 1 if p is None else p.steps) if group is None else None
         s.compute_at(acc, around[-1], "register" if block is None else "global")
@@ -98,7 +98,7 @@ def schedule(s: Schedule, result: str, acc: str, target: CpuTarget, knobs: Knobs
             s.promote(inner, acc, f"{acc}.tile", anew=True)
             loops = (*loops[: block[0]], inner, *loops[block[0] + 1 :])
         if p is not None:
-            blocking.prefetch_next_panel(s, p, column, loops[-1])
+            panel_blocking.prefetch_next_panel(s, p, column, loops[-1])
         elif loops and group is None:  # a reduction of one element has no loop left
             if is_product(nest) and not overlapping:
                 loop = next((x for x in reversed(around) if extent(s, x) != 1), around[-1])
@@ -113,7 +113,7 @@ def schedule(s: Schedule, result: str, acc: str, target: CpuTarget, knobs: Knobs
             with suppress(ScheduleError):
                 s.unguard(x.var.name)
     for names in shared if part is None else [[part]]:
-        threads(s, names, blocking.pays(nest), knobs)
+        threads(s, names, work_partition.pays(nest), knobs)
 
 
 def tile_loops(s: Schedule, acc: str, lanes: int, loops: Sequence[str], update: bool) -> None:
@@ -137,7 +137,7 @@ def _summation_block(s: Schedule, nest: Nest, loops: Sequence[str], steps: int) 
     if not is_float(nest.writes.dtype) or not patterns.is_sum(nest) or not all(isinstance(x.extent, int) for x in nest.reduction_loops):
         return None
     extents = [common.size(s, x) for x in loops]
-    longest = blocking.MAX_SUMMED if is_product(nest) else blocking.MAX_SUMMED // PRODUCT_LATENCIES
+    longest = panel_blocking.MAX_SUMMED if is_product(nest) else panel_blocking.MAX_SUMMED // PRODUCT_LATENCIES
     n, inside = len(loops), 1
     while n and inside * extents[n - 1] <= longest:
         n, inside = n - 1, inside * extents[n - 1]
@@ -166,11 +166,11 @@ def _prefetch_vectors(s: Schedule, nest: Nest, walked: str, loop: str, target: C
     `walked`, or all of it."""
     row, along = row_axis(nest), next(x.var for x in nest.reduction_loops if x.var.name == walked)
     lanes = nest_lanes(target, nest)
-    for r in blocking.walked_by_lanes(nest, walked):
+    for r in panel_blocking.walked_by_lanes(nest, walked):
         once = row is None or row.var not in E.variables(*r.args)
         step = stride(r, along)
         new_line = step is None or abs(step) >= lanes  # else the next step is in the cache already
-        suggested = 16 if once and new_line and blocking.exceeds_cache(r, target) else 0
+        suggested = 16 if once and new_line and panel_blocking.exceeds_cache(r, target) else 0
         if distance := knobs.choice((r.attr.name, "prefetch"), (0, 2, 4, 8, 16, 32), suggested):
             s.prefetch(r.attr.name, loop, distance)
 
@@ -183,7 +183,7 @@ def _prefetch_next_tile(s: Schedule, nest: Nest, out: Nest, loop: str, loops: Se
     sizes: dict[Buffer, int] = {}
     for r in nest.reads:  # a window with a stride may leave out most of an operand
         if nest.spatial[-1].var not in (used := E.variables(*r.args)):
-            touched = prod(extent_of(x.extent) for x in nest.loops if x.var in used) * itemsize(r.attr.dtype)
+            touched = patterns.iterations(x for x in nest.loops if x.var in used) * itemsize(r.attr.dtype)
             sizes[r.attr] = min(bytes_of(r.attr), touched)
     sizes |= {r.attr: bytes_of(r.attr) for r in out.reads if out.loops[-1].var in E.variables(*r.args) and r.attr is not nest.writes}
     if not common.is_streamed(s, out.writes, target, knobs):  # such stores would have to evict what was prefetched
@@ -274,14 +274,14 @@ def tile_of(nest: Nest, target: CpuTarget, knobs: Knobs) -> Tile:
     """The register tile for a reduction: rows along the axes that reuse the vector operand, vectors along the lanes."""
     outer, row = _tile_axes(nest)
     lanes, columns = nest_lanes(target, nest), extent_of(nest.spatial[-1].extent)
-    part = blocking.row_parts(nest, target, knobs)
+    part = work_partition.row_parts(nest, target, knobs)
     rows, outer_rows = (1 if x is None else extent_of(x.extent) if part is None or part[0] is not x else part[1] for x in (row, outer))
     multiple, outer_multiple = (part[1] if part is not None and part[0] is x else 0 for x in (row, outer))  # what tiles divide
     registers, cached_rows = target.vector_registers, MAX_TILE_ROWS if row is None else _rows_in_cache(nest, row, target)
 
     def loading(vectors: int) -> tuple[float, float]:
         """Cycles for a step's vectors of the operand that the lanes walk, which all rows of tiles read again: (at least, on top of the rest)."""
-        panel = prod(extent_of(x.extent) for x in nest.reduction_loops) * vectors * lanes * itemsize(nest.writes.dtype)
+        panel = patterns.iterations(nest.reduction_loops) * vectors * lanes * itemsize(nest.writes.dtype)
         if panel > target.l2 * PANEL_SHARE:
             return vectors * target.core.memory_vector_load, 0.0
         return 0.0, vectors * target.core.l2_vector_load if panel > target.l1 * PANEL_SHARE else 0.0

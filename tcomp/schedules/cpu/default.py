@@ -20,9 +20,9 @@ from tcomp.ir.layout import Layout
 from tcomp.ir.loops import Kernel, Store, walk
 from tcomp.schedules.analysis import access_patterns as patterns
 from tcomp.schedules.cpu import contraction, elementwise, flash_attention, row_reductions, stencils
-from tcomp.schedules.cpu.blocking import split_row_sums
 from tcomp.schedules.cpu.common import is_streamed, nest_lanes
 from tcomp.schedules.cpu.int8_dot_products import add_up_groups, grouped, multiplies_bytes, split_groups
+from tcomp.schedules.cpu.work_partition import split_row_sums
 from tcomp.schedules.groups import Group, attachments, schedule_each
 from tcomp.schedules.knobs import Knobs
 from tcomp.schedules.polyhedral import polyhedral_or_not

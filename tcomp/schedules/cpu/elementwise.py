@@ -9,14 +9,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from math import prod
 
 from tcomp.ir import expr as E
 from tcomp.ir.access import affine, stride
 from tcomp.ir.dtypes import itemsize
 from tcomp.ir.loops import For
 from tcomp.ir.simplify import simplify
-from tcomp.schedules.analysis.access_patterns import Nest, extent_of, result_nest
+from tcomp.schedules.analysis.access_patterns import Nest, extent_of, iterations, result_nest
 from tcomp.schedules.cost.roofline import division
 from tcomp.schedules.cpu import common
 from tcomp.schedules.cpu.common import divides, extent, nest_lanes, threads, unroll, whole_tiles
@@ -37,7 +36,7 @@ def schedule(s: Schedule, result: str, target: CpuTarget, knobs: Knobs) -> None:
     if not nest.loops:
         return
     loops, lanes = [x.var.name for x in nest.loops], nest_lanes(target, nest)
-    pays = prod(extent_of(x.extent) for x in nest.loops) >= common.MIN_PARALLEL_ELEMENTS
+    pays = iterations(nest.loops) >= common.MIN_PARALLEL_ELEMENTS
     if (tiles := transpose_tiles(nest, target)) is not None:
         transpose(s, nest, tiles, pays, knobs)
         return

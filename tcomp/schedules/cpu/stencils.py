@@ -22,7 +22,7 @@ from tcomp.ir import expr as E
 from tcomp.ir.access import Affine, affine
 from tcomp.ir.dtypes import itemsize
 from tcomp.ir.loops import STACK_LIMIT, Accumulate, Kernel, Store, walk
-from tcomp.schedules.analysis.access_patterns import Nest, extent_of, nests, result_nest, stage_axes
+from tcomp.schedules.analysis.access_patterns import Nest, extent_of, iterations, nests, result_nest, stage_axes
 from tcomp.schedules.cpu.common import extent, lanes_of, partition_tails, size, threads, unroll, vector_tail, whole_tiles
 from tcomp.schedules.knobs import Knobs
 from tcomp.schedules.primitives import editing
@@ -189,7 +189,7 @@ def _cost(tile: tuple[int, ...], chain: Chain, stages: Mapping[str, Nest], exten
     def operations(stage: Nest) -> int:
         """Of one element, about: arithmetic and accesses."""
         values = sum(e.op not in ("var", "const") and e.dtype != E.INDEX for e in E.walk(stage.leaf.value))
-        return prod(extent_of(x.extent) for x in stage.reduction_loops) * values + 1
+        return iterations(stage.reduction_loops) * values + 1
 
     work = sum(operations(stages[n]) * prod(box[:-1]) * (-(-box[-1] // lanes) + ROW_START) for n, box in boxes.items())
     split = [d for d, (t, n) in enumerate(zip(tile, extents, strict=True)) if t < n]

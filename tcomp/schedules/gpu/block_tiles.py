@@ -143,7 +143,7 @@ class Product:
         factors = factors_of(self.reduction)
         return [E.reads(factors[1 - self.right]), E.reads(factors[self.right])]
 
-    @property
+    @cached_property
     def along_reduction(self) -> list[bool]:
         """Of the rows and of the columns: whether neighbours along the sliced reduction lie side by side in all that is read."""
         return [all(stride(r, self.sliced.var) == 1 for r in reads) for reads in self.reads]

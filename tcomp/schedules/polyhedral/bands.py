@@ -46,7 +46,7 @@ class Planner:
     def tree(self, fused: bool = False) -> Any:
         """isl's tree of bands."""
         if fused not in self.trees:
-            domain = reduce(isl.UnionSet.union, (isl.UnionSet.from_set(x.domain) for x in self.model.instances))
+            domain = reduce(isl.UnionSet.union, (isl.UnionSet.from_set(x.domain) for x in self.model.instances), isl.UnionSet("{}"))
             try:
                 with limited(RELAXED_LIMIT):
                     self.trees[fused] = isl_schedule(domain, relaxed(self.dependences), self.model.context, fused)

@@ -34,7 +34,7 @@ MATRIX_VECTOR_STEPS = 4  # steps of the reduction in one pass over the result: a
 MAX_RESULT_CHUNK = 256  # elements of the result that stay in the first-level cache for the whole reduction, with the lines of the matrix
 ROW_GROUP = 8  # blocks of `JAM` rows that one thread takes at a time
 UNCUT = 1 << 20  # iterations of a tile in a dimension that is not tiled: more than any loop of a stencil has
-TILE_2D = [64, 512]  # time steps and elements of a tile of a stencil over one dimension: 4 KiB of elements, reused in the first-level cache
+TILE_2D = (64, 512)  # time steps and elements of a tile of a stencil over one dimension: 4 KiB of elements, reused in the first-level cache
 MIN_TILE, MAX_TILE = 4, 64  # rows of a tile of another stencil: fewer are mostly skewed border, more leave too few tiles along a diagonal
 
 
@@ -296,7 +296,7 @@ def _tiles(buffers: Collection[Buffer], count: int, target: CpuTarget) -> list[i
     widest = max(buffers, key=lambda b: prod(d for d in b.shape if isinstance(d, int)))
     row = sum(itemsize(b.dtype) * prod(d for d in b.shape[1:] if isinstance(d, int)) for b in buffers if len(b.shape) == len(widest.shape))
     if count == 2:
-        return TILE_2D
+        return [*TILE_2D]
     rows = max(MIN_TILE, min(MAX_TILE, target.l2 // 2 // max(row, 1)))
     return [max(MIN_TILE, rows // 2), rows, *([UNCUT] * (count - 2))]
 

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from math import prod
 
 import islpy as isl
 
 from tcomp.ir.loops import SERIAL
 from tcomp.ir.polyhedral.model import Instance
-from tcomp.schedules.analysis.access_patterns import extent_of
+from tcomp.schedules.analysis.access_patterns import iterations
 
 PARALLEL_INSTANCES = 1 << 14  # of statements, below which waking threads (about a microsecond) costs more than they save
 SYMBOLIC_EXTENT = 512  # iterations that a loop of symbolic extent is taken to have
@@ -80,7 +79,7 @@ class Plan:
 
     def work(self, names: Sequence[str] | None = None) -> int:
         """About how many instances there are."""
-        return sum(prod(extent_of(loop.extent) for loop in x.loops) for n, x in self.instances.items() if names is None or n in names)
+        return sum(iterations(x.loops) for n, x in self.instances.items() if names is None or n in names)
 
     def parallel(self) -> str:
         """The loops that run on threads, as `affine` takes them."""

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from contextlib import suppress
-from math import prod
 from textwrap import shorten
 
 import islpy as isl
@@ -18,7 +17,7 @@ from tcomp.ir.fallback import FallbackKind
 from tcomp.ir.loops import Accumulate, Buffer, For, Kernel, Store
 from tcomp.ir.polyhedral.model import Instance, TooHard, model
 from tcomp.ir.simplify import linear
-from tcomp.schedules.analysis.access_patterns import extent_of
+from tcomp.schedules.analysis.access_patterns import extent_of, iterations
 from tcomp.schedules.cost.roofline import statements
 from tcomp.schedules.handles import LoopCopy
 from tcomp.schedules.polyhedral.bands import Planner
@@ -54,7 +53,7 @@ def polyhedral(program: Kernel | Schedule, target: CpuTarget, threads: int = 1) 
 
 def polyhedral_or_not(s: Schedule, target: CpuTarget, threads: int) -> Schedule:
     """The default for programs of which the structural schedules know nothing: as written, with a note, where there is nothing to gain."""
-    if not worth_threads(sum(prod(extent_of(x.extent) for x in loops) for _, loops, _ in statements(s.kernel)) // 2):
+    if not worth_threads(sum(iterations(loops) for _, loops, _ in statements(s.kernel)) // 2):
         return s
     try:
         return polyhedral(s, target, threads)

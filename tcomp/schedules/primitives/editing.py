@@ -192,13 +192,6 @@ def enclose(loops: Iterable[L.For], leaf: L.Stmt) -> L.Stmt:
     return leaf
 
 
-def allocated(buffers: Iterable[L.Buffer], body: L.Stmt) -> L.Stmt:
-    """A statement during which buffers live."""
-    for b in reversed([*buffers]):
-        body = L.Allocate(b, body)
-    return body
-
-
 def nest_over(kernel: L.Kernel, name: str, shape: Sequence[Dim], leaf: Callable[[Indices], L.Stmt]) -> tuple[L.Stmt, list[str]]:
     """A nest over all elements of a shape, and the names of its loops: `name.0`, `name.1`, ..."""
     names = [fresh(kernel, f"{name}.{d}") for d in range(len(shape))]

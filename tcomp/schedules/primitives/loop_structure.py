@@ -113,11 +113,12 @@ def split(kernel: L.Kernel, loop: Loop, factor: int, tail: str = "guard") -> tup
 def _check_repeatable(loop: L.For) -> None:
     """Refuse unless iterations of the loop may be executed twice: the last ones again, in order, after all of them."""
     start, hint = f"iterations of `{loop.var.name}`", "the tails guard, mask and peel execute each iteration once"
+    read = editing.reads([loop.body])
     for s in (s for s in editing.stores(loop.body) if not editing.is_local(s.buffer, loop.body)):
         why = f"{start} accumulate into `{s.buffer.name}`: one that is executed twice would count twice"
         refuse_if(isinstance(s, L.Accumulate), why, hint)
         why = f"{start} read `{s.buffer.name}`, which they write: executed twice, one may find what it wrote"
-        refuse_if(s.buffer in editing.reads([loop.body]), why, hint)
+        refuse_if(s.buffer in read, why, hint)
 
 
 def _padded(kernel: L.Kernel, loop: L.For, end: Expr) -> L.Kernel:
@@ -165,7 +166,7 @@ def _check_in_range(loop: L.For, *variables: Expr) -> None:
                     raise refuse(why, "the other tails (guard, mask, peel, shift_inwards) have none")
 
 
-def reorder(kernel: L.Kernel, *order: str, reassociate: bool = False) -> L.Kernel:
+def reorder(kernel: L.Kernel, *order: Loop, reassociate: bool = False) -> L.Kernel:
     """Loops directly inside each other take the given order; loops of the nest that are not named keep their places.
 
     Legal when iterations that touch one element, at least one of them writing, stay in order (with `reassociate`, accumulations into one
@@ -226,7 +227,7 @@ def fuse(kernel: L.Kernel, outer: Loop, inner: Loop) -> tuple[L.Kernel, str]:
     _check_extent_fixed(second)
     rows, columns = _size(kernel, first.extent), _size(kernel, second.extent)
     extent = as_dim(rows * columns)
-    v = loop_var(fresh(kernel, f"{outer}_{editing.last_part(second.var.name)}"), extent)
+    v = loop_var(fresh(kernel, f"{first.var.name}_{editing.last_part(second.var.name)}"), extent)
     body = rebind(second.body, {first.var: v // columns, second.var: v % columns})
     return replaced(kernel, {first: L.For(v, extent, body, first.kind)}), v.name
 

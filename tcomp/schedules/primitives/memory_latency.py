@@ -85,7 +85,7 @@ def pipeline(kernel: L.Kernel, loop: Loop, stages: int, *buffers: Stage) -> tupl
     for old in olds:
         body = editing.without_allocation(body, old)
     new = L.block(L.For(first, distance, L.block(*prologue)), replace(target, body=body))
-    return editing.nesting(replaced(kernel, {target: editing.allocated(news.values(), new)})), first.name
+    return editing.nesting(replaced(kernel, {target: L.allocated(news.values(), new)})), first.name
 
 
 def _buffers_inside(kernel: L.Kernel, target: L.For, names: Sequence[Stage]) -> list[L.Buffer]:

@@ -77,7 +77,7 @@ def online(kernel: L.Kernel, stage: Stage, loop: Loop, factor: int) -> tuple[L.K
     moved = {top.stmt, *(a.stmt for a in sums)}
     last = max(items.index(a.stmt) for a in sums)
     new = [*(x for x in items[:last] if x not in moved), blocks.loop(sums), *map(blocks.final, sums), *items[last + 1 :]]
-    return editing.replaced(kernel, {home: editing.allocated(_allocations(home), L.block(*new))}), *blocks.names
+    return editing.replaced(kernel, {home: L.allocated(_allocations(home), L.block(*new))}), *blocks.names
 
 
 @dataclass(frozen=True, slots=True)
@@ -250,7 +250,7 @@ class _Blocks:
             by_place(self.weights, lambda v: E.unary("exp", E.read(self.terms, (*places, v)) - _at_least_finite(current))),
             *(s for a in sums for s in (self._scaled(a), self._added(a))),
         )
-        return L.For(self.outer, self.count, editing.allocated([self.terms, self.weights, self.scale], body))
+        return L.For(self.outer, self.count, L.allocated([self.terms, self.weights, self.scale], body))
 
     def _scaled(self, a: _Sum) -> L.Stmt:
         """What has been summed up so far, relative to the new maximum."""

@@ -62,7 +62,7 @@ def rfactor(kernel: L.Kernel, stage: Stage, loop: Loop, lanes: int) -> tuple[L.K
     partial, outer_extent = L.Buffer(name, buffer.dtype, (*buffer.shape, lanes)), as_dim((extent + (lanes - 1)) // lanes)
     places, reducer = update.indices, update.reducer
     outer, lane = loop_var(fresh(kernel, f"{target.var.name}.o"), outer_extent), loop_var(f"{name}.lane", lanes)
-    init_lane, final_lane = loop_var(f"{name}.init.lane", lanes), loop_var(fresh(kernel, f"{stage}.lane"), lanes)
+    init_lane, final_lane = loop_var(f"{name}.init.lane", lanes), loop_var(fresh(kernel, f"{buffer.name}.lane"), lanes)
     index, depth = outer * lanes + lane, found.loops.index(target)
     body = guard(found.conditions, replace(update, buffer=partial, indices=(*places, lane)))
     body = editing.rebind(enclose(found.loops[depth + 1 :], body), {target.var: index})
@@ -96,7 +96,7 @@ def rfactor(kernel: L.Kernel, stage: Stage, loop: Loop, lanes: int) -> tuple[L.K
         while isinstance(inner, L.Allocate):
             temporaries.append(inner.buffer)
             inner = inner.body
-        changed = changed.with_body(editing.allocated([*temporaries, partial], inner))
+        changed = changed.with_body(L.allocated([*temporaries, partial], inner))
     return changed, PartialResults(name, init_lane=init_lane.name, lane=lane.name, final_lane=final_lane.name, outer=outer.name)
 
 
@@ -287,7 +287,7 @@ def cache_factors(kernel: L.Kernel, loop: Loop, left: str, right: str, scope: st
         copies.append(BufferCopy(name, loads=loads))
         staged.append(E.substitute(whole, {core: E.read(local, [x.var for x in loops])}))
     total = enclose(found.loops, L.Accumulate(update.buffer, update.indices, E.binary("mul", *staged), update.reducer))
-    new = L.For(target.var, target.extent, editing.allocated(buffers, L.block(*nests, total)), target.kind)
+    new = L.For(target.var, target.extent, L.allocated(buffers, L.block(*nests, total)), target.kind)
     return editing.nesting(replaced(kernel, {target: new})), copies[0], copies[1]
 
 

@@ -5,8 +5,9 @@ Buffers are dense and row-major, so collapsing two dimensions or expanding one o
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 
 import islpy as isl
 
@@ -22,7 +23,17 @@ from tcomp.ir.text.parser import parse_layout
 from tcomp.schedules.analysis.legality import conflict_of, dependences, race
 from tcomp.schedules.handles import BufferCopy, Loop, Stage
 from tcomp.schedules.primitives import editing
-from tcomp.schedules.primitives.editing import find_buffer, fresh, rebuild, refuse, refuse_conflict, refuse_if, replace_buffer, writes
+from tcomp.schedules.primitives.editing import (
+    Indices,
+    find_buffer,
+    fresh,
+    rebuild,
+    refuse,
+    refuse_conflict,
+    refuse_if,
+    replace_buffer,
+    writes,
+)
 
 Pair = tuple[Expr, Expr]  # outer and inner loop variable
 Closure = tuple[set[Pair], dict[L.Buffer, int]]  # pairs of loops, and the first of two dimensions of each buffer, to be merged together
@@ -394,14 +405,17 @@ def collapse(kernel: L.Kernel) -> L.Kernel:
     return kernel
 
 
+def _selected(dims: Sequence[int], at: Indices) -> Indices:
+    return tuple(at[d] for d in dims)
+
+
 def _without_units(kernel: L.Kernel) -> L.Kernel:
     """Dimensions and loops of extent one vanish."""
     for b in editing.buffers_of(kernel).values():
         if 1 in b.shape:
             dims = [d for d, n in enumerate(b.shape) if n != 1]
             slim = L.Buffer(b.name, b.dtype, [b.shape[d] for d in dims], b.scope)
-            # mypy cannot infer lambdas with defaults.
-            kernel = replace_buffer(kernel, b, slim, lambda at, dims=dims: tuple(at[d] for d in dims))  # type: ignore[misc]
+            kernel = replace_buffer(kernel, b, slim, partial(_selected, dims))
     units = {v: as_expr(0) for v, extent in loop_extents(kernel.body).items() if extent == 1}
 
     def visit(s: L.Stmt) -> L.Stmt | None:
@@ -467,9 +481,12 @@ def _merge(kernel: L.Kernel, pairs: set[Pair], dims: dict[L.Buffer, int]) -> L.K
     for b, d in dims.items():
         extent = as_dim(as_expr(b.shape[d]) * as_expr(b.shape[d + 1]))
         new = L.Buffer(b.name, b.dtype, (*b.shape[:d], extent, *b.shape[d + 2 :]), b.scope)
-        # mypy cannot infer lambdas with defaults.
-        kernel = replace_buffer(kernel, b, new, lambda at, d=d: (*at[:d], joined[at[d]], *at[d + 2 :]))  # type: ignore[misc]
+        kernel = replace_buffer(kernel, b, new, partial(_joined, d, joined))
     return kernel
+
+
+def _joined(dim: int, joint: Mapping[Expr, Expr], at: Indices) -> Indices:
+    return (*at[:dim], joint[at[dim]], *at[dim + 2 :])
 
 
 def expand(kernel: L.Kernel, buffer: Stage, dim: int, factor: int) -> L.Kernel:

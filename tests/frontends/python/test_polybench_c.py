@@ -11,7 +11,7 @@ import pytest
 from benchmarks.polybench import BENCHMARKS
 from benchmarks.polybench.contenders import GCC, aligned, compiled_c, contender
 from benchmarks.polybench.measure import deviation
-from tcomp.codegen.c import c_text
+from tcomp.codegen.c import CText, c_text
 from tcomp.errors import CodegenError
 from tests.frontends.python.three_ways import plain
 
@@ -54,3 +54,9 @@ def test_deviations_are_relative_and_see_what_is_not_finite() -> None:
     a = np.array([1.0, 200.0])
     assert deviation({"x": a + [0, 1]}, {"x": a}) == pytest.approx(1 / 200)
     assert not deviation({"x": np.array([1.0, np.nan])}, {"x": a}) <= 1
+
+
+def test_names_become_identifiers() -> None:
+    text = CText()
+    found = [text.fresh(name) for name in ("1", "1", "1.x", "1-x", "int", "_", "__x", "a.b", "a b", "")]
+    assert len(set(found)) == len(found) and all(name.isidentifier() and not name.startswith("__") and name != "int" for name in found)

@@ -1,4 +1,4 @@
-"""ONNX operators: elementwise arithmetic, activations, conversions; reductions, softmax, prefix sums, losses."""
+"""ONNX operators: elementwise arithmetic, activations, conversions; reductions, softmax, prefix sums, losses, MeanVarianceNormalization."""
 
 from __future__ import annotations
 

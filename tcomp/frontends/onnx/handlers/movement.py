@@ -247,7 +247,8 @@ def _tile(ctx: Context) -> Value:
     x = ctx.value(0)
     if ctx.opset < 6:
         times, axis = (int(ctx.require_known(n, what).reshape(())) for n, what in ((1, "the number of tiles"), (2, "the axis")))
-        repeats: Sequence[Dim] = [times if n == ctx.axis(axis) else 1 for n in range(len(x.shape))]
+        place = ctx.axis(axis)
+        repeats: Sequence[Dim] = [times if n == place else 1 for n in range(len(x.shape))]
     else:
         repeats = ctx.require_dims(1, "the repeats")
     if len(repeats) != len(x.shape):

@@ -147,7 +147,7 @@ def _average_pool(ctx: Context) -> Value:
     counted: list[tuple[Dim, Dim] | None] = []
     for extent, own, pair in zip(x.shape[2:], given, pads, strict=True):
         if ctx.attrs.get("count_include_pad", 0):
-            counted.append(None if own == pair else (0, as_dim(as_expr(extent) + own[0] + own[1])))
+            counted.append(None if pair in (own, (0, 0)) else (0, as_dim(as_expr(extent) + own[0] + own[1])))
         else:
             counted.append(None if pair == (0, 0) else (pair[0], as_dim(as_expr(extent) + pair[0])))
     return ctx.add(nn.AVERAGE_POOL, [padded(ctx, x, pads)], **attrs, counted=tuple(counted))

@@ -1,237 +1,15 @@
-"""ONNX operators: resizing, sampling, regions of interest, images from columns; Fourier transforms, windows, filters."""
+"""Signals: Fourier transforms, windows, mel filters."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
-from math import floor
-
 import numpy as np
 
-from tcomp.frontends.onnx.context import Context, Handler, Table, flag, forward
-from tcomp.frontends.onnx.handlers.movement import cut, reshaped
+from tcomp.frontends.onnx.context import Context, Handler, Table
+from tcomp.frontends.onnx.handlers.movement import reshaped
 from tcomp.frontends.onnx.reader import dtype_name
-from tcomp.ir.expr import Dim, Expr, as_dim, as_expr
+from tcomp.ir.expr import as_dim, as_expr
 from tcomp.ir.graph import Value
 from tcomp.ops import signal as ops
-from tcomp.ops.elementwise import WHERE
-from tcomp.ops.movement import GATHER
-
-PROBE = 12  # elements of a stand-in for a symbolic axis: enough to tell index maps apart
-_MAX_RESIZED = 1 << 24  # elements along one axis: a table of positions is made for each
-
-
-@dataclass(frozen=True)
-class Resizing:
-    """The attributes of a Resize node, and its `roi` (start, end) along the axis for tf_crop_and_resize."""
-
-    mode: str
-    coordinates: str
-    nearest: str
-    cubic_a: float = -0.75
-    exclude_outside: bool = False
-    antialias: bool = False
-    roi: tuple[float, float] = (0.0, 1.0)
-
-
-def _positions(rule: Resizing, size: int, result: int, scale: float) -> np.ndarray:
-    """Where the elements of the result lie on the input axis (float64 [result]); `scale` may differ from result / size."""
-    i = np.arange(result, dtype=np.float64)
-    length = scale * size  # what the result would measure without rounding
-    match rule.coordinates:
-        case "asymmetric":
-            return i / scale
-        case "tf_half_pixel_for_nn":
-            return (i + 0.5) / scale
-        case "half_pixel":
-            return (i + 0.5) / scale - 0.5
-        case "half_pixel_symmetric":
-            return size / 2 * (1 - result / length) + (i + 0.5) / scale - 0.5
-        case "pytorch_half_pixel":
-            return (i + 0.5) / scale - 0.5 if length > 1 else np.full(result, -0.5)
-        case "align_corners":
-            return i * (size - 1) / (length - 1) if length != 1 else np.zeros(result)
-        case "tf_crop_and_resize":
-            start, end = rule.roi
-            first, reach = start * (size - 1), (end - start) * (size - 1)
-            return i * (end - start) * (size - 1) / (length - 1) + first if length != 1 else np.full(result, reach / 2 + first)
-    raise ValueError(f"unknown coordinate_transformation_mode `{rule.coordinates}`")
-
-
-_NEAREST: dict[str, Callable[[np.ndarray], np.ndarray]] = {
-    "round_prefer_floor": lambda x: np.ceil(x - 0.5), "round_prefer_ceil": lambda x: np.floor(x + 0.5), "floor": np.floor, "ceil": np.ceil,
-}  # fmt: skip
-
-
-def _table(rule: Resizing, at: np.ndarray, size: int, scale: float) -> tuple[np.ndarray, np.ndarray]:
-    """Which elements of an axis an element of the result at position `at` reads, and with which weights: (indices int64, weights float64),
-    both [result, window size]. As every mode is separable, one such table a resized axis says everything."""
-    if rule.mode == "nearest":
-        simple = "ceil" if scale < 1 else "floor"  # Upsample, and Resize at opset 10: never an element that is not needed
-        nearest = _NEAREST[simple if rule.nearest == "simple" else rule.nearest](at)
-        return np.clip(nearest, 0, size - 1).astype(np.int64)[:, None], np.ones((len(at), 1))
-    reach = 1 if rule.mode == "linear" else 2
-    shrink = min(scale, 1.0) if rule.antialias else 1.0  # antialiasing widens the kernel when the image gets smaller
-    first = floor(-reach / shrink) + 1
-    offsets = np.arange(first, 2 - first)
-    base = np.floor(at)
-    distance = (offsets[None, :] - (at - base)[:, None]) * shrink
-    d, a = np.abs(distance), rule.cubic_a
-    if rule.mode == "linear":
-        weights = np.clip(1 - d, 0, None)
-    else:  # R. G. Keys, Cubic convolution interpolation, 1981
-        outer = np.where(d < 2, ((a * d - 5 * a) * d + 8 * a) * d - 4 * a, 0.0)
-        weights = np.where(d <= 1, ((a + 2) * d - (a + 3)) * d * d + 1, outer)
-    indices = base[:, None].astype(np.int64) + offsets[None, :]
-    if rule.antialias:
-        weights = weights / weights.sum(axis=1, keepdims=True)
-    if rule.exclude_outside:
-        weights = np.where((indices < 0) | (indices >= size), 0.0, weights)
-        total = weights.sum(axis=1, keepdims=True)
-        weights = weights / np.where(total == 0, 1.0, total)
-    return np.clip(indices, 0, size - 1), weights
-
-
-def _resize(ctx: Context) -> Value:
-    """Opset 10 has (x, scales); later ones (x, roi, scales, sizes)."""
-    if ctx.opset < 11:
-        return _resampled(ctx, Resizing(ctx.attrs["mode"], "asymmetric", "simple"), _floats(ctx, 1, "the scales"), None)
-    names = ("mode", "coordinate_transformation_mode", "nearest_mode", "cubic_coeff_a")
-    rule = Resizing(*(ctx.attrs[n] for n in names), *(bool(ctx.attrs.get(n)) for n in ("exclude_outside", "antialias")))
-    sizes = None if ctx.input(3) is None else ctx.require_dims(3, "the sizes")
-    return _resampled(ctx, rule, _floats(ctx, 2, "the scales"), sizes)
-
-
-def _upsample(ctx: Context) -> Value:
-    """Opset 7 has the scales as an attribute."""
-    scales = ctx.attrs.get("scales") or _floats(ctx, 1, "the scales")
-    if scales is None:
-        raise ctx.invalid("the scales are missing")
-    mode = ctx.attrs["mode"]
-    return _resampled(ctx, Resizing("linear" if mode == "bilinear" else mode, "asymmetric", "simple"), scales, None)
-
-
-def _floats(ctx: Context, i: int, what: str) -> list[float] | None:
-    given = ctx.input(i)
-    return None if given is None or given.shape == (0,) else [float(v) for v in ctx.require_known(i, what).ravel()]
-
-
-def _resampled(ctx: Context, rule: Resizing, scales: Sequence[float] | None, sizes: Sequence[Dim] | None) -> Value:
-    x = ctx.value(0)
-    axes = ctx.axes(ctx.attrs.get("axes"))
-    if rule.mode not in ("nearest", "linear", "cubic"):
-        raise ctx.invalid(f"unknown mode `{rule.mode}`")
-    wanted = scales if sizes is None else sizes
-    if wanted is None or len(wanted) != len(axes) or any(isinstance(s, float) and s <= 0 for s in wanted):
-        raise ctx.invalid("one positive scale, or one size, for every resized axis is needed")
-    if any(isinstance(d, Expr) for d in (*(x.shape[axis] for axis in axes), *(sizes or ()))):
-        return _of_symbolic_size(ctx, rule, axes, scales, sizes)
-    before = [int(x.shape[axis]) for axis in axes]
-    if sizes is None:
-        factors = list(scales or ())
-        after = [floor(d * s) for d, s in zip(before, factors, strict=True)]
-    else:
-        after = [int(d) for d in sizes]
-        factors = [s / d for s, d in zip(after, before, strict=True)]
-        if (policy := ctx.attrs.get("keep_aspect_ratio_policy", "stretch")) != "stretch":
-            factors = [min(factors) if policy == "not_larger" else max(factors)] * len(axes)
-            after = [floor(factors[0] * d + 0.5) for d in before]
-    rules = [rule] * len(axes)
-    if rule.coordinates == "tf_crop_and_resize":
-        roi = ctx.require_known(1, "the region").ravel().tolist()
-        if len(roi) != 2 * len(axes):
-            raise ctx.invalid("the region needs a start and an end for every resized axis")
-        rules = [replace(rule, roi=ends) for ends in zip(roi[: len(axes)], roi[len(axes) :], strict=True)]
-    for axis, own, extent, factor in zip(axes, rules, after, factors, strict=True):
-        x = _along(ctx, own, x, axis, extent, factor)
-    return x
-
-
-def _along(ctx: Context, rule: Resizing, x: Value, axis: int, result: int, scale: float) -> Value:
-    """`x` resampled along one axis; whole-number maps become repetitions and slices."""
-    size = int(x.shape[axis])
-    if size == result and scale == 1.0 and rule.roi == (0.0, 1.0):
-        return x
-    if size == 0:
-        raise ctx.invalid("an empty axis cannot be resized")
-    if result > _MAX_RESIZED:
-        raise ctx.invalid(f"an axis would get {result} elements")
-    at = _positions(rule, size, result, scale)
-    indices, weights = _table(rule, at, size, scale)
-    if rule.mode == "nearest":
-        y = _picked(ctx, x, axis, indices[:, 0])
-    else:
-        table = [ctx.constant(indices), ctx.constant(weights, "float64" if x.dtype == "float64" else "float32")]
-        y = ctx.add(ops.RESAMPLE, [x, *table], axis=axis)
-    outside = (at < 0) | (at > size - 1)
-    if rule.coordinates == "tf_crop_and_resize" and outside.any():
-        column = outside.reshape(-1, *(1,) * (len(x.shape) - axis - 1))
-        y = ctx.add(WHERE, [ctx.constant(column), ctx.constant(ctx.attrs["extrapolation_value"], x.dtype), y])
-    return y
-
-
-def _picked(ctx: Context, x: Value, axis: int, indices: np.ndarray) -> Value:
-    """Elements of one axis at known positions."""
-    size, result = int(x.shape[axis]), len(indices)
-    if result % size == 0 and np.array_equal(indices, np.arange(result) // (result // size)):
-        return ctx.add(ops.REPEAT, [x], factor=result // size, axis=axis) if result != size else x
-    step = int(indices[1] - indices[0]) if result > 1 else 1
-    if step and np.array_equal(indices, indices[0] + step * np.arange(result)):
-        return cut(ctx, x, axis, int(indices[0]), result, step)
-    return ctx.add(GATHER, [x, ctx.constant(indices)], axis=axis)
-
-
-def _of_symbolic_size(
-    ctx: Context, rule: Resizing, axes: Sequence[int], scales: Sequence[float] | None, sizes: Sequence[Dim] | None
-) -> Value:
-    """Nearest-neighbour upsampling by whole numbers needs no table."""
-    x = ctx.value(0)
-    for n, axis in enumerate(axes):
-        extent = x.shape[axis]
-        if sizes is not None:
-            factor = as_dim(as_expr(sizes[n]) // as_expr(extent))
-            exact = isinstance(factor, int) and as_dim(as_expr(extent) * factor) == sizes[n]
-        else:
-            assert scales is not None
-            exact, factor = scales[n] == int(scales[n]), int(scales[n])
-        if exact and factor == 1:
-            continue
-        repeats = exact and rule.mode == "nearest" and rule.coordinates != "tf_crop_and_resize"
-        if repeats:
-            at = _positions(rule, PROBE, PROBE * int(factor), float(factor))
-            repeats = np.array_equal(_table(rule, at, PROBE, float(factor))[0][:, 0], np.arange(len(at)) // int(factor))
-        if not repeats:
-            why = f"an axis of symbolic size {extent} is resized other than by repeating its elements"
-            raise ctx.unsupported(why, "fix that size with --dim")
-        x = ctx.add(ops.REPEAT, [x], factor=int(factor), axis=axis)
-    return x
-
-
-def _grid_sample(ctx: Context) -> Value:
-    x, grid = ctx.value(0), ctx.value(1)
-    if grid.shape[-1] != len(x.shape) - 2 or len(grid.shape) != len(x.shape):
-        raise ctx.invalid("the last axis of the grid must have one coordinate for every spatial axis")
-    mode, align = ctx.attrs["mode"].removeprefix("bi"), bool(ctx.attrs["align_corners"])  # before opset 20: bilinear, bicubic
-    return ctx.add(ops.GRID_SAMPLE, [x, grid], mode=mode, padding=ctx.attrs["padding_mode"], align_corners=align)
-
-
-def _roi_align(ctx: Context) -> Value:
-    samples = ctx.attrs["sampling_ratio"]
-    if samples <= 0:
-        raise ctx.unsupported("`sampling_ratio` 0 makes the number of samples depend on the data", "set it to 1 or more")
-    half_pixel = ctx.attrs.get("coordinate_transformation_mode", "output_half_pixel") == "half_pixel"
-    attrs = {"size": (ctx.attrs["output_height"], ctx.attrs["output_width"]), "scale": ctx.attrs["spatial_scale"]}
-    return ctx.add(ops.ROI_ALIGN, ctx.inputs, **attrs, samples=samples, mode=ctx.attrs["mode"], half_pixel=half_pixel)
-
-
-def _col2im(ctx: Context) -> Value:
-    image, block = ctx.require_dims(1, "the image shape"), ctx.require_dims(2, "the block shape")
-    if any(isinstance(d, Expr) for d in (*image, *block)):
-        raise ctx.unsupported("the image or block shape is symbolic", "fix the sizes with --dim")
-    defaults = {"dilations": (1,) * len(image), "pads": (0,) * 2 * len(image), "strides": (1,) * len(image)}
-    attrs = {name: tuple(ctx.attrs.get(name) or default) for name, default in defaults.items()}
-    return ctx.add(ops.COL2IM, [ctx.value(0)], image=image, block=block, **attrs)
-
 
 TABLE_LIMIT = 1 << 24  # elements of a transform's table; a longer signal wants a fast transform, which is not there
 
@@ -322,14 +100,10 @@ def _mel_weight_matrix(ctx: Context) -> Value:
 
 
 TABLE: Table = {
-    "Resize": _resize, "Upsample": ((7, _upsample),), "GridSample": _grid_sample, "RoiAlign": _roi_align, "Col2Im": _col2im,
-    "AffineGrid": forward(
-        ops.AFFINE_GRID, inputs=1, spatial=lambda ctx: ctx.require_dims(1, "the size")[2:], align_corners=flag("align_corners")
-    ),
     "DFT": _dft,
     "STFT": _stft,
     "HannWindow": _window(0.5, -0.5),
     "HammingWindow": _window(25 / 46, -21 / 46),
     "BlackmanWindow": _window(0.42, -0.5, 0.08),
     "MelWeightMatrix": _mel_weight_matrix,
-}  # fmt: skip
+}

@@ -1,0 +1,192 @@
+"""Images: interpolation, sampling at given positions, regions of interest, images from columns."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import reduce
+from itertools import product
+from math import prod
+from operator import add, mul
+
+from tcomp.errors import IRError
+from tcomp.ir import te
+from tcomp.ir.expr import Dim, Expr, as_dim, as_expr, cast, const, maximum, minimum, row_major, select
+from tcomp.ir.graph import Operator
+from tcomp.ir.te import Tensor
+from tcomp.ops.elementwise import rounded, widened
+from tcomp.ops.movement import clamped, reflected, valid_index
+
+
+def repeat(x: Tensor, factor: int, axis: int) -> Tensor:
+    """Every element `factor` times along `axis`: nearest-neighbour upsampling by an integer."""
+    shape = [*x.shape[:axis], as_dim(as_expr(x.shape[axis]) * factor), *x.shape[axis + 1 :]]
+    return te.compute(shape, lambda *i: x[(*i[:axis], i[axis] // factor, *i[axis + 1 :])], "repeat")
+
+
+def resample(x: Tensor, indices: Tensor, weights: Tensor, axis: int) -> Tensor:
+    """out[..., o, ...] = sum over t of weights[o, t] * x[..., indices[o, t], ...]: any separable interpolation.
+
+    `indices` are int64, `weights` floats; both have shape [size along `axis`, elements that are weighted]. Integer results truncate and
+    saturate.
+    """
+    size, count = indices.shape
+    t = te.reduce_axis(count, "tap")
+
+    def element(*i: Expr) -> Expr:
+        at = valid_index(indices[i[axis], t], x.shape[axis])
+        value = cast(widened(x[(*i[:axis], at, *i[axis + 1 :])]), weights.dtype)
+        return te.sum(weights[i[axis], t] * value, t)
+
+    return rounded(te.compute((*x.shape[:axis], size, *x.shape[axis + 1 :]), element, "resample"), x.dtype)
+
+
+def cubic_weight(distance: Expr, a: float) -> Expr:
+    """Keys' cubic convolution kernel at |distance| < 2 (R. G. Keys, Cubic convolution interpolation, 1981)."""
+    d = te.abs(distance)
+    inner = ((a + 2) * d - (a + 3)) * d * d + 1.0
+    outer = ((a * d - 5 * a) * d + 8 * a) * d - 4 * a
+    return select(d <= 1.0, inner, outer)
+
+
+def grid_sample(x: Tensor, grid: Tensor, mode: str, padding: str, align_corners: bool) -> Tensor:
+    """x [n, c, *spatial] at the positions grid [n, *out, len(spatial)] (last axis: x, y, ... in [-1, 1]) -> [n, c, *out].
+
+    mode: linear, nearest, cubic; padding: zeros, border, reflection. -1 and 1 are the centres of the border elements if
+    `align_corners`, else their outer edges.
+    """
+    spatial = x.shape[2:]
+    rank = len(spatial)
+
+    def place(*i: Expr) -> Expr:
+        # Position i[-1] counts the axes of x; the grid lists them in reverse.
+        found: list[Expr] = []
+        for d, extent in enumerate(spatial):
+            c = widened(grid[(*i[:-1], rank - 1 - d)])
+            size = cast(as_expr(extent), c.dtype)
+            at = (c + 1.0) * 0.5 * (size - 1.0) if align_corners else ((c + 1.0) * size - 1.0) * 0.5
+            found.append(_inside(te.round(at) if mode == "nearest" else at, size, padding, align_corners))
+        return reduce(lambda result, d: select(te.equal(i[-1], d), found[d], result), range(1, rank), found[0])
+
+    position = te.compute((*grid.shape[:-1], rank), place, "grid_sample.position")
+    window = {"nearest": 1, "linear": 2, "cubic": 4}[mode]
+    axes = [te.reduce_axis(window, f"tap{d}") for d in range(rank)] if window > 1 else []
+
+    def element(*i: Expr) -> Expr:
+        n, c, out = i[0], i[1], i[2:]
+        weights, at, inside = list[Expr](), list[Expr](), list[Expr]()
+        for d, size in enumerate(spatial):
+            exact = position[(n, *out, d)]
+            index = cast(te.floor(exact), "int64")
+            if window > 1:
+                shift = axes[d] - (window // 2 - 1)
+                distance = (exact - te.floor(exact)) - cast(shift, exact.dtype)
+                weights.append(1.0 - te.abs(distance) if mode == "linear" else cubic_weight(distance, -0.75))
+                index = index + shift
+            extent = as_expr(size)
+            if padding == "zeros":
+                inside += [index >= 0, index < extent]
+            else:
+                index = clamped(reflected(index, extent, align_corners) if padding == "reflection" else index, extent)
+            at.append(index)
+        value = select(te.all_of(inside), widened(x[(n, c, *at)]), 0)
+        return te.sum(cast(reduce(mul, weights), value.dtype) * value, axes) if weights else value
+
+    return rounded(te.compute((*x.shape[:2], *grid.shape[1:-1]), element, "grid_sample"), x.dtype)
+
+
+def _inside(at: Expr, size: Expr, padding: str, align_corners: bool) -> Expr:
+    """A position outside of the image moved back into it."""
+    if padding == "zeros":
+        return at
+    if padding == "border":
+        return maximum(minimum(at, size - 1.0), 0.0)
+    low = 0.0 if align_corners else -0.5
+    span = maximum(size - 1.0, 1.0) if align_corners else size
+    distance = te.abs(at - low)
+    reflections = te.floor(distance / span)
+    rest = distance - reflections * span
+    odd = te.not_equal(reflections - 2.0 * te.floor(reflections * 0.5), 0.0)
+    return select(odd, span - rest, rest) + low
+
+
+def affine_grid(theta: Tensor, spatial: Sequence[Dim], align_corners: bool) -> Tensor:
+    """Sampling positions [n, *spatial, d] of the affine maps theta [n, d, d + 1] applied to the normalised output positions."""
+    rank = len(spatial)
+    k = te.reduce_axis(rank + 1, "k")
+
+    def element(*i: Expr) -> Expr:
+        base = const(1.0, theta.dtype)
+        for d in range(rank):  # component k is the coordinate along spatial axis rank - 1 - k
+            size, index = cast(as_expr(spatial[d]), theta.dtype), cast(i[1 + d], theta.dtype)
+            at = index * 2.0 / maximum(size - 1.0, 1.0) - 1.0 if align_corners else (index * 2.0 + 1.0) / size - 1.0
+            base = select(te.equal(k, rank - 1 - d), at, base)
+        return te.sum(theta[i[0], i[-1], k] * base, k)
+
+    return te.compute((theta.shape[0], *spatial, rank), element, "affine_grid")
+
+
+def roi_align(
+    x: Tensor, rois: Tensor, batch: Tensor, size: tuple[int, int], samples: int, scale: float, mode: str, half_pixel: bool
+) -> Tensor:
+    """Regions rois [r, 4] (x1, y1, x2, y2) of the images `x[batch[r]]`, of shape `[n, c, h, w]`, resampled to [r, c, *size].
+
+    Every output element pools samples x samples bilinear samples, by their mean ("avg") or by the largest of the weighted
+    corner values ("max"). Source: He et al., Mask R-CNN, 2017, and the ONNX reference.
+    """
+    height, width = x.shape[2:]
+    iy, ix = te.reduce_axis(samples, "iy"), te.reduce_axis(samples, "ix")
+    dtype = rois.dtype
+
+    def along(r: Expr, cell: Expr, sample: Expr, first: int, count: int) -> Expr:
+        """The sampling position along one axis; `first` is the column of its lower bound."""
+        start, end = (rois[r, n] * scale - (0.5 if half_pixel else 0.0) for n in (first, first + 2))
+        step = (end - start if half_pixel else maximum(end - start, 1.0)) / float(count)
+        return start + cast(cell, dtype) * step + (cast(sample, dtype) + 0.5) * step / float(samples)
+
+    def corners(at: Expr, extent: Dim) -> tuple[tuple[Expr, Expr], tuple[Expr, Expr]]:
+        """(index, weight) of the elements below and above a position."""
+        top, at = as_expr(extent) - 1, maximum(at, 0.0)
+        low = clamped(cast(te.floor(at), "int64"), extent)
+        fraction = select(low >= top, 0.0 * at, at - cast(low, dtype))
+        return (low, 1.0 - fraction), (minimum(low + 1, top), fraction)
+
+    def element(r: Expr, c: Expr, ph: Expr, pw: Expr) -> Expr:
+        y, z = along(r, ph, iy, 1, size[0]), along(r, pw, ix, 0, size[1])
+        outside = (y < -1.0) | (cast(as_expr(height), dtype) < y) | (z < -1.0) | (cast(as_expr(width), dtype) < z)
+        rows, columns = corners(y, height), corners(z, width)
+        n = valid_index(batch[r], x.shape[0])
+        weighted = (wy * wx * cast(x[n, c, row, column], dtype) for (row, wy), (column, wx) in product(rows, columns))
+        sample = reduce(add if mode == "avg" else maximum, weighted)
+        sample = select(outside, 0.0 * sample, sample)
+        return te.sum(sample, (iy, ix)) / float(samples * samples) if mode == "avg" else te.max(sample, (iy, ix))
+
+    return rounded(te.compute((rois.shape[0], x.shape[1], *size), element, "roi_align"), x.dtype)
+
+
+def col2im(
+    x: Tensor, image: Sequence[int], block: Sequence[int], dilations: Sequence[int], pads: Sequence[int], strides: Sequence[int]
+) -> Tensor:
+    """Overlapping blocks x [n, c * prod(block), positions] summed into images [n, c, *image], the adjoint of im2col."""
+    rank = len(image)
+    if len(x.shape) != 3 or not isinstance(x.shape[1], int) or x.shape[1] % prod(block):
+        raise IRError(f"col2im of {x!r}: the second axis must be a multiple of the block size {prod(block)}")
+    counts = [(image[d] + pads[d] + pads[rank + d] - dilations[d] * (block[d] - 1) - 1) // strides[d] + 1 for d in range(rank)]
+    if x.shape[2] != prod(counts):
+        raise IRError(f"col2im of {x!r}: {prod(counts)} block positions are needed")
+    offsets = [te.reduce_axis(b, f"k{d}") for d, b in enumerate(block)]
+
+    def element(*i: Expr) -> Expr:
+        inside, places = [], []
+        for p, k, pad, r, stride, count in zip(i[2:], offsets, pads[:rank], dilations, strides, counts, strict=True):
+            shifted = p + pad - k * r
+            inside += [te.equal(shifted % stride, 0), shifted >= 0, shifted < count * stride]
+            places.append(shifted // stride)
+        row = row_major((i[1], *offsets), (1, *block))
+        return te.sum(select(te.all_of(inside), x[i[0], row, row_major(places, counts)], 0), offsets)
+
+    return te.compute((x.shape[0], x.shape[1] // prod(block), *image), element, "col2im")
+
+
+REPEAT, RESAMPLE = Operator("repeat", repeat), Operator("resample", resample)
+GRID_SAMPLE, AFFINE_GRID = Operator("grid_sample", grid_sample), Operator("affine_grid", affine_grid)
+ROI_ALIGN, COL2IM = Operator("roi_align", roi_align), Operator("col2im", col2im)
