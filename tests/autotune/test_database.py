@@ -11,8 +11,10 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
+from threading import Barrier
 from typing import Any
 
 import pytest
@@ -127,6 +129,19 @@ def test_processes_write_at_once(tmp_path: Path) -> None:
     assert [p.wait(120) for p in running] == [0, 0, 0]
     with Database(path) as database:
         assert len(database.records(PRODUCT.key)) == 90 and len(database.tasks()) == 1
+
+
+def test_a_database_is_made_by_many_at_once(tmp_path: Path) -> None:
+    together = Barrier(4)
+
+    def open_each(_: int) -> None:
+        for n in range(50):
+            together.wait(60)
+            Database(tmp_path / f"{n}.db").close()
+
+    with ThreadPoolExecutor(4) as threads:
+        assert [*threads.map(open_each, range(4))] == [None] * 4
+    assert sqlite3.connect(tmp_path / "0.db").execute("PRAGMA journal_mode").fetchone() == ("wal",)
 
 
 @pytest.mark.parametrize("seed", range(3))

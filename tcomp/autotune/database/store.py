@@ -18,7 +18,7 @@ import json
 import os
 import sqlite3
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, Self
 
@@ -67,7 +67,7 @@ class Database:
 
     def __init__(self, path: str | os.PathLike[str], create: bool = True) -> None:
         self.path = Path(path)
-        if not self.path.is_file() and (not create or self.path.exists()):
+        if not self.path.is_file() if self.path.exists() else not create:
             raise DatabaseError(f"there is no database {self.path}", hint="`tcomp tune` makes one" if not create else "name a file")
         with self._errors_named():
             self._sql = sqlite3.connect(self.path, timeout=_WAIT, isolation_level=None)
@@ -75,21 +75,20 @@ class Database:
             for setting in ("trusted_schema = OFF", "cell_size_check = ON", "foreign_keys = ON"):
                 self._sql.execute(f"PRAGMA {setting}")
             if self._version() < VERSION:
-                self._sql.execute("PRAGMA journal_mode = WAL")
                 with self._transaction():
                     for migration in _MIGRATIONS[self._version() :]:  # asked again: another process may have been quicker
                         for statement in filter(str.strip, migration.split(";")):
                             self._sql.execute(statement)
                     self._sql.execute(f"PRAGMA application_id = {APPLICATION}")
                     self._sql.execute(f"PRAGMA user_version = {VERSION}")
+            with suppress(sqlite3.OperationalError):  # without waiting: whoever holds the file now, a later opening changes the mode
+                self._sql.execute("PRAGMA journal_mode = WAL")
             self._sql.execute("PRAGMA synchronous = NORMAL")  # entries survive the end of this process, whatever ends it
 
     def _version(self) -> int:
-        """That of the file, 0 for an empty one."""
-        ours, version, content = (
-            int(self._sql.execute(query).fetchone()[0])
-            for query in ("PRAGMA application_id", "PRAGMA user_version", "SELECT count(*) FROM sqlite_master")
-        )
+        """That of the file, 0 for an empty one. Asked by one statement, as another process may be making the database."""
+        asked = "application_id, user_version, (SELECT count(*) FROM sqlite_master) FROM pragma_application_id, pragma_user_version"
+        ours, version, content = map(int, self._sql.execute(f"SELECT {asked}").fetchone())
         if ours != APPLICATION:
             if content:
                 raise DatabaseError(f"{self.path} is no database of tcomp", why="it is a database of another program")
