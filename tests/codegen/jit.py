@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import re
 from collections.abc import Callable, Collection, Sequence
 from typing import Any
 
@@ -19,6 +20,13 @@ _engines: list[Any] = []  # code must outlive the callables that are made of it
 
 BODY = ctypes.CFUNCTYPE(None, ctypes.c_void_p, ctypes.c_int64, ctypes.c_int64)
 PARALLEL_FOR = ctypes.CFUNCTYPE(None, ctypes.c_void_p, ctypes.c_void_p, ctypes.c_void_p, ctypes.c_int64)
+
+
+def spill_count(asm: str) -> int:
+    """How many vector registers are stored to or loaded from the stack: 0 in a kernel whose tile fits the registers."""
+    x86 = r"-?\d*\(%rsp\), %[xyz]mm\d+|%[xyz]mm\d+, -?\d*\(%rsp\)"
+    aarch64 = r"\b(?:str|ldr|stp|ldp|stur|ldur)\s+q\d+,(?: q\d+,)? \[(?:sp|x29)"
+    return len(re.findall(f"{x86}|{aarch64}", asm))
 
 
 def engine(*objects: bytes) -> Any:

@@ -16,7 +16,7 @@ import pytest
 from tcomp.codegen.cuda import kernel as cuda
 from tcomp.codegen.cuda import nvrtc
 from tcomp.codegen.llvm.kernel import emit_kernel
-from tcomp.codegen.llvm.machine_code import assembly, compile_ir, spill_count
+from tcomp.codegen.llvm.machine_code import assembly, compile_ir
 from tcomp.errors import CodegenError
 from tcomp.ir import te
 from tcomp.ir.dtypes import is_float, to_numpy
@@ -29,7 +29,7 @@ from tcomp.schedules.instructions import fma_tile, isa_of, mma, sdot, vpdpbusd
 from tcomp.schedules.primitives.editing import rebuild
 from tcomp.target import CpuTarget, CudaTarget, Target
 from tests.codegen import cuda_host
-from tests.codegen.jit import HOST, compile_kernel
+from tests.codegen.jit import HOST, compile_kernel, spill_count
 from tests.codegen.warp_products import product
 
 GPU = CudaTarget.parse("cuda")

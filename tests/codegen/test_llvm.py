@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 
 from tcomp.codegen.llvm.kernel import emit_kernel
-from tcomp.codegen.llvm.machine_code import assembly, compile_ir, spill_count
+from tcomp.codegen.llvm.machine_code import assembly, compile_ir
 from tcomp.codegen.llvm.math import ELEMENTARY
 from tcomp.errors import CodegenError
 from tcomp.ir import expr as E
@@ -25,7 +25,7 @@ from tcomp.ir.expr import Expr, as_expr, cast, const, select
 from tcomp.ir.loops import Accumulate, Allocate, Buffer, If, Kernel, Stmt, While, block, loop, store
 from tcomp.ir.text.parser import parse_kernel
 from tcomp.target import CpuTarget
-from tests.codegen.jit import BODY, HOST, PARALLEL_FOR, compile_kernel, kernel
+from tests.codegen.jit import BODY, HOST, PARALLEL_FOR, compile_kernel, kernel, spill_count
 
 rng = np.random.default_rng(0)
 

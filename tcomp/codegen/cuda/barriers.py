@@ -74,11 +74,8 @@ def plain_statements(s: Stmt) -> Iterator[Stmt]:
 
 @dataclass(frozen=True, slots=True)
 class Touch:
-    """One way in which a phase touches a buffer.
-
-    `own`: the dimensions that are indexed by the number of the thread, with the axis, if they say which thread it is: threads stay with
-    elements of their own. `places`: the indices, where they are the same for all threads and known.
-    """
+    """One way in which a phase touches a buffer. `own`: the dimensions that are indexed by the number of the thread, with the axis, if they say
+    which thread it is: threads stay with elements of their own. `places`: the indices, where they are known and the same for all threads."""
 
     buffer: Buffer
     writes: bool
@@ -213,15 +210,9 @@ class _State:
 
 def _join(a: _State, b: _State) -> _State:
     """What may have been touched in either state."""
-    same = a.barrier is b.barrier and a.since == b.since
-    return _State(
-        a.touched | b.touched,
-        tuple(x | y for x, y in itertools.zip_longest(a.groups, b.groups, fillvalue=_NOTHING)),
-        a.started | b.started,
-        a.copy or b.copy,
-        a.barrier if same else None,
-        a.since if same else 0,
-    )
+    barrier, since = (a.barrier, a.since) if a.barrier is b.barrier and a.since == b.since else (None, 0)
+    groups = tuple(x | y for x, y in itertools.zip_longest(a.groups, b.groups, fillvalue=_NOTHING))
+    return _State(a.touched | b.touched, groups, a.started | b.started, a.copy or b.copy, barrier, since)
 
 
 @dataclass(slots=True)

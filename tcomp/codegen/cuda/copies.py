@@ -74,17 +74,13 @@ def copy_of(f: FunctionBuilder, s: Stmt, lanes: L.For | None) -> ThreadCopy | No
         return None
     if E.reads(*s.indices, *source.args, *([] if condition is None else [condition])):
         return None
-    first: Expr | None
-    second: Expr | None
-    if lanes is None:
-        first, second, count = f.linear(s.buffer, s.indices), f.linear(source.attr, source.args), 1
-    else:
-        if not f.target.vector_access or not isinstance(lanes.extent, int):
-            return None
-        count = lanes.extent
-        if condition is not None and lanes.var in E.variables(condition := without_lane(condition, lanes)):
-            return None
-        first, second = f.vector_start(s.buffer, s.indices, lanes.var, count), f.vector_start(source.attr, source.args, lanes.var, count)
+    count = 1 if lanes is None else lanes.extent
+    if not isinstance(count, int) or (lanes is not None and not f.target.vector_access):
+        return None
+    if lanes is not None and condition is not None and lanes.var in E.variables(condition := without_lane(condition, lanes)):
+        return None
+    places = ((s.buffer, s.indices), (source.attr, source.args))
+    first, second = (f.linear(b, i) if lanes is None else f.vector_start(b, i, lanes.var, count) for b, i in places)
     size = count * itemsize(s.buffer.dtype)
     return None if first is None or second is None or size not in (4, 8, 16) else ThreadCopy(s, first, source, second, size, condition)
 
@@ -130,8 +126,7 @@ def bulk_copies(s: Stmt) -> Iterator[L.Call]:
 
 
 class BulkCopies:
-    """The bulk copies of one `__global__` function; false if it has none. `threads`: those that start some arrive, along each axis the first
-    ones."""
+    """The bulk copies of one `__global__` function; false if it has none. `threads`: how many along each axis start some, and arrive."""
 
     def __init__(self, function: FunctionBuilder) -> None:
         self.function = function
@@ -165,8 +160,7 @@ class BulkCopies:
                     raise f.fail(f"elements of `{twice.name}` may be copied to more than once between two barriers", f"{why}\n{phase}")
                 threads_along(phase, self.threads)
         if calls:
-            most = pending_groups(body, f.copies, barriers)
-            if most > MAX_TRACKED:
+            if (most := pending_groups(body, f.copies, barriers)) > MAX_TRACKED:
                 raise f.fail(f"more than {MAX_TRACKED} groups of copies may be under way", hint="wait for some earlier")
             self.ring = 1 << (most - 1).bit_length()
 

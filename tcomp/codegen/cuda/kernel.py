@@ -47,10 +47,8 @@ class Launch:
 
 
 def emit_kernel(kernel: Kernel, target: CudaTarget, trace: Sequence[object] = ()) -> tuple[str, tuple[Launch, ...]]:
-    """CUDA C++ of a kernel (temporaries hoisted), and its launches in order. `trace`, the schedule, is printed as a comment.
-
-    Raises `CodegenError` naming the loop or buffer for what a GPU kernel cannot be.
-    """
+    """CUDA C++ of a kernel (temporaries hoisted), and its launches in order. `trace`, the schedule, is printed as a comment. Raises
+    `CodegenError` naming the loop or buffer for what a GPU kernel cannot be."""
     used: set[str] = set()
     emitted = [Function(kernel, f"{kernel.name}_{n}", target, used).emit(stmts) for n, stmts in enumerate(L.launches(kernel.body))]
     head = "\n".join(f"// {line}" for line in (f"kernel {kernel.name}", *kernel.notes, *map(str, trace)))
@@ -68,6 +66,7 @@ class Function(FunctionBuilder):
         self.bulk = BulkCopies(self)
         self.threads_copy = False  # whether threads copy elements in some of the phases that are copies
         self.current: Stmt | None = None  # the phase at hand
+        self.total: str | None = None  # the register into which loops accumulate
         self.barriers = Placement({}, set())
 
     def emit(self, stmts: Sequence[Stmt]) -> tuple[str, Launch]:
@@ -145,6 +144,8 @@ class Function(FunctionBuilder):
                 start_copy(self, copy)
             case L.Store(buffer, indices, value):
                 self.assign(buffer, indices, value)
+            case L.Accumulate(_, _, value, reducer) if self.total is not None:
+                self.line(f"{self.total} = {self.accumulated(self.total, value, reducer)};")
             case L.Accumulate(buffer, indices, value, reducer):
                 place = f"{self.names[buffer]}[{self.address(buffer, indices)}]"
                 new = self.accumulated(self.loaded(buffer.dtype, place), value, reducer)
@@ -319,12 +320,12 @@ class Function(FunctionBuilder):
             self.statement(L.If(outer, inner))
             return
         assert isinstance(inner, L.For)
-        reduction, copying = _reduction_into_element(inner), self.current in self.copies
-        if reduction is not None and reduction.buffer.scope != "register":
+        copying, plain = self.current in self.copies, self.total is None
+        if plain and (reduction := _reduction_into_element(inner)) is not None and reduction.buffer.scope != "register":
             self.reduce_in_register(inner, reduction)
         elif copying and s.kind == L.VECTORIZED and (copy := copy_of(self, inner.body, inner)) is not None:
             start_copy(self, copy)
-        elif not copying and s.kind == L.VECTORIZED and (leaf := _leaf(inner.body)) is not None and self.target.vector_access:
+        elif plain and not copying and s.kind == L.VECTORIZED and (leaf := _leaf(inner.body)) is not None and self.target.vector_access:
             self.vectorized(inner, leaf)
         else:
             with self.loop_over(inner.var, inner.extent, inner.kind):
@@ -344,30 +345,15 @@ class Function(FunctionBuilder):
     def reduce_in_register(self, s: L.For, leaf: L.Accumulate) -> None:
         """Loops that accumulate into one element: it is loaded before and stored after."""
         dtype = leaf.buffer.dtype
-
-        def visit(x: Stmt) -> None:
-            if isinstance(x, L.For):
-                outer, inner = _hoisted_conditions(x)
-                if outer is not None:
-                    visit(L.If(outer, inner))
-                    return
-            match x:
-                case L.For(var, extent, body, kind):
-                    with self.loop_over(var, extent, kind):
-                        visit(body)
-                case L.If(cond, then):
-                    with self.braces(f"if ({self.expression(cond)})"):
-                        visit(then)
-                case L.Accumulate(_, _, value, reducer):
-                    self.line(f"{total} = {self.accumulated(total, value, reducer)};")
-
         with self.braces(""):
             at = self.fresh("at")
             kind = self.index_type(self.linear(leaf.buffer, leaf.indices))
             self.line(f"const {kind} {at} = {self.address(leaf.buffer, leaf.indices)};")
             place, total = f"{self.names[leaf.buffer]}[{at}]", self.fresh("total")
             self.line(f"{REGISTER[dtype]} {total} = {self.loaded(dtype, place)};")
-            visit(s)
+            self.total = total
+            self.loop(s)
+            self.total = None
             self.line(f"{place} = {self.stored(dtype, total)};")
 
     def vectorized(self, s: L.For, leaf: L.Store | L.Accumulate) -> None:

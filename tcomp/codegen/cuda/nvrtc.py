@@ -31,10 +31,8 @@ class Binary:
 
 
 def compile_text(text: str, arch: str, name: str = "kernel") -> Binary:
-    """Compile a program for an architecture such as "sm_90a".
-
-    Raises `TargetError` where the compiler is not installed or does not know the architecture, `CodegenError` where it refuses the program.
-    """
+    """Compile a program for an architecture such as "sm_90a". Raises `TargetError` where the compiler is not installed or does not know the
+    architecture, `CodegenError` where it refuses the program."""
     nvrtc = _nvrtc()
     if arch not in architectures():
         raise TargetError(f"NVRTC {version()} has no architecture {arch}", hint=f"one of {', '.join(architectures())}")

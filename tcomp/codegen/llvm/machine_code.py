@@ -22,17 +22,10 @@ def compile_ir(ir_text: str, target: CpuTarget, opt_level: int = 2) -> bytes:
 
 
 def assembly(ir_text: str, target: CpuTarget, opt_level: int = 2) -> str:
-    """The same as assembly text, for people and for `spill_count`."""
+    """The same as assembly text, for people and for tests."""
     with _lock:
         module, machine = _optimised(ir_text, target, opt_level)
         return str(machine.emit_assembly(module))
-
-
-def spill_count(asm: str) -> int:
-    """How many vector registers are stored to or loaded from the stack: 0 in a kernel whose tile fits the registers."""
-    x86 = r"-?\d*\(%rsp\), %[xyz]mm\d+|%[xyz]mm\d+, -?\d*\(%rsp\)"
-    aarch64 = r"\b(?:str|ldr|stp|ldp|stur|ldur)\s+q\d+,(?: q\d+,)? \[(?:sp|x29)"
-    return len(re.findall(f"{x86}|{aarch64}", asm))
 
 
 def _optimised(ir_text: str, target: CpuTarget, opt_level: int) -> tuple[llvm.ModuleRef, llvm.TargetMachine]:

@@ -30,17 +30,6 @@ _NOT_IN_HALF = ELEMENTARY | {"floordiv", "mod", "truncdiv", "truncmod"}
 _LOGICAL = {"min": "and", "mul": "and", "max": "or", "add": "or"}
 
 
-def expand(e: Expr, target: CpuTarget) -> Expr:
-    """`e` without elementary functions and without operators that the target lacks."""
-    memo: dict[Expr, Expr] = {}
-
-    def rule(node: Expr) -> Expr | None:
-        lowered = lower(node, target)
-        return None if lowered is None else E.rewrite(lowered, rule, memo)
-
-    return E.rewrite(e, rule, memo)
-
-
 def lower(e: Expr, target: CpuTarget) -> Expr | None:
     """One operator in terms of simpler ones, which may need lowering in turn; None if the target computes it directly."""
     if not e.args or e.op in ("read", "select", "bitcast", "reduce"):
