@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, replace
 
@@ -21,6 +21,7 @@ from tcomp.codegen.cuda.math import MEMORY, REGISTER, helper_texts
 from tcomp.codegen.cuda.warp_instructions import WarpInstructions
 from tcomp.ir import expr as E
 from tcomp.ir import loops as L
+from tcomp.ir.access import accesses, by_buffer
 from tcomp.ir.dtypes import itemsize
 from tcomp.ir.expr import INDEX, Dim, Expr, as_expr
 from tcomp.ir.instruction import CopyOp
@@ -223,28 +224,17 @@ class Function(FunctionBuilder):
     def private_dimensions(self, buffer: Buffer, body: Stmt) -> tuple[int, ...]:
         """The dimensions of a register buffer that a thread has to itself: all but those that are indexed by its number or digits of it."""
         numbered: dict[int, Expr] | None = None
-
-        def visit(s: Stmt, threads: Mapping[Expr, str]) -> None:
-            nonlocal numbered
-            accesses = [r.args for r in E.reads(*L.expressions(s)) if r.attr is buffer]
-            if isinstance(s, L.Store | L.Accumulate) and s.buffer is buffer:
-                accesses.append(s.indices)
-            for indices in accesses:
-                own = {d: E.var(threads[i]) for d, i in enumerate(indices) if i in threads}
-                within_warp = self.warps.lanes if buffer in self.warps.distributions else set()
-                for v in (v for v in threads if v not in within_warp and v not in indices):
-                    if not (digits := _thread_digits(v, indices)):
-                        raise self.fail(f"register buffer `{buffer.name}` is accessed by threads that it does not belong to")
-                    own |= {d: E.substitute(indices[d], {v: E.var(threads[v])}) for d in digits}
-                if numbered not in (None, own):
-                    raise self.fail(f"register buffer `{buffer.name}` is divided among the threads in several ways")
-                numbered = own
-            if isinstance(s, L.For) and is_thread_loop(s):
-                threads = {**threads, s.var: s.kind}
-            for child in L.children(s):
-                visit(child, threads)
-
-        visit(body, {})
+        within_warp = self.warps.lanes if buffer in self.warps.distributions else set()
+        for a in by_buffer(accesses(body)).get(buffer, ()):
+            threads = {x.var: E.var(x.kind) for x in a.loops if is_thread_loop(x)}
+            own = {d: threads[i] for d, i in enumerate(a.indices) if i in threads}
+            for v in (v for v in threads if v not in within_warp and v not in a.indices):
+                if not (digits := _thread_digits(v, a.indices)):
+                    raise self.fail(f"register buffer `{buffer.name}` is accessed by threads that it does not belong to")
+                own |= {d: E.substitute(a.indices[d], {v: threads[v]}) for d in digits}
+            if numbered not in (None, own):
+                raise self.fail(f"register buffer `{buffer.name}` is divided among the threads in several ways")
+            numbered = own
         return tuple(d for d in range(len(buffer.shape)) if d not in (numbered or ()))
 
     def phase(self, s: Stmt) -> None:

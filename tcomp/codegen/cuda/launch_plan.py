@@ -35,9 +35,10 @@ from tcomp.ir.verify import verify_program
 from tcomp.target import CudaTarget, capability
 
 SET_INDEX = "tcomp_set_index"  # stores the number of an iteration
-_SET_INDEX_TEXT = (
-    f'extern "C" __global__ void __launch_bounds__(1) {SET_INDEX}_0(long long* place, const long long value) {{\n  *place = value;\n}}\n'
-)
+_SET_INDEX_TEXT = f"""extern "C" __global__ void __launch_bounds__(1) {SET_INDEX}_0(long long* place, const long long value) {{
+  *place = value;
+}}
+"""
 
 
 def kernel_code(kernel: Kernel, target: CudaTarget, trace: Sequence[object] = ()) -> bytes:

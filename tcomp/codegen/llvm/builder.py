@@ -202,10 +202,10 @@ class Builder:
         """An integer literal, the same in all lanes."""
         return str(n) if lanes == 1 else f"splat ({self.module.type(dtype)} {n})"
 
-    def alike(self, *values: Value) -> tuple[int, list[str]]:
-        """The values with the same number of lanes."""
+    def alike(self, *values: Value) -> tuple[int, str, list[str]]:
+        """The values with the same number of lanes; that number, and the type of the first."""
         lanes = max(v.lanes for v in values)
-        return lanes, [self.spread(v, lanes) for v in values]
+        return lanes, self.module.type(values[0].dtype, lanes), [self.spread(v, lanes) for v in values]
 
     def both(self, a: Value | None, b: Value) -> Value:
         """Both conditions; `None` is one that always holds."""
@@ -217,13 +217,13 @@ class Builder:
 
     def arithmetic(self, op: str, args: Sequence[Value], dtype: str) -> Value:
         """An operator on two values of the type of its result."""
-        lanes, (a, b) = self.alike(*args)
+        lanes, type_, (a, b) = self.alike(*args)
         if op in ("min", "max"):
             return Value(self.extremum(op, args, a, b, dtype, lanes), dtype, lanes)
         names = _FLOAT_OPS if is_float(dtype) else _INT_OPS
         if op not in names:
             raise self.error(f"`{op}` of {dtype} cannot be compiled")
-        return Value(self.op(f"{names[op]} {self.module.type(dtype, lanes)} {a}, {b}"), dtype, lanes)
+        return Value(self.op(f"{names[op]} {type_} {a}, {b}"), dtype, lanes)
 
     def extremum(self, op: str, args: Sequence[Value], a: str, b: str, dtype: str, lanes: int) -> str:
         """`min` and `max`: NaN where either float is."""
@@ -233,7 +233,7 @@ class Builder:
             return self.either(self.op(f"icmp {sign}{relation} {type_} {a}, {b}"), type_, a, b, lanes)
         if args[1].ref[0] != "%":
             a, b, args = b, a, (args[1], args[0])
-        if args[0].ref[0] != "%" and not any(nan in args[0].ref for nan in ("7FF8", "H7E0")):
+        if args[0].ref[0] != "%" and args[0].ref != literal(math.nan, dtype, self.module.native_half):
             # (c < x) ? c : x is one instruction, and gives x when it is NaN.
             return self.either(self.op(f"fcmp o{relation} {type_} {a}, {b}"), type_, a, b, lanes)
         # Either zero will do. The test is whether the first operand is NaN: not the running result, or each step would wait for it.
@@ -263,16 +263,15 @@ class Builder:
 
     def fma(self, a: Value, b: Value, c: Value) -> Value:
         """a * b + c, rounded once."""
-        lanes, refs = self.alike(a, b, c)
-        type_ = self.module.type(a.dtype, lanes)
+        lanes, type_, refs = self.alike(a, b, c)
         return Value(self.call("fma", type_, *((type_, r) for r in refs)), a.dtype, lanes)
 
     def ldexp(self, a: Value, n: Value) -> Value:
         """By the instruction of AVX-512, for vectors of 128, 256 and 512 bits: others are put together, or part of one."""
-        lanes, refs = self.alike(a, n)
+        lanes, type_, refs = self.alike(a, n)
         bits = BITS[a.dtype]
         width = min(max(lanes, 128 // bits), 512 // bits)
-        type_, part = self.module.type(a.dtype, lanes), self.module.type(a.dtype, width)
+        part = self.module.type(a.dtype, width)
         if lanes == 1:
             refs = [self.spread(v, width) for v in (a, n)]
         parts = []
@@ -290,11 +289,11 @@ class Builder:
 
     def compare(self, op: str, a: Value, b: Value) -> Value:
         """A comparison, as a bool for each lane."""
-        lanes, (x, y) = self.alike(a, b)
+        lanes, type_, (x, y) = self.alike(a, b)
         of_floats, of_integers = _COMPARE[op]
         sign = "" if op in ("eq", "ne") else "s" if a.dtype in SIGNED else "u"
         test = f"fcmp {of_floats}" if is_float(a.dtype) else f"icmp {sign}{of_integers}"
-        return Value(self.op(f"{test} {self.module.type(a.dtype, lanes)} {x}, {y}"), "bool", lanes)
+        return Value(self.op(f"{test} {type_} {x}, {y}"), "bool", lanes)
 
     def choose(self, test: Value, a: Value, b: Value) -> Value:
         """The lanes of `a` where a condition holds, else those of `b`."""
@@ -309,8 +308,8 @@ class Builder:
         unsigned = dtype not in SIGNED or (lo is not None and lo >= 0 and divisor_lo is not None and divisor_lo >= 0)
         if e.args[1].op == "const":
             return self.divide_by_constant(e, a, int(e.args[1].attr), unsigned, hi)
-        lanes, (x, y) = self.alike(a, b)
-        type_, bits = self.module.type(dtype, lanes), self.module.type("bool", lanes)
+        lanes, type_, (x, y) = self.alike(a, b)
+        bits = self.module.type("bool", lanes)
         y = self.op(f"freeze {type_} {y}")  # a masked-out lane may hold anything, but one thing
         one = self.splat(1, dtype, lanes)
         zero = self.op(f"icmp eq {type_} {y}, zeroinitializer")
@@ -358,8 +357,7 @@ class Builder:
         """Shifts; by the width or more they give 0, or the sign."""
         dtype, bits = e.dtype, BITS[e.dtype]
         op = "shl" if e.op == "shl" else "ashr" if dtype in SIGNED else "lshr"
-        lanes, (x, y) = self.alike(a, b)
-        type_ = self.module.type(dtype, lanes)
+        lanes, type_, (x, y) = self.alike(a, b)
         if e.args[1].op == "const" and 0 <= e.args[1].attr < bits:
             return Value(self.op(f"{op} {type_} {x}, {y}"), dtype, lanes)
         inside = self.op(f"icmp ult {type_} {y}, {self.splat(bits, dtype, lanes)}")
