@@ -88,13 +88,11 @@ class FunctionBuilder(SourceText):
         """Declare a loop variable whose value is known, such as `threadIdx.x`."""
         self.names[var] = self.fresh(var.name)
         self.variables.add(var)
-        self.line(f"const {self.index_type(var)} {self.names[var]} = {source};")
+        self.line(f"const {self.type_of(var)} {self.names[var]} = {source};")
 
-    def note_scalars(self, e: Expr) -> None:
-        """Remember which scalar parameters of the kernel an expression uses."""
-        for v in E.variables(e):
-            if v in self.kernel.scalars:
-                self.used_scalars[v] = None
+    def note_scalars(self, *roots: Expr) -> None:
+        """Remember which scalar parameters of the kernel expressions use."""
+        self.used_scalars |= dict.fromkeys(v for v in E.variables(*roots) if v in self.kernel.scalars)
 
     def loaded(self, dtype: str, place: str) -> str:
         """The value of what lies at a place in memory."""
@@ -148,10 +146,6 @@ class FunctionBuilder(SourceText):
             return False
         return e.op in ("var", "const", "cast") or all(self.narrow(a) for a in e.args if a.dtype == INDEX)
 
-    def index_type(self, e: Expr) -> str:
-        """The C++ type of an index."""
-        return "int" if self.narrow(e) else "long long"
-
     def expression(self, e: Expr) -> str:
         """The text of an expression of a new statement; parts that are used several times or are long get names, on lines of their own."""
         self.begin_statement(e)
@@ -162,8 +156,7 @@ class FunctionBuilder(SourceText):
         self.scopes = [{} for _ in self.scopes]
         self.uses = Counter(a for e in E.walk(*roots) for a in e.args)
         self.uses.update(roots)
-        for root in roots:
-            self.note_scalars(root)
+        self.note_scalars(*roots)
 
     def find(self, e: Expr) -> str | None:
         """The name of a value of this statement, if it has one here."""

@@ -96,13 +96,12 @@ class Function(FunctionBuilder):
         if self.bulk:
             self.bulk.wait(0)  # a block does not end before what is copied into its memory has arrived
         dynamic = self.declare_shared()
-        for d in self.grid:
-            self.note_scalars(as_expr(d))
+        self.note_scalars(*map(as_expr, self.grid))
         buffers = [b for b in self.kernel.buffers if b in self.used_buffers]
         scalars = [v for v in self.kernel.scalars if v in self.used_scalars]
         parameters = [f"{'' if b in self.written else 'const '}{MEMORY[b.dtype]}* __restrict__ {self.names[b]}" for b in buffers]
         parameters += [f"const long long {self.names[v]}_" for v in scalars]
-        head = [f"  const {self.index_type(v)} {self.names[v]} = ({self.index_type(v)}){self.names[v]}_;" for v in scalars]
+        head = [f"  const {self.type_of(v)} {self.names[v]} = ({self.type_of(v)}){self.names[v]}_;" for v in scalars]
         signature = f'extern "C" __global__ void __launch_bounds__({threads}) {self.name}({", ".join(parameters)}) {{'
         text = "\n".join([signature, *head, *self.declarations, *self.lines, "}"])
         grid, block = (self.grid[0], self.grid[1], self.grid[2]), (self.block[0], self.block[1], self.block[2])
@@ -329,7 +328,7 @@ class Function(FunctionBuilder):
         self.variables.add(var)
         if kind in (L.UNROLLED, L.VECTORIZED):
             self.line("#pragma unroll")
-        with self.braces(f"for ({self.index_type(var)} {name} = 0; {name} < {limit}; ++{name})"):
+        with self.braces(f"for ({self.type_of(var)} {name} = 0; {name} < {limit}; ++{name})"):
             yield
 
     def reduce_in_register(self, s: L.For, leaf: L.Accumulate) -> None:
@@ -337,7 +336,7 @@ class Function(FunctionBuilder):
         dtype = leaf.buffer.dtype
         with self.braces(""):
             at = self.fresh("at")
-            kind = self.index_type(self.linear(leaf.buffer, leaf.indices))
+            kind = self.type_of(self.linear(leaf.buffer, leaf.indices))
             self.line(f"const {kind} {at} = {self.address(leaf.buffer, leaf.indices)};")
             place, total = f"{self.names[leaf.buffer]}[{at}]", self.fresh("total")
             self.line(f"{REGISTER[dtype]} {total} = {self.loaded(dtype, place)};")

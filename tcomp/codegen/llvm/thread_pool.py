@@ -57,61 +57,68 @@ def _store(**values: str) -> str:
     return "\n".join(f"{_at('box', f)}\n  store {MAILBOX[f]} {value}, ptr %{f}.at" for f, value in values.items())
 
 
-def _inline(head: str, body: str, result: str) -> str:
-    """An inlined function of one block."""
-    return f"define internal {head} alwaysinline {{\n{body}\n  ret {result}\n}}"
-
-
 @dataclass(frozen=True)
 class _Arch:
     system_calls: tuple[int, int, int]  # the numbers of futex, prctl, rt_sigprocmask
-    declarations: str
-    clock: str  # time -> %now (i64)
-    ticks: str  # clock ticks in 50 us -> %ticks (i64)
-    pause: str
-    get_mode: str  # floating-point mode -> %mode (i64)
-    set_mode: str  # %mode -> floating-point mode
+    pause: str  # an instruction that takes 10 to 60 ns
+    functions: str  # the time in ticks, ticks in 50 us, the floating-point mode
 
 
-_ARCHES = {
-    "x86_64": _Arch(
-        system_calls=(202, 157, 14),
-        declarations="""\
+_X86_64 = """\
 declare void @llvm.x86.sse2.pause()
 declare i64 @llvm.readcyclecounter()
 declare void @llvm.x86.sse.stmxcsr(ptr)
-declare void @llvm.x86.sse.ldmxcsr(ptr)""",
-        clock="  %now = call i64 @llvm.readcyclecounter()",
-        ticks="  %ticks = add i64 0, 150000",  # the time-stamp counter runs at 2 to 5 GHz
-        pause="call void @llvm.x86.sse2.pause()",  # 10-60 ns
-        # The low six bits of MXCSR are sticky exception flags, not mode.
-        get_mode="""\
+declare void @llvm.x86.sse.ldmxcsr(ptr)
+
+define internal i64 @clock() alwaysinline {
+  %now = call i64 @llvm.readcyclecounter()
+  ret i64 %now
+}
+define internal i64 @spin_ticks() alwaysinline {
+  %ticks = add i64 0, 150000  ; the time-stamp counter runs at 2 to 5 GHz
+  ret i64 %ticks
+}
+define internal i64 @get_mode() alwaysinline {
   %word = alloca i32
   call void @llvm.x86.sse.stmxcsr(ptr %word)
   %all = load i32, ptr %word
-  %control = and i32 %all, -64
-  %mode = zext i32 %control to i64""",
-        set_mode="""\
+  %control = and i32 %all, -64  ; the low six bits of MXCSR are sticky exception flags
+  %mode = zext i32 %control to i64
+  ret i64 %mode
+}
+define internal void @set_mode(i64 %mode) alwaysinline {
   %word = alloca i32
   %low = trunc i64 %mode to i32
   store i32 %low, ptr %word
-  call void @llvm.x86.sse.ldmxcsr(ptr %word)""",
-    ),
-    "aarch64": _Arch(
-        system_calls=(98, 167, 135),
-        declarations="""\
+  call void @llvm.x86.sse.ldmxcsr(ptr %word)
+  ret void
+}"""
+_AARCH64 = """\
 declare void @llvm.aarch64.isb(i32)
 declare i64 @llvm.read_volatile_register.i64(metadata)
 declare i64 @llvm.aarch64.get.fpcr()
-declare void @llvm.aarch64.set.fpcr(i64)""",
-        clock='  %now = call i64 @llvm.read_volatile_register.i64(metadata !{!"CNTVCT_EL0"})',
-        ticks="""\
+declare void @llvm.aarch64.set.fpcr(i64)
+
+define internal i64 @clock() alwaysinline {
+  %now = call i64 @llvm.read_volatile_register.i64(metadata !{!"CNTVCT_EL0"})
+  ret i64 %now
+}
+define internal i64 @spin_ticks() alwaysinline {
   %hertz = call i64 @llvm.read_volatile_register.i64(metadata !{!"CNTFRQ_EL0"})
-  %ticks = udiv i64 %hertz, 20000""",
-        pause="call void @llvm.aarch64.isb(i32 15)",  # 10-25 ns; `yield` is a no-op on most cores
-        get_mode="  %mode = call i64 @llvm.aarch64.get.fpcr()",
-        set_mode="  call void @llvm.aarch64.set.fpcr(i64 %mode)",
-    ),
+  %ticks = udiv i64 %hertz, 20000
+  ret i64 %ticks
+}
+define internal i64 @get_mode() alwaysinline {
+  %mode = call i64 @llvm.aarch64.get.fpcr()
+  ret i64 %mode
+}
+define internal void @set_mode(i64 %mode) alwaysinline {
+  call void @llvm.aarch64.set.fpcr(i64 %mode)
+  ret void
+}"""
+_ARCHES = {
+    "x86_64": _Arch((202, 157, 14), "call void @llvm.x86.sse2.pause()", _X86_64),
+    "aarch64": _Arch((98, 167, 135), "call void @llvm.aarch64.isb(i32 15)", _AARCH64),  # `yield` is a no-op on most cores
 }
 
 
@@ -137,12 +144,7 @@ target triple = "{triple}"
 @name = internal constant [6 x i8] c"tcomp\\00"
 
 {declarations}
-{arch.declarations}
-
-{_inline("i64 @clock()", arch.clock, "i64 %now")}
-{_inline("i64 @spin_ticks()", arch.ticks, "i64 %ticks")}
-{_inline("i64 @get_mode()", arch.get_mode, "i64 %mode")}
-{_inline("void @set_mode(i64 %mode)", arch.set_mode, "void")}
+{arch.functions}
 
 define internal void @futex_wait(ptr %word, i32 %old) noinline {{
   %r = call i64 (i64, ...) @syscall(i64 {futex}, ptr %word, i32 128, i32 %old, ptr null)
