@@ -500,7 +500,7 @@ class _Object:
             self.refuse(f"section {name} (type {kind}) holds neither code nor plain data")
         if align & align - 1 or size >= _LIMIT or (flags & _EXEC and (flags & _WRITE or kind == _NOBITS)):
             self.refuse(f"section {name} has a bad alignment, size or protection")
-        # A table without code or data of its own is dropped later; .eh_frame is kept apart because its entries must be contiguous.
+        # A table without code or data of its own is dropped later; .eh_frame stays separate because its entries must be contiguous.
         output = ".text" if flags & _EXEC else ".bss" if kind == _NOBITS else ".data" if flags & _WRITE else ".rodata"
         content = b"" if kind == _NOBITS else self.content(header)
         return _Section(f"{self.where}, section {name}", name if name == ".eh_frame" else output, content, size, align)

@@ -236,9 +236,9 @@ def test_what_stands_around() -> None:
     with pytest.raises(CodegenError, match=r"`ring` cannot be copied by `bulk_copy(?s:.)*begins at element 2"):
         emit_kernel(kernel(ring, run(ring, 0, 0, skip=2)), HOPPER)
     beside = loop("t", 2, lambda t: block(run(ring, 0, t), store(OUT, (t,), 1.0)), "thread.x")
-    with pytest.raises(CodegenError, match="a bulk copy stands beside statements that are no copies into shared memory"):
+    with pytest.raises(CodegenError, match="a bulk copy is in one phase with statements that are no copies into shared memory"):
         emit_kernel(kernel(ring, beside), HOPPER)
-    with pytest.raises(CodegenError, match="`x` is written beside bulk copies of it"):
+    with pytest.raises(CodegenError, match="`x` is written in a function that copies it in bulk"):
         emit_kernel(kernel(ring, run(ring, 0, 0), store(X, (1, 1), 1.0)), HOPPER)
     again = loop("t", 2, lambda t: loop("r", 3, lambda r: run(ring, 0, r, skip=4)), "thread.x")
     twice = loop("t", 1, lambda t: block(run(ring, 0, 1), run(ring, 0, 2, "j")), "thread.x")

@@ -327,7 +327,7 @@ def test_what_a_thread_of_a_warp_holds_it_may_touch_itself() -> None:
     ("change", "message"),
     [
         (lambda body: loop("t", 32, lambda _: body, "thread.x"), "stands in loop `t`, bound to thread.x"),
-        (lambda body: loop("t", 2, lambda t: block(body, store(EXTRA, (t,), 1)), "thread.y"), "plain store into `extra` stands beside"),
+        (lambda body: loop("t", 2, lambda t: block(body, store(EXTRA, (t,), 1)), "thread.y"), "plain store into `extra` is in one phase with"),
         (lambda body: block(loop("t", 48, lambda t: store(EXTRA, (t,), 1), "thread.x"), body), "a block is 48 threads wide"),
     ],
 )

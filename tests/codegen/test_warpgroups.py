@@ -210,9 +210,9 @@ def test_core_matrices_lie_at_multiples_of_16_bytes() -> None:
 
 
 def test_what_stands_around() -> None:
-    with pytest.raises(CodegenError, match="`acc` is allocated beside the instructions that add to it in the background"):
+    with pytest.raises(CodegenError, match="`acc` is allocated in one phase with the instructions that add to it in the background"):
         emit_kernel(by_hand(usual, inside=True), HOPPER)
-    with pytest.raises(CodegenError, match=r"`wgmma\(float16, 8\)`, `mma\(int8\)` stand side by side"):
+    with pytest.raises(CodegenError, match=r"`wgmma\(float16, 8\)`, `mma\(int8\)` are in one phase"):
         emit_kernel(by_hand(usual, beside=True), HOPPER)
 
 

@@ -154,8 +154,8 @@ def pending_groups(body: Stmt, copies: Collection[Stmt], placement: Placement) -
     return _checked(body, copies, placement).most
 
 
-def _checked(body: Stmt, copies: Collection[Stmt], placement: Placement) -> _Check:
-    check = _Check(placement, {s: touched(s) for s in phases(body)}, copies, True)
+def _checked(body: Stmt, copies: Collection[Stmt], placement: Placement) -> _Run:
+    check = _Run(placement, {s: touched(s) for s in phases(body)}, copies, True, changes=False)
     check.follow(body, _State())
     return check
 
@@ -202,7 +202,7 @@ class _State:
     def with_group(self) -> _State:
         """Behind the end of a group."""
         groups = (self.started, *self.groups)
-        if len(groups) > MAX_TRACKED:  # the oldest ones are not told apart any more
+        if len(groups) > MAX_TRACKED:  # the oldest ones are no longer distinguished
             groups = (*groups[: MAX_TRACKED - 1], groups[MAX_TRACKED - 1] | groups[MAX_TRACKED])
         barrier, since = (self.barrier, self.since + 1) if self.since < MAX_TRACKED else (None, 0)
         return replace(self, groups=groups, started=_NOTHING, copy=None, barrier=barrier, since=since)
@@ -217,12 +217,14 @@ def _join(a: _State, b: _State) -> _State:
 
 @dataclass(slots=True)
 class _Run:
-    """Follows the phases and adds what is missing in `placement`; `waits`: the waits for copies as well."""
+    """Follows the phases and adds what is missing in `placement`; `waits`: the waits for copies as well. Without `changes` it is only noted."""
 
     placement: Placement
     accesses: Mapping[Stmt, Touched]
     copies: Collection[Stmt]
     waits: bool
+    changes: bool = True
+    faults: list[Stmt] = field(default_factory=list)  # where a barrier or a wait is missing
     values: dict[Expr, int] = field(default_factory=dict)  # of the variables of loops around
     most: int = 0  # groups that were not waited for, with the one that is not complete
 
@@ -279,8 +281,12 @@ class _Run:
         before = self.placement.before
         if s in before:
             state = state.passed(s, before[s])
-        alone = s not in self.copies  # a copy and a thread are two, even if the thread has started it
-        if _conflict(state.touched, found, alone):
+        conflict = _conflict(state.touched, found, s not in self.copies)  # a copy and a thread are two, even if the thread has started it
+        if not self.changes:
+            if conflict or any(_conflict(group, found) for group in (state.started, *state.groups)):
+                self.faults.append(s)
+            return state
+        if conflict:
             before.setdefault(s, None)
             state = state.passed(s, before[s])
         if not self.waits:
@@ -314,22 +320,6 @@ class _Run:
         return evaluate_int(place, self.values)
 
 
-@dataclass(slots=True)
-class _Check(_Run):
-    """Follows the phases with the barriers that there are, and keeps where one is missing."""
-
-    faults: list[Stmt] = field(default_factory=list)
-
-    def arrive(self, s: Stmt, found: Touched, state: _State) -> _State:
-        """In front of a statement: notes it if a barrier is missing."""
-        before = self.placement.before
-        if s in before:
-            state = state.passed(s, before[s])
-        if _conflict(state.touched, found, s not in self.copies) or _conflict(state.started, found) or any(_conflict(group, found) for group in state.groups):
-            self.faults.append(s)
-        return state
-
-
 def _short(v: Expr) -> bool:
     """Whether a loop has few iterations: each is told from the others."""
     high = bounds(v)[1]
@@ -342,5 +332,5 @@ def _ring(place: Expr, v: Expr) -> bool:
 
 
 def _conflict(before: Touched, found: Touched, own_elements: bool = False) -> bool:
-    """Whether some of both may touch one element that one of them writes; not if `own_elements` keep threads apart that index alike."""
+    """Whether some of both may touch one element that one of them writes; not if threads that index alike have elements of their own."""
     return any(a.conflicts(b) and not (own_elements and a.own is not None and a.own == b.own) for a in before for b in found)

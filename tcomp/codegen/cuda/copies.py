@@ -149,11 +149,11 @@ class BulkCopies:
                 raise f.fail(f"`{s.instruction.name}` on the target `{f.target}`", f"buffers need not be aligned to {RUN} bytes there")
             source = s.instruction.leaf.value.attr
             if (buffer := match(s.instruction, s.body).accesses[source][0]) in f.written:
-                raise f.fail(f"`{buffer.name}` is written beside bulk copies of it", hint="copy it by threads")
+                raise f.fail(f"`{buffer.name}` is written in a function that copies it in bulk", hint="copy it by threads")
         for phase in phases(body):
             if any(bulk_copies(phase)):
                 if phase not in f.copies:
-                    what = "a bulk copy stands beside statements that are no copies into shared memory"
+                    what = "a bulk copy is in one phase with statements that are no copies into shared memory"
                     raise f.fail(what, f"\n{phase}", "divide the loops")
                 if (twice := written_twice(phase)) is not None:
                     why = "copies in the background arrive in any order"

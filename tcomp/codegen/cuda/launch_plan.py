@@ -9,10 +9,9 @@
                {"copy": PLACE, "from": PLACE, "bytes": SIZE}, {"index": PLACE, "value": SIZE}],
      "workspace": SIZE, "outputs": [[SIZE, ...], ...]}
 
-A SIZE is an integer, ["dim", n] (of the artifact), ["scalar", n] (of the kernel, in grids), ["loop", name], or [operator, SIZE, SIZE].
-A PLACE is [memory, index, SIZE]: an offset in bytes into input or output `index`, or into the weights or the workspace.
-The numbers of a launch's buffers and scalars are those of its kernel; a launch takes the buffers, then the scalars as 64-bit integers.
-"shared" is the memory in bytes that a launch requests for each block, next to what its function declares; "barriers" are those in its text.
+A SIZE is an integer, ["dim", n] (of the artifact), ["scalar", n] (of the kernel, in grids), ["loop", name], or [operator, SIZE, SIZE]; a PLACE
+is [memory, index, SIZE]: an offset in bytes into input or output `index`, or into the weights or the workspace. A launch takes buffers of its
+kernel by number, then scalars as 64-bit integers; "shared": bytes that it requests for each block; "barriers": how many its text has.
 """
 
 from __future__ import annotations

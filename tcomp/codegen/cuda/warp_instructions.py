@@ -87,7 +87,7 @@ class WarpInstructions:
             parts = [(d, int(n), i) for d, n, i in zip(dims, operand.shape, fragment.indices, strict=True) if d is not None]
             found = Distribution(replace(fragment, indices=tuple(i for *_, i in parts)), tuple(n for _, n, _ in parts), tuple(d for d, *_ in parts))
             if self.distributions.setdefault(buffer, found) != found:
-                raise f.fail(f"register buffer `{buffer.name}` is divided among the threads of a warp in two ways")
+                raise f.fail(f"register buffer `{buffer.name}` is distributed over the threads of a warp in two ways")
 
     def threads_of(self, phase: Stmt) -> int:
         """How many neighbouring threads execute a phase of instructions; 0 if it has none. Nothing else may be in it then."""
@@ -99,14 +99,14 @@ class WarpInstructions:
             if isinstance(x, L.For) and x.kind == "thread.x":
                 raise fail(f"an instruction of a warp stands in loop `{x.var.name}`, bound to thread.x", why="the warp is those threads")
             if isinstance(x, L.Store | L.Accumulate):
-                raise fail(f"a plain store into `{x.buffer.name}` stands beside an instruction of a warp", hint="divide the loops")
+                raise fail(f"a plain store into `{x.buffer.name}` is in one phase with an instruction of a warp", hint="divide the loops")
         if len({(i.threads, i.background) for i in instructions}) > 1:
             names = ", ".join(dict.fromkeys(f"`{i.name}`" for i in instructions))
-            raise fail(f"{names} stand side by side", why="they are executed by other threads, or in the background", hint="divide the loops")
+            raise fail(f"{names} are in one phase", why="they are executed by other threads, or in the background", hint="divide the loops")
         return instructions[0].threads
 
     def threads_sharing(self, buffer: Buffer) -> int:
-        """How many threads divide a register buffer among them."""
+        """Over how many threads a register buffer is distributed."""
         return self.distributions[buffer].fragment.threads if buffer in self.distributions else 1
 
     def register_of(self, buffer: Buffer, indices: Sequence[Expr]) -> Expr:
@@ -131,7 +131,7 @@ class WarpInstructions:
                 proved = whole % size == 0 and simplify(held - indices[d] % size) is as_expr(0)
         if not proved:
             why = f"`{E.read(buffer, tuple(indices))}` is not certainly held by the thread that touches it"
-            what = f"register buffer `{buffer.name}` is divided among the threads of a warp"
+            what = f"register buffer `{buffer.name}` is distributed over the threads of a warp"
             raise f.fail(what, why, "touch it in the order of the fragments")
         return simplify(place * fragment.count + number)
 
@@ -151,7 +151,7 @@ class WarpInstructions:
         sums = list(dict.fromkeys(match(s.instruction, s.body).accesses[s.instruction.result][0] for s in calls))
         for b in sums:
             if b not in f.names:
-                what = f"register buffer `{b.name}` is allocated beside the instructions that add to it in the background"
+                what = f"register buffer `{b.name}` is allocated in one phase with the instructions that add to it in the background"
                 raise f.fail(what, hint="outside")
             f.line(f"{f.helper('settle')}({f.names[b]});")
         f.line(f"{f.helper('begin_products')}();")

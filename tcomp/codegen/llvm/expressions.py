@@ -220,7 +220,7 @@ class Expressions(Builder):
             rows = [self.shuffle(type_, rows[n & ~bit], rows[n | bit], high if n & bit else low) for n in range(lanes)]
             bit *= 2
         for lane, ref in enumerate(rows):
-            self.keep((buffer, "column", start + lane), Value(ref, buffer.dtype, lanes), [buffer])
+            self.remember((buffer, "column", start + lane), Value(ref, buffer.dtype, lanes), [buffer])
         return rows[offset % lanes]
 
     def strided(self, buffer: Buffer, address: Address, lanes: int) -> str:
@@ -312,13 +312,13 @@ class Expressions(Builder):
                 ref = found.ref
             else:
                 ref = self.op(f"getelementptr {scalar}, ptr {ref}, i64 {self.scaled(monomial, c).ref}")
-                self.keep(key, Value(ref, "ptr"), [b for a in monomial for b in self.module.buffers(a)])
+                self.remember(key, Value(ref, "ptr"), [b for a in monomial for b in self.module.buffers(a)])
         if offset:
             ref = self.op(f"getelementptr {scalar}, ptr {ref}, i64 {offset}")
-        self.keep(whole, Value(ref, "ptr"), [b for monomial, _ in terms for a in monomial for b in self.module.buffers(a)])
+        self.remember(whole, Value(ref, "ptr"), [b for monomial, _ in terms for a in monomial for b in self.module.buffers(a)])
         return ref
 
-    def keep(self, key: Any, value: Value, sources: Iterable[Buffer]) -> None:
+    def remember(self, key: Any, value: Value, sources: Iterable[Buffer]) -> None:
         """Memoise a value until a buffer that it was read from is written."""
         self.scopes[-1][key] = value
         for buffer in sources:
@@ -363,7 +363,7 @@ class Expressions(Builder):
                 self.value(node)
         result = self.compute(e)
         self.nesting = depth
-        self.keep(key, result, self.module.buffers(e))
+        self.remember(key, result, self.module.buffers(e))
         return result
 
     def quantized(self, e: Expr) -> Value | None:

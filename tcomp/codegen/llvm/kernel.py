@@ -221,12 +221,11 @@ class Function(Expressions):
 
     def allocate(self, buffer: Buffer) -> None:
         """A temporary on the stack, which LLVM keeps in registers where it can."""
-        where = repr(buffer)
         extents = [self.fold(as_expr(d)) for d in buffer.shape]
         if any(extent.op != "const" for extent in extents):
-            raise self.error(f"temporary `{buffer.name}` has no constant shape", where=where, hint="pass it as a workspace buffer")
+            raise self.error(f"temporary `{buffer.name}` has no constant shape", where=repr(buffer), hint="pass it as a workspace buffer")
         if buffer.scope == "shared":
-            raise self.error(f"temporary `{buffer.name}` is in shared memory", where=where, why="a CPU has none")
+            raise self.error(f"temporary `{buffer.name}` is in shared memory", where=repr(buffer), why="a CPU has none")
         size = math.prod(int(extent.attr) for extent in extents)
         if self.lane is not None:  # every lane has its own
             self.module.per_lane[buffer] = self.lane, self.lanes
@@ -234,7 +233,7 @@ class Function(Expressions):
         taken = size * itemsize(buffer.dtype)
         if taken > L.STACK_LIMIT:
             hint = f"at most {L.STACK_LIMIT}; pass larger ones as workspace buffers"
-            raise self.error(f"temporary `{buffer.name}` takes {taken} bytes of the stack", where=where, hint=hint)
+            raise self.error(f"temporary `{buffer.name}` takes {taken} bytes of the stack", where=repr(buffer), hint=hint)
         if buffer not in self.pointers:  # a second copy of an unrolled body shares the slot
             self.count += 1
             slot = self.pointers[buffer] = f"%a{self.count}"
