@@ -207,10 +207,6 @@ class Builder:
         lanes = max(v.lanes for v in values)
         return lanes, self.module.type(values[0].dtype, lanes), [self.spread(v, lanes) for v in values]
 
-    def both(self, a: Value | None, b: Value) -> Value:
-        """Both conditions; `None` is one that always holds."""
-        return b if a is None else self.arithmetic("and", [a, b], "bool")
-
     def negated(self, a: Value) -> Value:
         """The opposite of a condition."""
         return self.arithmetic("xor", [a, Value("true", "bool")], "bool")

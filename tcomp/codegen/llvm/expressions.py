@@ -122,9 +122,10 @@ class Expressions(Builder):
         self.depth[v] = len(self.depth)
 
     @contextmanager
-    def masked(self, mask: Value | None) -> Iterator[None]:
-        """Within, only some lanes are active."""
-        before, self.mask = self.mask, mask
+    def masked(self, test: Value) -> Iterator[None]:
+        """Within, only those of the active lanes are active that meet a condition."""
+        before = self.mask
+        self.mask = test if before is None else self.arithmetic("and", [before, test], "bool")
         with self.scope():
             yield
         self.mask = before
@@ -465,10 +466,9 @@ class Expressions(Builder):
             return self.choose(test, self.value(e.args[1]), self.value(e.args[2]))
         if test.lanes == 1:
             return self.select_by_branch(test, e.args[1], e.args[2])
-        outer = self.mask
-        with self.masked(self.both(outer, test)):
+        with self.masked(test):
             a = self.value(e.args[1])
-        with self.masked(self.both(outer, self.negated(test))):
+        with self.masked(self.negated(test)):
             b = self.value(e.args[2])
         return self.choose(test, a, b)
 

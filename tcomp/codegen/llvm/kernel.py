@@ -182,10 +182,10 @@ class Function(Expressions):
             return
         test = self.value(cond)
         if test.lanes > 1:
-            with self.masked(self.both(self.mask, test)):
+            with self.masked(test):
                 self.statement(then)
             if otherwise is not None:
-                with self.masked(self.both(self.mask, self.negated(test))):
+                with self.masked(self.negated(test)):
                     self.statement(otherwise)
             return
         yes, end = self.labels("then", "end")

@@ -26,6 +26,7 @@ from tcomp.ir.interpreters.semantics import ERF_MIDDLE, ERF_SMALL, ERF_TAIL
 from tcomp.target import CpuTarget
 
 ELEMENTARY = frozenset(E.UNARY[E.UNARY.index("exp") : E.UNARY.index("isnan")]) | {"pow"}
+_IN_FLOAT32 = frozenset({"exp", "log", "tanh", "erf"})  # the other functions of float32 go through float64
 _NOT_IN_HALF = ELEMENTARY | {"floordiv", "mod", "truncdiv", "truncmod"}
 _LOGICAL = {"min": "and", "mul": "and", "max": "or", "add": "or"}
 
@@ -59,8 +60,10 @@ def lower(e: Expr, target: CpuTarget) -> Expr | None:
             return f.power(*e.args)
     if e.op not in ELEMENTARY:
         return None
-    own: Callable[..., Expr] | None = getattr(f, e.op + "32" if source == "float32" else e.op, None)
-    return cast(apply(e.op, cast(e.args[0], "float64")), "float32") if own is None else own(*e.args)
+    if source == "float32" and e.op not in _IN_FLOAT32:
+        return cast(apply(e.op, cast(e.args[0], "float64")), "float32")
+    function: Callable[[Expr], Expr] = getattr(f, e.op)
+    return function(e.args[0])
 
 
 def _through_float32(e: Expr) -> Expr:
@@ -140,7 +143,7 @@ def _power(x: Expr, n: int) -> Expr:
 
 
 class _Float:
-    """The functions of one float type on one target: `f` of float64, `f32` of float32."""
+    """The functions of one float type on one target."""
 
     def __init__(self, dtype: str, target: CpuTarget) -> None:
         self.dtype, self.target = dtype, target
@@ -265,28 +268,23 @@ class _Float:
         tiny, zero = x < -steps * math.log(2), self.c(0)
         return select(~tiny, result(x), zero) if self.scales else select(tiny, zero, result(select(tiny, zero, x)))
 
-    def exp32(self, x: Expr) -> Expr:
-        def result(x: Expr) -> Expr:
-            x = minimum(x, 89.0)  # beyond: infinity
-            n, integer = self.nearest(x, math.log2(math.e))
-            r = self.mad(n, 2.12194440e-4, self.mad(n, -0.693359375, x))
-            return self.scaled(self.polynomial(r, _EXP32), n, integer)
-
-        return self.unless_vanishing(x, 150, result)
-
     def exp(self, x: Expr, shift: int = 0) -> Expr:
         """2**shift * exp(x), where shift is 0 or -1."""
+        single = self.dtype == "float32"
+        steps, limit, high, low = (150, 89.0, -0.693359375, 2.12194440e-4) if single else (1075, 711.0, -0.693145751953125, -1.42860682030941723212e-6)
 
         def result(x: Expr) -> Expr:
-            x = minimum(x, 711.0)
+            x = minimum(x, limit)  # beyond: infinity
             n, integer = self.nearest(x, math.log2(math.e))
-            r = self.mad(n, -1.42860682030941723212e-6, self.mad(n, -6.93145751953125e-1, x))
+            r = self.mad(n, low, self.mad(n, high, x))
+            if single:
+                return self.scaled(self.polynomial(r, _EXP32), n, integer)
             square = r * r
             p = r * self.polynomial(square, _EXP[0])
             p = p / (self.polynomial(square, _EXP[1]) - p)
             return self.scaled(p + p + 1.0, n + shift if shift else n, integer + shift)
 
-        return self.unless_vanishing(x, 1075, result)
+        return self.unless_vanishing(x, steps, result)
 
     def fraction(self, x: Expr) -> tuple[Expr, Expr]:
         """(m, n) with x = m * 2**n and sqrt(1/2) <= m < sqrt(2), for positive finite x; n is an integer-valued float."""
@@ -301,17 +299,14 @@ class _Float:
         special = select(equal(x, 0.0), self.c(-math.inf), select(x < 0.0, self.c(math.nan), x))
         return select((self.c(0) < x) & (x < math.inf), result, special)
 
-    def log32(self, x: Expr) -> Expr:
-        m, n = self.fraction(x)
-        f = m - 1.0
-        square = f * f
-        y = f * square * self.polynomial(f, _LOG32)
-        y = self.mad(square, -0.5, self.mad(n, -2.12194440e-4, y))
-        return self.log_of_special(x, self.mad(n, 0.693359375, f + y))
-
     def log(self, x: Expr) -> Expr:
         m, n = self.fraction(x)
         f = m - 1.0
+        if self.dtype == "float32":
+            square = f * f
+            y = f * square * self.polynomial(f, _LOG32)
+            y = self.mad(square, -0.5, self.mad(n, -2.12194440e-4, y))
+            return self.log_of_special(x, self.mad(n, 0.693359375, f + y))
         s = f / (f + 2.0)
         z = s * s
         half = f * f * 0.5
@@ -364,19 +359,17 @@ class _Float:
         # Infinities and NaN are settled: the correction must not turn them into NaN.
         return select(regular & (result < math.inf), self.mad(result, self.mad(y, lo, error), result), result)
 
-    def tanh32(self, x: Expr) -> Expr:
+    def tanh(self, x: Expr) -> Expr:
+        if self.dtype == "float64":
+            return self.odd(x, 0.625, _TANH, 1.0 - 2.0 / (apply("exp", abs(x) + abs(x)) + 1.0))
         y = maximum(minimum(x, 7.90531110763549805), -7.90531110763549805)  # beyond, the result rounds to 1
         square = y * y
         return select(abs(x) < 0.0004, x, y * self.polynomial(square, _TANH32[0]) / self.polynomial(square, _TANH32[1]))
 
-    def tanh(self, x: Expr) -> Expr:
-        return self.odd(x, 0.625, _TANH, 1.0 - 2.0 / (apply("exp", abs(x) + abs(x)) + 1.0))
-
-    def erf32(self, x: Expr) -> Expr:
-        y = maximum(minimum(x, 4.0), -4.0)
-        return y * self.ratio(y * y, *_ERF32)
-
     def erf(self, x: Expr) -> Expr:
+        if self.dtype == "float32":
+            y = maximum(minimum(x, 4.0), -4.0)
+            return y * self.ratio(y * y, *_ERF32)
         y = minimum(abs(x), 6.0)
         square = y * y
         power = apply("exp", -square)
