@@ -20,7 +20,6 @@ import numpy.typing as npt
 
 import tcomp
 from tcomp.backends.kernel import CompiledKernel
-from tcomp.codegen.sizes import size_data
 from tcomp.errors import CodegenError, ParseError, UnsupportedError
 from tcomp.ir import program as P
 from tcomp.ir.expr import Dim, Expr, as_dim, as_expr, bounds, loop_var, maximum, minimum, variables
@@ -256,7 +255,7 @@ def _facts(
         if times is not None:
             with suppress(CodegenError, ParseError):  # a size that only the model itself computes, or one that a loop reads from an array
                 sizes = [as_dim(as_expr(parse_expr(text, names)) * as_expr(times)) for text in kernels[node].work]
-                fact["work"] = {f.name: size_data(n, numbers, node.name) for f, n in zip(fields(Work), sizes, strict=True)}
+                fact["work"] = {f.name: P.size_data(n, numbers, node.name) for f, n in zip(fields(Work), sizes, strict=True)}
         found.append(fact)
     return found
 

@@ -19,10 +19,12 @@ The CPU's entry function (`codegen.llvm.entry`) and the launch plan of a GPU (`c
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
-from tcomp.ir.expr import Dim, Expr
+from tcomp.errors import CodegenError
+from tcomp.ir.expr import Dim, Expr, as_expr
 from tcomp.ir.text.printer import Printer, quoted
 
 MEMORIES = ("input", "output", "weights", "workspace", "dims")
@@ -134,6 +136,18 @@ def refs(step: Step) -> tuple[Ref, ...]:
             return dst, src
         case SetIndex(dst):
             return (dst,)
+
+
+def size_data(d: Dim, names: Mapping[Expr, Any], where: str) -> Any:
+    """A size as JSON: a number, what `names` says of a variable, or [operator, size, size]. Raises `CodegenError` for any other."""
+    e = as_expr(d)
+    if e in names:
+        return names[e]
+    if e.op == "const":
+        return int(e.attr)
+    if e.op in ("add", "sub", "mul", "floordiv", "mod", "truncdiv", "truncmod", "min", "max"):
+        return [e.op, *(size_data(a, names, where) for a in e.args)]
+    raise CodegenError(f"the size {e} cannot be computed on the host", where=where)
 
 
 class _ProgramPrinter(Printer):

@@ -357,7 +357,7 @@ class Function(FunctionBuilder):
                 begin = self.expression(at)
                 self.line(f"const {kind} {name} = *reinterpret_cast<const {kind}*>({self.use(r.attr)} + {begin});")
                 vectors[r] = name
-        result = first = None
+        first = None
         if isinstance(leaf, L.Store) and not guarded and leaf.buffer.scope != "register":
             first = self.vector_start(leaf.buffer, leaf.indices, s.var, lanes)
         if first is not None:
@@ -367,12 +367,12 @@ class Function(FunctionBuilder):
         with self.loop_over(s.var, lanes, s.kind):
             lane = self.names[s.var]
             self.loaded_lanes = {r: self.loaded(r.dtype, f"{name}.v[{lane}]") for r, name in vectors.items()}
-            if result is not None:
+            if first is not None:
                 self.line(f"{result}.v[{lane}] = {self.stored(leaf.buffer.dtype, self.expression(leaf.value))};")
             else:
                 self.statement(s.body)
             self.loaded_lanes = {}
-        if result is not None and first is not None:
+        if first is not None:
             self.line(f"*reinterpret_cast<{kind}*>({self.use(leaf.buffer)} + {self.expression(first)}) = {result};")
 
     def linear(self, buffer: Buffer, indices: Sequence[Expr]) -> Expr:

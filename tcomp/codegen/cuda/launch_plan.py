@@ -24,12 +24,11 @@ from typing import Any
 
 from tcomp.codegen.cuda.kernel import Launch, emit_kernel
 from tcomp.codegen.cuda.nvrtc import compile_text
-from tcomp.codegen.sizes import size_data
 from tcomp.errors import CodegenError
 from tcomp.ir import loops as L
 from tcomp.ir.expr import Expr, as_expr
 from tcomp.ir.loops import Kernel
-from tcomp.ir.program import Branch, Call, Copy, Program, Ref, Repeat, SetIndex, Step, walk
+from tcomp.ir.program import Branch, Call, Copy, Program, Ref, Repeat, SetIndex, Step, size_data, walk
 from tcomp.ir.verify import verify_program
 from tcomp.target import CudaTarget, capability
 

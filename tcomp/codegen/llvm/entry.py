@@ -85,8 +85,15 @@ class _Entry(Function):
             match step:
                 case Call():
                     self.run(step)
-                case Branch():
-                    self.choice(step)
+                case Branch(cond, then, otherwise):
+                    yes, no, end = self.labels("then", "else", "end")
+                    self.branch(self.flag(cond), yes, no)
+                    for label, inner in ((yes, then), (no, otherwise)):
+                        self.start(label)
+                        with self.scope():
+                            self.steps(inner)
+                        self.jump(end)
+                    self.start(end)
                 case Repeat():
                     self.repetition(step)
                 case Copy(dst, src, size):
@@ -116,16 +123,6 @@ class _Entry(Function):
         name = "llvm.readcyclecounter" if self.target.arch == "x86_64" else "llvm.readsteadycounter"
         self.module.declarations[name] = f"declare i64 @{name}()"
         return self.op(f"call i64 @{name}()")
-
-    def choice(self, branch: Branch) -> None:
-        yes, no, end = self.labels("then", "else", "end")
-        self.branch(self.flag(branch.cond), yes, no)
-        for label, steps in ((yes, branch.then), (no, branch.otherwise)):
-            self.start(label)
-            with self.scope():
-                self.steps(steps)
-            self.jump(end)
-        self.start(end)
 
     def repetition(self, repeat: Repeat) -> None:
         def body() -> str | None:
