@@ -12,6 +12,9 @@ import numpy as np
 
 from tcomp.codegen.llvm.kernel import emit_kernel
 from tcomp.codegen.llvm.machine_code import compile_ir
+from tcomp.codegen.llvm.math import lower
+from tcomp.ir import expr as E
+from tcomp.ir.expr import Expr
 from tcomp.ir.loops import Buffer, Kernel
 from tcomp.target import CpuTarget
 
@@ -27,6 +30,17 @@ def spill_count(asm: str) -> int:
     x86 = r"-?\d*\(%rsp\), %[xyz]mm\d+|%[xyz]mm\d+, -?\d*\(%rsp\)"
     aarch64 = r"\b(?:str|ldr|stp|ldp|stur|ldur)\s+q\d+,(?: q\d+,)? \[(?:sp|x29)"
     return len(re.findall(f"{x86}|{aarch64}", asm))
+
+
+def expand(e: Expr, target: CpuTarget) -> Expr:
+    """An expression without elementary functions and without operators that the target lacks."""
+    memo: dict[Expr, Expr] = {}
+
+    def rule(node: Expr) -> Expr | None:
+        lowered = lower(node, target)
+        return None if lowered is None else E.rewrite(lowered, rule, memo)
+
+    return E.rewrite(e, rule, memo)
 
 
 def engine(*objects: bytes) -> Any:

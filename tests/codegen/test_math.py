@@ -11,7 +11,7 @@ import pytest
 
 from tcomp.codegen.llvm.kernel import emit_kernel
 from tcomp.codegen.llvm.machine_code import assembly
-from tcomp.codegen.llvm.math import ELEMENTARY, lower
+from tcomp.codegen.llvm.math import ELEMENTARY
 from tcomp.ir import expr as E
 from tcomp.ir import te
 from tcomp.ir.dtypes import to_numpy
@@ -19,7 +19,7 @@ from tcomp.ir.expr import Expr
 from tcomp.ir.interpreters import semantics
 from tcomp.ir.loops import Buffer, block, loop, store
 from tcomp.target import CpuTarget
-from tests.codegen.jit import HOST, compile_kernel, kernel
+from tests.codegen.jit import HOST, compile_kernel, expand, kernel
 
 pytestmark = pytest.mark.filterwarnings("ignore:invalid value")  # NumPy warns of NaN, which are meant here
 
@@ -306,17 +306,6 @@ def test_sigmoid_and_gelu() -> None:
     reference = np.array([v * 0.5 * math.erfc(-v * math.sqrt(0.5)) if math.isfinite(v) else v for v in wide.tolist()])
     finite = np.isfinite(wide)
     np.testing.assert_allclose(y[finite], reference[finite], rtol=2e-6, atol=2e-6)
-
-
-def expand(e: Expr, target: CpuTarget) -> Expr:
-    """An expression without elementary functions and without operators that the target lacks."""
-    memo: dict[Expr, Expr] = {}
-
-    def rule(node: Expr) -> Expr | None:
-        lowered = lower(node, target)
-        return None if lowered is None else E.rewrite(lowered, rule, memo)
-
-    return E.rewrite(e, rule, memo)
 
 
 def test_lowering_leaves_only_basic_operators() -> None:

@@ -10,7 +10,7 @@ from hypothesis import given, settings
 
 from tcomp import te
 from tcomp.calibration import bandwidth, peak_flops
-from tcomp.codegen.llvm.math import ELEMENTARY, expand
+from tcomp.codegen.llvm.math import ELEMENTARY
 from tcomp.ir import expr as E
 from tcomp.ir.expr import Dim, Expr
 from tcomp.ir.loops import Buffer, If, Kernel, loop, store
@@ -21,6 +21,7 @@ from tcomp.schedules.cost.roofline import cost_of, cpu_roof, gpu_roof, operation
 from tcomp.schedules.cpu import default as cpu
 from tcomp.schedules.instructions import fma_tile
 from tcomp.target import CpuTarget, CudaTarget
+from tests.codegen.jit import expand
 from tests.schedules.programs import programs
 
 TARGET = CpuTarget.parse("cpu -mcpu=skylake-avx512")

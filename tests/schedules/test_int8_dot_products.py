@@ -6,7 +6,7 @@ import pytest
 from tcomp.backends import backend_of
 from tcomp.backends.kernel import build_loops, operand_layouts
 from tcomp.codegen.llvm.kernel import emit_kernel
-from tcomp.codegen.llvm.machine_code import assembly, spill_count
+from tcomp.codegen.llvm.machine_code import assembly
 from tcomp.ir.graph import GraphBuilder
 from tcomp.ir.interpreters.loops import run_kernel
 from tcomp.ir.layout import Layout
@@ -16,7 +16,7 @@ from tcomp.ops.nn import CONV
 from tcomp.passes.layout import with_layouts
 from tcomp.schedules import Schedule
 from tcomp.target import CpuTarget
-from tests.codegen.jit import HOST, compile_kernel
+from tests.codegen.jit import HOST, compile_kernel, spill_count
 
 VNNI, WITHOUT = CpuTarget.parse("cpu -mcpu=cascadelake"), CpuTarget.parse("cpu -mcpu=skylake-avx512")
 CLIENT, HASWELL, ARM = (CpuTarget.parse(f"cpu {t}") for t in ("-mcpu=alderlake", "-mcpu=haswell", "-march=aarch64 -mcpu=neoverse-n1"))

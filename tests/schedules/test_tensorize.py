@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from tcomp.codegen.llvm.kernel import emit_kernel
-from tcomp.codegen.llvm.machine_code import assembly, spill_count
+from tcomp.codegen.llvm.machine_code import assembly
 from tcomp.errors import IRError, ScheduleError
 from tcomp.ir import te
 from tcomp.ir.expr import Expr, as_dim
@@ -23,7 +23,7 @@ from tcomp.ir.verify import verify_kernel
 from tcomp.schedules import Schedule
 from tcomp.schedules.instructions import fma_tile, isa_of, mma, mma_fill, named, text_of, vpdpbusd
 from tcomp.target import CpuTarget
-from tests.codegen.jit import HOST, compile_kernel
+from tests.codegen.jit import HOST, compile_kernel, spill_count
 
 ISA = isa_of(HOST)
 LANES = fma_tile(1, 1, 1, ISA).result.shape[1]
