@@ -1,12 +1,7 @@
-"""End-to-end confirmation: what won alone must win in the whole model, or it is not used.
-
-A kernel alone has the caches and the threads for itself, and its winner was the best of many noisy measurements. So A/B comparisons time
-the tuned model against the untuned one, in a fresh process, and the profiles of both tell how fast each kernel is there. The first ones go
-through the best few candidates of all kernels at once; the last is between the untuned model and the one with the best candidate of each
-kernel, without those that are slower than before. If the model as a whole is still no faster, the kernels that slow it down are found by
-bisection, in halves of equal shares of the time. What is not proved to gain in the time given is rolled back, and a model that is not faster
-stays untuned.
-"""
+"""End-to-end confirmation: what won alone must win in the whole model, or it is rolled back. A kernel alone has the caches and the threads
+for itself, and its winner was the best of many noisy measurements. So A/B comparisons time the tuned model against the untuned one: first
+the best few candidates of all kernels at once, then the best candidate of each; if these are no faster together, halves of them
+(bisection)."""
 
 from __future__ import annotations
 

@@ -1,15 +1,7 @@
-"""The cost model: how candidates of a task rank, before they are measured.
-
-It is the analytic model (`schedules.cost`), corrected: boosted trees (T. Chen, C. Guestrin, XGBoost, KDD 2016) are added to the logarithm
-of its time. Only the order within a task matters, and times on a busy machine have no common scale, so the trees learn from pairs of a task:
-which of the two is faster (C. Burges et al., Learning to Rank using Gradient Descent, ICML 2005). A second layer of trees learns from the
-measurements of this run what the shipped trees do not know.
-
-A saved model is JSON: XGBoost's own format for the trees, with what they were learned from, the fingerprint of the features (the model is of
-use only while features mean what they did when it was learned), and a checksum. It is read from this package, never from a user's file.
-
-XGBoost is imported where it is used: the tuner's process alone needs it, and must not be forked afterwards (XGBoost's threads would be lost).
-"""
+"""The cost model: how candidates of a task rank, before they are measured. Boosted trees (T. Chen, C. Guestrin, XGBoost, KDD 2016) correct
+the logarithm of the analytic model's time. They learn from pairs of a task which of the two is faster (C. Burges et al., Learning to Rank
+using Gradient Descent, ICML 2005), as times on a busy machine have no common scale. XGBoost is imported where it is used: the tuner's
+process alone needs it, and must not be forked afterwards (XGBoost's threads would be lost)."""
 
 from __future__ import annotations
 

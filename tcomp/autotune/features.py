@@ -1,10 +1,6 @@
-"""What the cost model is told about a candidate: a vector of fixed length, under stable names.
-
-Three parts: what the analytic model counts and estimates (`schedules.cost`), on a logarithmic scale and as shares; the steps of the
-trace; the decisions. The names of the last two are those of programs and schedule functions, of which there is no list: they are hashed
-into a fixed number of places (K. Weinberger et al., Feature Hashing for Large Scale Multitask Learning, ICML 2009); values that meet in a
-place are added.
-"""
+"""What the cost model is told about a candidate: a vector of fixed length. It holds what the analytic model (`schedules.cost`) counts and
+estimates, on a logarithmic scale and as shares, then the steps of the trace and the decisions. Names of the last two are hashed into a
+fixed number of places (K. Weinberger et al., Feature Hashing for Large Scale Multitask Learning, ICML 2009), where values are added."""
 
 from __future__ import annotations
 

@@ -1,8 +1,7 @@
 """What the tuner knows of each kernel while it runs, which one gets the next trials, what time is spent on, and what is reported.
 
-Trials go where the model gains most per second of tuning, by the estimate of L. Zheng et al. (Ansor, OSDI 2020): the mean of what a kernel's
-latest trials gained, and of what it could gain at best, which shrinks with the number of trials and ends at its roofline bound.
-"""
+Trials go where the model gains most per second of tuning, by the estimate of L. Zheng et al. (Ansor, OSDI 2020; see
+`TaskStatus.promise`)."""
 
 from __future__ import annotations
 
@@ -43,8 +42,8 @@ class TaskStatus:
     """What the tuner knows of one kernel: `calls` of it in a run, the seconds that these take in the untuned model (`before`) and, as far as
     measurements alone tell, by now (`after`), the least they can take by the roofline (`bound`). `stop` says why it gets no more trials.
 
-    `base` is the record of its default schedule, `progress` the least cost after each trial, `seconds` were spent on it, with `measured`
-    candidates; the first `earlier` records are those of earlier runs. `known` says whether `before` comes from a run of the model.
+    `base` is the record of its default schedule, `progress` the least cost after each trial, `seconds` were spent on it in this run; the first
+    `earlier` records are those of earlier runs. `known` says whether `before` comes from a run of the model.
     """
 
     task: Task
@@ -62,7 +61,6 @@ class TaskStatus:
     best: Record | None = None
     progress: list[float] = field(default_factory=list)
     seconds: float = 0.0
-    measured: int = 0
     earlier: int = 0
     known: bool = False
 
@@ -75,6 +73,11 @@ class TaskStatus:
     def after(self) -> float:
         """Seconds by now, as far as measurements of the kernel alone tell."""
         return self.before * self.gain
+
+    @property
+    def measured(self) -> int:
+        """Candidates that were measured in this run."""
+        return len(self.records) - self.earlier
 
     @property
     def share(self) -> float:

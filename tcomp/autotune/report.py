@@ -29,21 +29,26 @@ pre { background: #f5f7fa; padding: .8em; overflow-x: auto; font-size: 12px } sv
 
 
 class _Tuned:
-    def __init__(self, task: Task, records: Sequence[Record], verdict: Verdict | None) -> None:
-        self.task, self.records, self.verdict = task, records, verdict
-        ok = [r for r in records if r.ok]
+    def __init__(self, task: Task, database: Database) -> None:
+        self.task, self.title, self.records = task, title(task), database.records(task.key)
+        self.verdict: Verdict | None = next(reversed(database.verdicts(task.key)), None)
+        ok = [r for r in self.records if r.ok]
         self.default = next((r for r in ok if r.decisions == encode({})), None)
         self.best = min(ok, key=lambda r: r.cost or 0.0, default=None)
 
 
 def page(database: Database) -> str:
     """The page as HTML."""
-    tuned = [_Tuned(t, database.records(t.key), next(reversed(database.verdicts(t.key)), None)) for t in database.tasks()]
-    tuned.sort(key=lambda t: -(t.verdict.before if t.verdict else 0.0))
+    tuned = sorted((_Tuned(task, database) for task in database.tasks()), key=lambda t: -(t.verdict.before if t.verdict else 0.0))
+    records = [r for t in tuned for r in t.records]
+    failures = Counter((r.measurement.status, r.measurement.reason[:120]) for r in records if not r.ok).most_common(20)
+    machines = sorted({tuple(sorted(r.environment.items())) for r in records})
     sections = {
-        "Runs": _sessions(database.sessions()), "Kernels": _kernels(tuned), "What failed": _failures(tuned),
-        "Predicted and measured": _predictions(tuned), "Convergence": _convergence(tuned), "Winning schedules": _winners(tuned),
-        "Measured on": _machines(tuned),
+        "Runs": _sessions(database.sessions()), "Kernels": _kernels(tuned),
+        "What failed": _table(("", "candidates>", "reason"), [(status, n, reason) for (status, reason), n in failures]),
+        "Predicted and measured": _predictions(records), "Convergence": "".join(map(_convergence, tuned)),
+        "Winning schedules": "".join(map(_winner, tuned)),
+        "Measured on": "".join(_table(("",), [(f"{name}: {value}",) for name, value in machine]) for machine in machines),
     }  # fmt: skip
     name = escape(database.path.name)
     head = f'<!DOCTYPE html><html lang="en"><head><meta charset="utf-8"><title>{name}</title><style>{_STYLE}</style></head>'
@@ -70,19 +75,13 @@ def _kernels(tuned: Sequence[_Tuned]) -> str:
         in_model = (_time(v.before), _time(v.after), f"{v.after / v.before:.3f}" if v.before else "-") if v else ("-", "-", "-")
         verdict = (v.judgement, "kept" if v.kept else "back") if v else ("not confirmed", "dim")
         times = [_time(r.cost) if r and r.cost else "-" for r in (default, best)]
-        rows.append((title(t.task), len(t.records), sum(not r.ok for r in t.records), *times, alone, *in_model, verdict))
+        rows.append((t.title, len(t.records), sum(not r.ok for r in t.records), *times, alone, *in_model, verdict))
     columns = ("kernel.", "trials>", "failed>", "default>", "best>", "alone>", "before, in a run>", "after>", "in the model>", "")
     return _table(columns, rows)
 
 
-def _failures(tuned: Sequence[_Tuned]) -> str:
-    counts = Counter((r.measurement.status, r.measurement.reason[:120]) for t in tuned for r in t.records if not r.ok)
-    rows = [(status, n, reason) for (status, reason), n in counts.most_common(20)]
-    return _table(("", "candidates>", "reason"), rows)
-
-
-def _predictions(tuned: Sequence[_Tuned]) -> str:
-    points = [(r.predicted, r.cost) for t in tuned for r in t.records if r.predicted and r.cost]
+def _predictions(records: Sequence[Record]) -> str:
+    points = [(r.predicted, r.cost) for r in records if r.predicted and r.cost]
     if not points:
         return ""
     low, high = min(map(min, points)), max(map(max, points))
@@ -92,51 +91,37 @@ def _predictions(tuned: Sequence[_Tuned]) -> str:
     return plot.figure("predicted (s)", "measured (s)", f"{len(points)} candidates; on the line the prediction is right")
 
 
-def _convergence(tuned: Sequence[_Tuned]) -> str:
-    figures = []
-    for t in tuned:
-        if t.default is None or not t.default.cost or sum(bool(r.cost) for r in t.records) < 2:
-            continue
-        relative = [(r.cost or inf) / t.default.cost for r in t.records]
-        dots = [(float(n), min(y, 2.5)) for n, y in enumerate(relative) if y < inf]
-        last = float(len(relative) - 1)
-        plot = _Plot((0.0, last), (0.0, max(1.1, *(y for _, y in dots))), False)
-        plot.line([(0.0, 1.0), (last, 1.0)], "#b9c4d0")
-        plot.dots(dots)
-        plot.line([(float(n), y) for n, y in enumerate(accumulate(relative, min)) if y < inf], "#14733d")
-        figures.append(plot.figure("trial", "of the default's time", title(t.task)))
-    return "".join(figures)
+def _convergence(t: _Tuned) -> str:
+    if t.default is None or not t.default.cost or sum(bool(r.cost) for r in t.records) < 2:
+        return ""
+    relative = [(r.cost or inf) / t.default.cost for r in t.records]
+    dots = [(float(n), min(y, 2.5)) for n, y in enumerate(relative) if y < inf]
+    last = float(len(relative) - 1)
+    plot = _Plot((0.0, last), (0.0, max(1.1, *(y for _, y in dots))), False)
+    plot.line([(0.0, 1.0), (last, 1.0)], "#b9c4d0")
+    plot.dots(dots)
+    plot.line([(float(n), y) for n, y in enumerate(accumulate(relative, min)) if y < inf], "#14733d")
+    return plot.figure("trial", "of the default's time", t.title)
 
 
-def _winners(tuned: Sequence[_Tuned]) -> str:
-    parts = []
-    for t in tuned:
-        if t.verdict is not None and t.verdict.kept:
-            found = next((r for r in t.records if r.decisions == t.verdict.decisions and r.trace), None)
-            try:
-                steps = str(Trace.from_json(found.trace)) if found else ""
-            except TcompError as error:
-                steps = error.what
-            parts.append(f"<h3>{escape(title(t.task))}</h3><pre>{escape(t.verdict.decisions)}\n\n{escape(steps)}</pre>")
-    return "".join(parts)
-
-
-def _machines(tuned: Sequence[_Tuned]) -> str:
-    seen = {tuple(sorted(r.environment.items())) for t in tuned for r in t.records}
-    return "".join(_table(("",), [(f"{name}: {value}",) for name, value in machine]) for machine in sorted(seen))
-
+def _winner(t: _Tuned) -> str:
+    if t.verdict is None or not t.verdict.kept:
+        return ""
+    found = next((r for r in t.records if r.decisions == t.verdict.decisions and r.trace), None)
+    try:
+        steps = str(Trace.from_json(found.trace)) if found else ""
+    except TcompError as error:
+        steps = error.what
+    return f"<h3>{escape(t.title)}</h3><pre>{escape(t.verdict.decisions)}\n\n{escape(steps)}</pre>"
 
 class _Plot:
     """A plot with two scales, both logarithmic or both linear."""
 
     def __init__(self, x: tuple[float, float], y: tuple[float, float], logarithmic: bool) -> None:
+        ends = [(floor(log10(low)), ceil(log10(high))) if logarithmic else (low, high) for low, high in (x, y)]
+        self._x, self._y = ((low, high if high > low else low + 1) for low, high in ends)
         self._log = logarithmic
-        self._x, self._y = (self._span(a) for a in (x, y))
         self._shapes: list[str] = []
-
-    def _span(self, ends: tuple[float, float]) -> tuple[float, float]:
-        low, high = (floor(log10(ends[0])), ceil(log10(ends[1]))) if self._log else ends
-        return (low, high) if high > low else (low, low + 1)
 
     def _at(self, x: float, y: float) -> tuple[float, float]:
         a, b = (log10(x), log10(y)) if self._log else (x, y)

@@ -1,10 +1,6 @@
-"""What to measure next: an evolutionary search, guided by the cost model (as in L. Zheng et al., Ansor, OSDI 2020).
-
-It has one more stage, since making the loops of a candidate takes about as long as building it. Hundreds of decisions are mutated and
-crossed without making loops, and regression trees over the decisions alone pick a few. The loops of these are made, so that refusals and
-repetitions are known, and the cost model picks from them what is measured. A share of either stage is drawn at random, and no kind of
-structure gets all places of a batch.
-"""
+"""What to measure next: an evolutionary search, guided by the cost model (as in L. Zheng et al., Ansor, OSDI 2020). As making the loops of
+a candidate takes about as long as building it, regression trees over the decisions alone pick a few of hundreds of offspring first; the
+loops of these are made, and the cost model picks from them what is measured."""
 
 from __future__ import annotations
 

@@ -1,7 +1,5 @@
-"""What the tuner is given: a model, whose kernels are the tasks, or a user's own program, which is one task.
-
-Both can be judged as a whole: `compare(decisions)` runs the tuned version against the untuned one, in a fresh process.
-"""
+"""What the tuner is given: a model, whose kernels are the tasks, or a user's own program, which is one task. Both can be judged as a whole:
+`compare(decisions)` runs the tuned version against the untuned one, in a fresh process."""
 
 from __future__ import annotations
 

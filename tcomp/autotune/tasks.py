@@ -1,13 +1,6 @@
-"""What is tuned: a program together with its space, which is a schedule function that asks knobs.
-
-    Workload    a KERNEL body of a compiled model; the layouts of its weights are decided together with the schedule of its loops
-    Program     a user's own loops, with the default schedule function or the user's own
-    Algorithm   how a model computes its convolutions of one size, which no kernel alone can decide
-
-All are plain data, so that they can be stored, hashed and sent to other processes. A `Candidate` is what the schedule function makes of some
-decisions (`instantiate`), or of random ones (`sample`): scheduled loops, and the arrays that these take at the sizes of symbolic dims at which
-they are measured.
-"""
+"""What is tuned: a program together with its space, which is a schedule function that asks knobs. Tasks are plain data, so that they can be
+stored, hashed and sent to other processes. A `Candidate` is what the schedule function makes of some decisions (`instantiate`), or of
+random ones (`sample`)."""
 
 from __future__ import annotations
 

@@ -1,11 +1,7 @@
 """The tuner: it gives trials to the kernels that promise most, until time is up; then the winners must win in the whole model.
 
-    result = tcomp.tune("model.onnx", budget=60, database="tune.db")
-    module = tcomp.compile("model.onnx", database="tune.db")
-
 Everything counts towards the budget, compiling and confirming included. Every candidate is entered in the database as soon as it is
-measured; whatever ends the run, the best so far is what a compilation finds there, and `resume` goes on with what is left of the budget.
-"""
+measured: whatever ends the run, compilations find the best so far there, and `resume` goes on with what is left of the budget."""
 
 from __future__ import annotations
 
@@ -104,7 +100,6 @@ def tune(
     if cluster is None:
         backend.check_device()
 
-
     def plain(given: Mapping[str, Any] | None) -> dict[str, Any] | None:
         return None if given is None else {str(name): np.asarray(v).tolist() for name, v in given.items()}
 
@@ -127,14 +122,12 @@ def tune(
         return run.run(workers, cluster)
 
 
-def _session(
-    entries: Database, subject: TuningSubject, options: dict[str, Any], limits: Mapping[str, float | None], resume: bool
-) -> Session:
+def _session(entries: Database, subject: TuningSubject, options: dict[str, Any], limits: Mapping[str, float | None], resume: bool) -> Session:
     """A new session, or the latest one about the same tasks, with limits for what is left."""
     digest = sha256("\0".join(sorted(task.key for task, _ in subject.tasks)).encode()).hexdigest()
     if not resume:
-        unlimited = all(limit is None for limit in limits.values())
-        session = Session(digest, {**options, **limits, **({"budget": BUDGET} if unlimited else {})}, time.time())
+        chosen = limits if any(limits.values()) else {**limits, "budget": BUDGET}
+        session = Session(digest, {**options, **chosen}, time.time())
         entries.add(session)
         return session
     resumed = next((s for s in reversed(entries.sessions()) if s.subject == digest), None)
@@ -312,7 +305,7 @@ class _TuningRun:
     def batch(self, kernel: TaskStatus, measurer: Measurer, search: Search) -> None:
         self.current = kernel
         self.show()
-        start, before = time.monotonic(), len(kernel.records)
+        start = time.monotonic()
         proposals: dict[str, float | None] = {_DEFAULT: None} if kernel.base is None else {}  # and the costs that the cost model expects
         with self.clock.phase("search"):
             proposals |= self.proposed(kernel, search)
@@ -340,7 +333,6 @@ class _TuningRun:
             if time.monotonic() >= self.end or kernel.base is None:
                 break
         kernel.seconds += time.monotonic() - start
-        kernel.measured += len(kernel.records) - before
         if kernel.base is None:
             kernel.stop, kernel.stop_detail = StopReason.NOT_MEASURED, kernel.records[-1].measurement.reason
 
@@ -407,10 +399,10 @@ class _TuningRun:
             gain, kept = found.kernels.get(task.key, Gain(0.0, 0.0)), found.kept.get(task.key)
             for decisions in sorted(found.tried.get(task.key, ()), key=lambda d: d == kept):  # the latest verdict is what holds
                 self.entries.add(Verdict(task, encode(decisions), decisions == kept, gain.before, gain.after, self.environment, when))
-        for kernel in self.kernels:
-            if (kept := found.kept.get(kernel.task.key)) is not None:
-                record = next(r for r in self.entries.ranked(kernel.task.key) if decode(r.decisions) == kept)
-                self.entries.set_trace(record, instantiate(kernel.task, kept).schedule.trace.to_json())
+        for task in (kernel.task for kernel in self.kernels if kernel.task.key in found.kept):
+            kept = found.kept[task.key]
+            record = next(r for r in self.entries.ranked(task.key) if decode(r.decisions) == kept)
+            self.entries.set_trace(record, instantiate(task, kept).schedule.trace.to_json())
         return found
 
     def show(self) -> None:

@@ -1,6 +1,5 @@
-"""The entries of the tuning database: records of candidates, verdicts of whole models, and sessions of the tuner; and how they are read from
-JSON that anyone may have written, in a database or in a file of JSON lines: each field is checked, nothing is executed.
-"""
+"""The entries of the tuning database: records of candidates, verdicts of whole models, and sessions of the tuner; and how they are read
+from JSON that anyone may have written, in a database or in a file of JSON lines: each field is checked, nothing is executed."""
 
 from __future__ import annotations
 
@@ -165,7 +164,6 @@ def parse_json(text: Any) -> Any:
 
 
 def _object_of(checks: Mapping[str, Check]) -> Check:
-
     def read(entry: dict[str, Any]) -> dict[str, Any]:
         if odd := sorted(entry.keys() ^ checks.keys()):
             raise Malformed(f"has missing or unknown fields: {', '.join(odd)[:200]}")
@@ -177,7 +175,7 @@ def _object_of(checks: Mapping[str, Check]) -> Check:
                 raise Malformed(f"has a wrong field `{name}`: it {error}") from None
         return found
 
-    return check("a JSON object", lambda v: isinstance(v, dict), read)
+    return lambda entry: read(json_object(entry))
 
 
 def _text(limit: int = 2000, pattern: str = "") -> Check:
@@ -213,7 +211,7 @@ def _option(value: Any, depth: int = 0) -> Any:
 _plain_option = check("a decision", lambda v: v is None or (isinstance(v, int | float) and abs(v) < 1 << 62))
 _seconds = check("a number of seconds", lambda v: type(v) in (int, float) and 0 <= v < 1e15, float)
 _seconds_or_none = check("a number of seconds, or null", lambda v: True, lambda v: v if v is None else _seconds(v))
-_any_object = check("a JSON object", lambda v: isinstance(v, dict))
+json_object = check("a JSON object", lambda v: isinstance(v, dict))
 
 _DIM = _text(200, r"[^\s\x00-\x1f]+"), _integer(1 << 48)
 _TASK = {
@@ -235,8 +233,8 @@ _RECORD = _ENTRY | {
 }  # fmt: skip
 _VERDICT = _ENTRY | {"kept": _integer(2), "before": _seconds, "after": _seconds}
 _SESSION = {
-    "id": _integer(1 << 63), "subject": _text(), "options": _any_object, "spent": _seconds, "started": _seconds, "trials": _integer(1 << 63),
-    "state": _one_of({s.value: s for s in SessionState}), "summary": _any_object,
+    "id": _integer(1 << 63), "subject": _text(), "options": json_object, "spent": _seconds, "started": _seconds, "trials": _integer(1 << 63),
+    "state": _one_of({s.value: s for s in SessionState}), "summary": json_object,
 }  # fmt: skip
 
 
@@ -248,8 +246,8 @@ def parse(kind: Any, entry: Any, tasks: Mapping[str, Task]) -> Task | Record | V
     about = {"task": _one_of(tasks)}
     match kind:
         case "task":
-            kinds = [name for name in _TASK_KINDS if isinstance(entry, dict) and isinstance(entry.get("task"), dict) and name in entry["task"]]
-            name = kinds[0] if kinds else "constants"
+            fields = json_object(entry).get("task")
+            name = next((name for name in _TASK_KINDS if isinstance(fields, dict) and name in fields), "constants")
             _object_of({"key": _text(), "task": _object_of(_TASK | {name: _TASK_KINDS[name]})})(entry)
             task = task_from_json(entry["task"])
             if entry["key"] != task.key:

@@ -1,8 +1,5 @@
-"""What a compilation takes from tuning: decisions for each kernel of a model, checked before they are followed.
-
-Decisions come from an earlier compiler, or from a file that anyone may have written. If a kernel's schedule function does not follow all of
-them any more, the default schedule is used and a note says so.
-"""
+"""What a compilation takes from tuning: decisions for each kernel of a model. As they come from an earlier compiler or from anyone, the
+default schedule is used where a kernel's schedule function does not follow all of them any more, and a note says so."""
 
 from __future__ import annotations
 

@@ -1,16 +1,6 @@
-"""The database of tuning: what was measured, for which task, on which machine, and what became of it in whole models. One SQLite file.
-
-    tasks         what was tuned (`Workload`, `Program`, `Algorithm`), by key
-    records       every candidate that was measured or failed: decisions, steps, times, reason, machine
-    verdicts      what whole models said of a task's winner: kept, or rolled back to the default schedule
-    sessions      what is being tuned with which options, and how much of the budget is spent: what `resume` continues
-
-Any number of processes may use it at once (write-ahead log, one transaction an entry): a process that is killed loses only what it has not
-entered yet. The file may come from anyone: all that is read from it is checked (see `entries`), and a row that is not a valid entry raises a
-`DatabaseError` that names it.
-
-Export, import and merge use JSON lines: one entry a line, a task before the entries that are about it.
-"""
+"""The database of tuning: tasks, records of what was measured, verdicts of whole models, and sessions, in one SQLite file. Any number of
+processes may use it at once (write-ahead log, one transaction an entry). The file may come from anyone: all that is read from it is checked
+(see `entries`). Export, import and merge use JSON lines: one entry a line, a task before the entries that are about it."""
 
 from __future__ import annotations
 
@@ -23,7 +13,7 @@ from pathlib import Path
 from typing import Any, Self
 
 from tcomp.autotune.database import entries
-from tcomp.autotune.database.entries import Malformed, Record, Session, Verdict, check, parse_json
+from tcomp.autotune.database.entries import Malformed, Record, Session, Verdict, check, json_object, parse_json
 from tcomp.autotune.tasks import Task
 from tcomp.errors import DatabaseError
 from tcomp.runtime.artifact import replacing
@@ -259,7 +249,7 @@ class Database:
         with self._transaction():
             for number, line in enumerate(lines, 1):
                 try:
-                    record = _object(parse_json(line))
+                    record = json_object(parse_json(line))
                     if number == 1:  # says what the file is
                         _header(record)
                         continue
@@ -275,5 +265,4 @@ class Database:
 
 
 _kind = check("of a kind that is known", lambda v: v in ("task", "record", "verdict"))
-_object = check("a JSON object", lambda v: isinstance(v, dict))
 _header = check(f'the header {{"tcomp": "tuning", "format": {FORMAT}}}', lambda v: v.get("tcomp") == "tuning" and v.get("format") == FORMAT)

@@ -1,16 +1,13 @@
-"""The process that compares two compiled models, and knows nothing but how to run them. Run as a program, it is a worker process.
-
-The models take turns in short blocks, the order alternating, so that whatever disturbs one disturbs the other (see `results.Rounds` for what
-is made of the times). Kernels are timed likewise, by the models' own profiles.
-"""
+"""The process that compares two compiled models, and knows nothing but how to run them. Run as a program, it is a worker process. The
+models take turns in short blocks, the order alternating, so that whatever disturbs one disturbs the other (see `results.Rounds`)."""
 
 from __future__ import annotations
 
 import gc
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import TypeVar
 
 import numpy as np
 
@@ -45,7 +42,12 @@ def handle(request: Answer) -> Answer:
         module.run(inputs)
         start, times = time.perf_counter(), list[float]()
         while not times or time.perf_counter() - start < _BLOCK:
-            times.append(_run(module, inputs))
+            begin = time.perf_counter()
+            if isinstance(module, CudaModule):
+                times.append(min(module.replays(inputs)))  # by the clock of the device, without transfers
+            else:
+                module.run(inputs)
+                times.append(time.perf_counter() - begin)
         return min(times)
 
     runs = _rounds(modules, block, request["seconds"] * (1 - _PROFILE_SHARE))
@@ -64,15 +66,6 @@ def _rounds(modules: list[LoadedModel], measure: Callable[[LoadedModel], T], sec
         if n + 1 >= MIN_ROUNDS and time.perf_counter() - begin > seconds:
             break
     return found
-
-
-def _run(module: LoadedModel, inputs: Mapping[str, Any]) -> float:
-    """Seconds of a run; on a GPU by the clock of the device, without transfers."""
-    if isinstance(module, CudaModule):
-        return min(module.replays(inputs))
-    start = time.perf_counter()
-    module.run(inputs)
-    return time.perf_counter() - start
 
 
 if __name__ == "__main__":

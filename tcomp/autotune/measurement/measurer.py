@@ -1,15 +1,7 @@
-"""How fast candidates are. Whatever a candidate does, it becomes a record (see `Outcome`), and the next one is measured.
-
-Candidates are made and built in processes of their own, all of a batch at once; then, while nothing else runs, each is measured in one
-long-lived process (`worker`, `worker_gpu`), which is replaced when a candidate makes it crash.
-
-That process may be on another machine: `ClusterMeasurer` builds here and measures on the workers of a Dask cluster, each by `Runner.run`. A
-worker says which target it is, so that the machine that builds may be another one. It takes one job at a time:
-
-    dask worker tcp://scheduler:8786 --nthreads 1 --no-nanny --resources "x86_64-cascadelake=1"      # the name is `target.machine`
-
-A job whose worker is lost is given to another one. Where all are lost for long, the rest are records that say so.
-"""
+"""How fast candidates are. Whatever a candidate does, it becomes a record (see `Outcome`), and the next one is measured. All of a batch are
+built at once, in processes of their own; then, while nothing else runs, each is measured in one long-lived process (`worker`,
+`worker_gpu`), here or (`ClusterMeasurer`) on a worker of a Dask cluster, which says by a resource (`target.machine`) which target it is and
+takes one job at a time: `dask worker tcp://scheduler:8786 --nthreads 1 --no-nanny --resources "x86_64-cascadelake=1"`."""
 
 from __future__ import annotations
 
@@ -32,7 +24,7 @@ from tcomp.errors import InputError, ScheduleError
 from tcomp.schedules.knobs import Decisions, encode
 from tcomp.target import Target
 
-_SEED = 0
+_SEED = 0  # of the inputs
 _CACHED = 64  # shared objects of candidates that may be asked for again
 _POLL = 5.0  # seconds between two queries of a cluster while waiting for a result
 
@@ -64,8 +56,7 @@ class Runner:
         self._limits = limits
         self._worker: WorkerProcess | None = None
         self._kind: tuple[bool, int] | None = None  # whether on a device, and the threads
-        self._ready: tuple[str, int | None] = "", None  # the task that is prepared, and in which process
-        self._failed: tuple[str, str] = "", ""  # a task whose default schedule cannot be run, and why
+        self._prepared: tuple[str, int | None, str] = "", None, ""  # a task, in which process, and why its default schedule cannot be run
 
     def run(self, job: Job) -> Measurement:
         """Measure one candidate."""
@@ -73,15 +64,14 @@ class Runner:
             self.close()
             module, memory, cpus = ("worker_gpu", None, []) if job.on_device else ("worker", self._limits.bytes, cores(job.threads))
             self._worker, self._kind = WorkerProcess(f"tcomp.autotune.measurement.{module}", memory, cpus), (job.on_device, job.threads)
-        if self._failed[0] != job.key and self._ready != (job.key, self._worker.pid):
+        key, pid, failure = self._prepared
+        if key != job.key or (not failure and pid != self._worker.pid):
             fields = {name: getattr(job, name) for name in ("threads", "harness", "flush_bytes", "reference")}
             answer = self._worker.ask({"do": "prepare", **fields, "seed": _SEED}, self._limits.running)
-            if answer["status"] == Outcome.OK:
-                self._ready = job.key, self._worker.pid
-            else:
-                self._failed = job.key, f"{answer['status']}: {answer['reason']}"
-        if self._failed[0] == job.key:
-            return Measurement(Outcome.ERROR, reason=f"the default schedule cannot be measured: {self._failed[1]}")
+            failure = "" if answer["status"] == Outcome.OK else f"{answer['status']}: {answer['reason']}"
+            self._prepared = job.key, self._worker.pid, failure
+        if failure:
+            return Measurement(Outcome.ERROR, reason=f"the default schedule cannot be measured: {failure}")
         request = {"do": "measure", "incumbent": job.incumbent, "candidate": job.candidate, "rounds": self._limits.rounds}
         return Measurement.from_answer(self._worker.ask({**request, "seconds": self._limits.seconds}, self._limits.running))
 
@@ -139,11 +129,11 @@ class Measurer:
         answers = self._ask({key: summary_request(task, decisions) for key, decisions in zip(keys, wanted, strict=True)})
         found: list[CandidateSummary | Measurement] = []
         for builder, answer in map(answers.__getitem__, keys):
-            if answer["status"] != Outcome.OK:
+            if answer["status"] == Outcome.OK:
+                found.append(summary := CandidateSummary.from_json(answer["summary"]))
+                self._maker[_key(task, summary.decisions)] = builder
+            else:
                 found.append(Measurement.from_answer(answer))
-                continue
-            found.append(summary := CandidateSummary.from_json(answer["summary"]))
-            self._maker[_key(task, summary.decisions)] = builder
         _shorten(self._maker, _CACHED * len(self._builders))
         return found
 
@@ -239,8 +229,7 @@ class ClusterMeasurer(Measurer):
 
     def workers(self, target: Target) -> int:
         """How many workers are machines of this target."""
-        known = self._client.scheduler_info(n_workers=-1)["workers"].values()
-        return sum(worker["resources"].get(target.machine, 0) >= 1 for worker in known)
+        return sum(w["resources"].get(target.machine, 0) >= 1 for w in self._client.scheduler_info(n_workers=-1)["workers"].values())
 
     def _run(self, task: Task, jobs: Sequence[Job]) -> Iterator[Measurement]:
         # One call for each job, though they have much in common: a worker that joins later needs all of it.

@@ -1,8 +1,6 @@
-"""What measuring tells: how fast a candidate is against the incumbent, and how fast a tuned model is against the untuned one.
-
-A machine that is shared is slower at times, by a third or so, for seconds. So only the faster rounds of an A/B comparison count, and chance
-is judged by drawing the rounds again (the bootstrap: B. Efron 1979).
-"""
+"""What measuring tells: how fast a candidate is against the incumbent, and a tuned model against the untuned one. A machine that is shared
+is slower at times, by a third or so, for seconds. So only the faster rounds of an A/B comparison count, and chance is judged by drawing the
+rounds again (the bootstrap: B. Efron 1979)."""
 
 from __future__ import annotations
 

@@ -1,13 +1,7 @@
-"""The measuring process: loads candidates, checks their results, and times them. Run as a program, it is a worker process for CPUs;
-`worker_gpu` does the same for GPUs, with another `Device`.
-
-It knows how arrays lie in memory and nothing of the compiler: a candidate arrives as a shared object that imports nothing. One request
-prepares a task ("prepare"): inputs are drawn, and the default schedule computes the results that candidates have to match. The others
-("measure") run a candidate of that task and the incumbent in turns, so that whatever disturbs one disturbs the other. Each run finds what a
-kernel in the middle of a model finds: the caches close to the cores hold other data of the model, then the inputs of the kernel except its
-constants; the threads of the pool are awake. A candidate also pays for the state it leaves: for results that take longer to read back than
-others, for example as they bypass the caches.
-"""
+"""The measuring process: loads candidates, which are shared objects that import nothing, checks their results, and times them. Run as a
+program, it is a worker process for CPUs; `worker_gpu` does the same for GPUs, with another `Device`. Each run finds what a kernel in the
+middle of a model finds: the caches close to the cores hold other data, then the inputs of the kernel except its constants; the threads of
+the pool are awake. A candidate also pays for the state it leaves, such as results that bypass the caches and take longer to read back."""
 
 from __future__ import annotations
 

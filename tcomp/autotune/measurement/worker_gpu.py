@@ -1,12 +1,8 @@
 """The measuring process for GPUs: the loop of `worker`, with the memory and the clock of a device (CuPy). Run as a program, it is a worker
-process.
-
-A run is timed between two events of its own, after the second-level cache was filled with other data. Kernels take microseconds, about as
-long as the resolution of events: so short ones run several times, all queued at once so that the device never waits, and the mean counts.
-(Many launches between two events would find their weights in the cache, and a kernel that works in place would find its own results.)
-
-After some errors of the device CUDA refuses all further work of the process: so it ends at any of them, and says why.
-"""
+process. A run is timed between two events of its own, after the second-level cache was filled with other data; short ones run several
+times, all queued at once, and the mean counts. (Many launches between two events would find their weights in the cache, and a kernel that
+works in place its own results.) After some errors of the device CUDA refuses all further work of the process: so it ends at any of them,
+and says why."""
 
 from __future__ import annotations
 

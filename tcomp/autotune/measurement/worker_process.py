@@ -1,11 +1,7 @@
-"""Worker processes that may die: a program of tcomp at the other end of a socket, one JSON message each way per request.
-
-A worker is a plain subprocess, not one of `multiprocessing`: scripts need no `if __name__ == "__main__"`, and nothing is inherited. It has a
-process group of its own, so that Ctrl-C at the terminal does not reach it and all that it started can be killed with it, and an address
-space of limited size. It ends when this process does, however that ends, because its socket is closed then.
-
-What becomes of a request is always an answer: a worker that died ("crash") or did not answer in time ("timeout") is replaced.
-"""
+"""Worker processes that may die: a program of tcomp at the other end of a socket, one JSON message each way per request. It is a plain
+subprocess, not one of `multiprocessing`: scripts need no `if __name__ == "__main__"`, and nothing is inherited. It has a process group of
+its own, so that Ctrl-C at the terminal does not reach it and all that it started is killed with it, and ends when this process does, as its
+socket is closed then. Each request gets an answer: a worker that died ("crash") or did not answer in time ("timeout") is replaced."""
 
 from __future__ import annotations
 
