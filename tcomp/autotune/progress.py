@@ -20,6 +20,11 @@ from tcomp.errors import InputError
 from tcomp.schedules.knobs import encode
 from tcomp.schedules.schedule import Schedule
 
+BUDGET = 60.0  # seconds, if neither a budget nor a number of trials is given
+_COMPARISON = 0.05  # the share of the budget for one comparison of whole models, within _COMPARISON_SECONDS
+_COMPARISON_SECONDS = 1.0, 15.0
+_FINALISTS, _FINALS = 4, 0.25  # candidates of a kernel that run in the model, and the share of the budget for that, at most
+_EXTRA_COMPARISONS = 0.5  # beyond those of the finalists, for which there has to be time
 AT_BOUND_SHARE = 0.95  # of the present time that the bound is, from which on a kernel is done
 _EXPLORE = 0.05  # how often a kernel is drawn at random
 _RECENT = 8  # trials whose gain is expected to continue
@@ -128,6 +133,57 @@ def next_task(tasks: Sequence[TaskStatus], rng: Random) -> TaskStatus | None:
     if able and rng.random() < _EXPLORE:
         return rng.choice(able)
     return max(able, key=lambda task: task.promise(usual), default=None)
+
+
+class TimePlan:
+    """How a call of the tuner divides what is left of its budget (None: no limit), of which earlier calls spent `earlier` seconds: the
+    search ends when the winners have to be built and compared. `comparison` are the seconds of runs in a comparison of whole models."""
+
+    def __init__(self, start: float, budget: float | None, earlier: float) -> None:
+        self.start, self.earlier = start, earlier
+        self.budget = inf if budget is None else max(0.0, budget - earlier)
+        least, most = _COMPARISON_SECONDS
+        self.comparison = min(max(_COMPARISON * (BUDGET if budget is None else budget), least), most)
+        self.winners = 0  # kernels that have one
+        self.loading = 1.0  # seconds of a comparison beyond those of its runs, for processes to start and models to load
+        self._building, self._built = 0.0, 0  # seconds, in which so many candidates were built
+
+    @property
+    def elapsed(self) -> float:
+        """Seconds since the start of this call."""
+        return time.monotonic() - self.start
+
+    @property
+    def end(self) -> float:
+        """When the search has to end."""
+        return self.deadline - (self.finalists + _EXTRA_COMPARISONS) * self._comparison_seconds
+
+    @property
+    def deadline(self) -> float:
+        """When the budget is spent."""
+        return self.start + self.budget
+
+    @property
+    def finalists(self) -> int:
+        """Candidates of a kernel that run in the model, at most."""
+        affordable = _FINALS * self.budget / self._comparison_seconds - _EXTRA_COMPARISONS
+        return max(1, int(min(_FINALISTS, affordable)))
+
+    @property
+    def _comparison_seconds(self) -> float:
+        return (self.winners + 1) * self._building / max(self._built, 1) + self.comparison + self.loading
+
+    def loaded(self, seconds: float) -> None:
+        """Processes took so many seconds to start, or models to load."""
+        self.loading = max(self.loading, seconds)
+
+    def built(self, candidates: int, seconds: float, process_start: bool) -> None:
+        """So many candidates were built; the time of the first ones is that of `process_start`, if that is part of it."""
+        if process_start and not self._built:
+            self.loaded(seconds)
+            self._built = 1
+        else:
+            self._building, self._built = self._building + seconds, self._built + candidates
 
 
 class PhaseClock:

@@ -17,7 +17,7 @@ from tcomp.autotune.database.entries import Record
 from tcomp.autotune.features import CandidateSummary, Features, Vector, decision_vector
 from tcomp.autotune.tasks import Task, instantiate
 from tcomp.errors import TcompError
-from tcomp.schedules.knobs import Decisions, Option, decode, encode
+from tcomp.schedules.knobs import Answer, Decisions, Option, decode, encode
 from tcomp.target import Target
 
 _SAMPLES = 768  # that the model learns from, which takes a fraction of a second
@@ -93,13 +93,11 @@ class _Candidate:
 
 @dataclass(eq=False)
 class _TaskKnowledge:
-    """What is known of one task: the options of each decision, as far as it was asked for, and candidates by their decisions as text."""
+    """What is known of one task: the decisions that its schedule function has asked for, and candidates by their decisions as text."""
 
     task: Task
     summarize: Summarize
-    options: dict[str, tuple[Option, ...]] = field(default_factory=dict)
-    defaults: dict[str, Option] = field(default_factory=dict)
-    kinds: dict[str, str] = field(default_factory=dict)
+    answers: dict[str, Answer] = field(default_factory=dict)  # the first one of each decision
     made: dict[str, _Candidate] = field(default_factory=dict)
     tried: set[str] = field(default_factory=set)
     loops: set[str] = field(default_factory=set)  # that were made, however they were decided upon
@@ -115,9 +113,7 @@ class _TaskKnowledge:
             if c is None or c.identity in self.loops:
                 continue
             for name, answer in c.answers.items():
-                self.options.setdefault(name, answer.options)
-                self.defaults.setdefault(name, answer.default)
-                self.kinds.setdefault(name, answer.kind)
+                self.answers.setdefault(name, answer)
             asked = tuple(n for n, a in c.answers.items() if len(a.options) > 1 and not (self.task.threads == 1 and a.kind == _THREADS))
             structure = encode({name: value for name, value in c.decisions.items() if not _is_number(value)})
             entered.append(text := encode(c.decisions))
@@ -127,7 +123,7 @@ class _TaskKnowledge:
         return entered
 
     def vector(self, decisions: Decisions) -> Vector:
-        return decision_vector((name, self.kinds[name], decisions.get(name, default)) for name, default in self.defaults.items())
+        return decision_vector((name, a.kind, decisions.get(name, a.default)) for name, a in self.answers.items())
 
     def learn(self, records: Sequence[Record]) -> None:
         """Enter the candidates of records, and their costs."""
@@ -170,17 +166,18 @@ class _TaskKnowledge:
 
     def drawn(self, rng: Random) -> dict[str, Option]:
         asked = rng.choice([*self.made.values()]).asked if self.made else ()
-        return self.without_defaults({name: rng.choice(self.options[name]) for name in asked})
+        return self.without_defaults({name: rng.choice(self.answers[name].options) for name in asked})
 
     def mutated(self, parents: Sequence[_Candidate], rng: Random) -> dict[str, Option]:
         """Decisions of two parents mixed, or those of one with some of them changed; better parents are more likely."""
         first, second = (parents[min(rng.randrange(len(parents)), rng.randrange(len(parents)))] for _ in range(2))
-        chosen, others = ({name: c.decisions.get(name, self.defaults[name]) for name in c.asked} for c in (first, second))
+        chosen, others = ({name: c.decisions.get(name, self.answers[name].default) for name in c.asked} for c in (first, second))
         if rng.random() < _CROSSED:
-            return self.without_defaults({name: rng.choice((chosen, others)).get(name, self.defaults[name]) for name in {**chosen, **others}})
+            mixed = {name: rng.choice((chosen, others)).get(name, self.answers[name].default) for name in {**chosen, **others}}
+            return self.without_defaults(mixed)
         while chosen:  # change one decision, often to a neighbouring option; decisions with many options more often
-            (name,) = rng.choices([*chosen], [log2(len(self.options[n])) for n in chosen])
-            options, present = self.options[name], chosen[name]
+            (name,) = rng.choices([*chosen], [log2(len(self.answers[n].options)) for n in chosen])
+            options, present = self.answers[name].options, chosen[name]
             adjacent = neighbours(options, present)
             chosen[name] = rng.choice(adjacent if adjacent and rng.random() < _NEIGHBOUR else [o for o in options if o != present])
             if rng.random() >= _SECOND:
@@ -188,7 +185,7 @@ class _TaskKnowledge:
         return self.without_defaults(chosen)
 
     def without_defaults(self, chosen: Mapping[str, Option]) -> dict[str, Option]:
-        return {name: value for name, value in chosen.items() if value != self.defaults[name]}
+        return {name: value for name, value in chosen.items() if value != self.answers[name].default}
 
     def choose(self, model: CostModel, count: int, rng: Random, hinted: Sequence[str]) -> list[Decisions]:
         """The hinted candidates and the most promising others, of several structures and different from each other."""

@@ -114,8 +114,7 @@ class Workload(Task):
 
     def body(self, layouts: Mapping[int, Layout]) -> Graph:
         """The KERNEL body with its constants in these layouts."""
-        body = _graph(self.text)
-        return with_layouts(body, layouts)
+        return with_layouts(_graph(self.text), layouts)
 
     def make(self, knobs: Knobs) -> tuple[Schedule, tuple[Argument, ...]]:
         """The scheduled loops and their buffers. Layouts are chosen before loops are scheduled, as in a compilation, where decisions are asked

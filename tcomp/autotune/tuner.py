@@ -27,7 +27,7 @@ from tcomp.autotune.database.store import Database
 from tcomp.autotune.features import CandidateSummary
 from tcomp.autotune.measurement.measurer import ClusterMeasurer, Measurer
 from tcomp.autotune.measurement.results import Limits, Measurement, Outcome, Rounds
-from tcomp.autotune.progress import PhaseClock, Result, Status, StopReason, TaskStatus, next_task
+from tcomp.autotune.progress import BUDGET, PhaseClock, Result, Status, StopReason, TaskStatus, TimePlan, next_task
 from tcomp.autotune.search import Search
 from tcomp.autotune.subject import ModelSubject, ProgramSubject, TuningSubject, roofline_seconds, title
 from tcomp.autotune.tasks import Program, ScheduleFunction, Task, instantiate
@@ -44,14 +44,9 @@ from tcomp.target import Target
 if TYPE_CHECKING:
     import onnx
 
-BUDGET = 60.0  # seconds, if neither a budget nor a number of trials is given
 _BATCH = 0.1  # the share of the time left that one batch may take
 _SIMILAR = 3  # winners of similar kernels that are tried first
-_COMPARISON = 0.05  # the share of the budget for one comparison of whole models, within _COMPARISON_SECONDS
-_COMPARISON_SECONDS = 1.0, 15.0
 _ALGORITHMS = 0.2  # the share of the budget that is left after compiling, and of the trials, for comparisons of algorithms
-_FINALISTS, _FINALS = 4, 0.25  # candidates of a kernel that run in the model, and the share of the budget for that, at most
-_EXTRA_COMPARISONS = 0.5  # beyond those of the finalists, for which there has to be time
 _RECENT_ERRORS = 64  # the latest predictions, from which the error of the cost model is computed
 _GRACE = 1.0  # seconds after which a candidate that is being measured when time is up is not waited for
 _DEFAULT = encode({})
@@ -118,11 +113,14 @@ def tune(
             else:
                 subject = ModelSubject(model, CompileOptions(backend, shapes, dims, threads, values, direct), sizes, seed)
         session = _session(entries, subject, options, limits, resume)
-        run = _TuningRun(subject, entries, session, start, clock, progress or (lambda status: None), Random(f"{seed} {session.trials}"))
+        plan = TimePlan(start, session.options["budget"], session.spent)
+        run = _TuningRun(subject, entries, session, plan, clock, progress or (lambda status: None), Random(f"{seed} {session.trials}"))
         return run.run(workers, cluster)
 
 
-def _session(entries: Database, subject: TuningSubject, options: dict[str, Any], limits: Mapping[str, float | None], resume: bool) -> Session:
+def _session(
+    entries: Database, subject: TuningSubject, options: dict[str, Any], limits: Mapping[str, float | None], resume: bool
+) -> Session:
     """A new session, or the latest one about the same tasks, with limits for what is left."""
     digest = sha256("\0".join(sorted(task.key for task, _ in subject.tasks)).encode()).hexdigest()
     if not resume:
@@ -150,7 +148,7 @@ class _TuningRun:
     subject: TuningSubject
     entries: Database
     session: Session
-    start: float
+    plan: TimePlan
     clock: PhaseClock
     tell: Callable[[Status], None]
     rng: Random
@@ -160,22 +158,11 @@ class _TuningRun:
     choices: list[TaskStatus] = field(default_factory=list)  # of algorithms
     algorithms: dict[str, Decisions] = field(default_factory=dict)
     errors: deque[float] = field(default_factory=lambda: deque(maxlen=_RECENT_ERRORS))  # of the cost model
-    build_seconds: float = 0.0
-    built: int = 0  # candidates, in that time
-    loading: float = 1.0  # seconds of a comparison beyond those of its runs, for processes to start and models to load
 
     def __post_init__(self) -> None:
         self.target = Target.parse(str(self.session.options["target"]))
         self.environment = environment(self.target)
-        budget, self.limit, self.earlier = self.session.options["budget"], self.session.options["trials"], self.session.spent
-        self.budget = inf if budget is None else max(0.0, budget - self.earlier)
-        least, most = _COMPARISON_SECONDS
-        self.comparison = min(max(_COMPARISON * (BUDGET if budget is None else budget), least), most)
-        self.compiled = self.elapsed
-
-    @property
-    def elapsed(self) -> float:
-        return time.monotonic() - self.start
+        self.limit = self.session.options["trials"]
 
     def run(self, workers: int | None, cluster: str | None) -> Result:
         interrupted, confirmation = True, Confirmation()
@@ -193,7 +180,7 @@ class _TuningRun:
         confirmation.notes += dict.fromkeys(k.stopped for k in self.kernels if k.stop is StopReason.NOT_MEASURED)
         c, self.phase = confirmation, "done"
         self.session.state = SessionState.INTERRUPTED if interrupted else SessionState.FINISHED
-        self.session.spent = self.earlier + self.elapsed
+        self.session.spent = self.plan.earlier + self.plan.elapsed
         self.session.summary = {
             "before": c.before, "after": c.after, "ratio": c.ratio, "comparisons": c.comparisons, "kept": sorted(c.kept), "notes": c.notes,
             "rolled_back": sorted(c.rolled_back), "kernels": {key: [g.before, g.after] for key, g in c.kernels.items()},
@@ -210,7 +197,8 @@ class _TuningRun:
     def choose_algorithms(self) -> None:
         """Try alternatives to the algorithms that the model takes, each in a comparison of whole models. The kernels that are tuned then are
         those of the model with the winners."""
-        longest, end = 0.0, self.start + self.compiled + _ALGORITHMS * (self.budget - self.compiled)
+        longest, now = 0.0, time.monotonic()
+        end = now + _ALGORITHMS * (self.plan.deadline - now)
         limit = inf if self.limit is None else self.session.trials + _ALGORITHMS * (self.limit - self.session.trials)
         for task, decisions in self.subject.algorithms:
             record = next((r for r in self.entries.records(task.key) if r.decisions == encode(decisions)), None)
@@ -227,7 +215,7 @@ class _TuningRun:
 
     def try_algorithm(self, task: Task, decisions: str) -> Record:
         """The record of an alternative. The cost of what the untuned model takes is the time of all kernels that differ."""
-        comparison = self.subject.compare({task.key: decode(decisions)}, self.comparison / 2)
+        comparison = self.subject.compare({task.key: decode(decisions)}, self.plan.comparison / 2)
         rounds, base = comparison.kernels.get(task.key, Rounds()), self.entries.best(task.key)
         if not rounds.before:
             failure = comparison.failure or Measurement(Outcome.ERROR, reason="no kernel differs")
@@ -259,11 +247,12 @@ class _TuningRun:
             for record in self.entries.records(task.key):
                 kernel.learn(record)
             kernel.earlier = len(kernel.records)
+        self.plan.winners = sum(k.gain < 1 for k in self.kernels)
         self.show()
         with self.clock.phase("measure"):
             begin = time.monotonic()
-            seconds = self.subject.seconds_by_task(self.comparison / 2)
-        self.loading = max(self.loading, time.monotonic() - begin - self.comparison / 2)
+            seconds = self.subject.seconds_by_task(self.plan.comparison / 2)
+        self.plan.loaded(time.monotonic() - begin - self.plan.comparison / 2)
         for kernel in self.kernels:
             if kernel.task.key in seconds:
                 kernel.before, kernel.known = seconds[kernel.task.key], True
@@ -272,35 +261,19 @@ class _TuningRun:
 
     def search(self, workers: int | None, cluster: str | None) -> None:
         self.phase = "search"
-        limits = Limits(building=min(60.0, max(10.0, self.budget / 4)), running=min(20.0, max(3.0, self.budget / 10)))
+        budget = self.plan.budget
+        limits = Limits(building=min(60.0, max(10.0, budget / 4)), running=min(20.0, max(3.0, budget / 10)))
         measurer = Measurer(workers, limits) if cluster is None else ClusterMeasurer(cluster, workers, limits)
-        with measurer, _watchdog(lambda: self.end + _GRACE, measurer.close) as expired:
+        with measurer, _watchdog(lambda: self.plan.end + _GRACE, measurer.close) as expired:
             try:
                 search = Search(self.target, summarize=lambda task, wanted: self.summarized(measurer, task, wanted))
-                while time.monotonic() < self.end and (self.limit is None or self.session.trials < self.limit):
+                while time.monotonic() < self.plan.end and (self.limit is None or self.session.trials < self.limit):
                     if (kernel := next_task(self.kernels, self.rng)) is None:
                         break
                     self.batch(kernel, measurer, search)
             except (TcompError, OSError, RuntimeError):
                 if not expired.is_set():
                     raise
-
-    @property
-    def end(self) -> float:
-        """When the search has to end, so that the winners can be compiled and confirmed."""
-        return self.start + self.budget - (self.finalists + _EXTRA_COMPARISONS) * self.comparison_seconds
-
-    @property
-    def comparison_seconds(self) -> float:
-        """Seconds for a comparison, with building the winners."""
-        winners = sum(k.gain < 1 for k in self.kernels)
-        return (winners + 1) * self.build_seconds / max(self.built, 1) + self.comparison + self.loading
-
-    @property
-    def finalists(self) -> int:
-        """Candidates of a kernel that run in the model, at most."""
-        affordable = _FINALS * self.budget / self.comparison_seconds - _EXTRA_COMPARISONS
-        return max(1, int(min(_FINALISTS, affordable)))
 
     def batch(self, kernel: TaskStatus, measurer: Measurer, search: Search) -> None:
         self.current = kernel
@@ -320,17 +293,15 @@ class _TuningRun:
             with self.clock.phase("measure" if n else "build"):  # all are built before the first is measured
                 measurement = next(results)
             if not n:
-                if self.built or isinstance(self.subject, ModelSubject):
-                    self.build_seconds, self.built = self.build_seconds + time.monotonic() - begin, self.built + len(proposals)
-                else:  # processes were started: so they are for a comparison of programs
-                    self.loading, self.built = max(self.loading, time.monotonic() - begin), 1
+                # A comparison of programs starts processes as well.
+                self.plan.built(len(proposals), time.monotonic() - begin, process_start=isinstance(self.subject, ProgramSubject))
             scale = incumbent or kernel.base
             if measurement.status == Outcome.OK and kernel.best and scale and measurement.ratio * (scale.cost or inf) < (kernel.best.cost or inf):
                 with self.clock.phase("measure"):  # the best of many is partly luck: it is measured again, and the worse result counts
                     (again,) = measurer.measure(kernel.task, [decode(text)], opponent)
                 measurement = max(measurement, again, key=lambda m: m.ratio)
             self.enter(kernel, text, guess, measurement, scale)
-            if time.monotonic() >= self.end or kernel.base is None:
+            if time.monotonic() >= self.plan.end or kernel.base is None:
                 break
         kernel.seconds += time.monotonic() - start
         if kernel.base is None:
@@ -350,8 +321,8 @@ class _TuningRun:
         """New candidates, as text, with their predicted costs; winners of similar kernels are among the first ones. They are enough to keep the
         builders busy, few enough to decide again soon."""
         count = 2 * len(os.sched_getaffinity(0))
-        if kernel.measured and self.budget < inf:
-            count = max(4, min(16, round(_BATCH * (self.end - time.monotonic()) * kernel.measured / kernel.seconds)))
+        if kernel.measured and self.plan.budget < inf:
+            count = max(4, min(16, round(_BATCH * (self.plan.end - time.monotonic()) * kernel.measured / kernel.seconds)))
         if self.limit is not None:
             count = min(count, self.limit - self.session.trials)
         known = {_DEFAULT, *(r.decisions for r in kernel.records)}
@@ -370,7 +341,7 @@ class _TuningRun:
     def record(self, task: Task, decisions: str, measurement: Measurement, cost: float | None, predicted: float | None = None) -> Record:
         record = Record(task, decisions, "", measurement, cost, predicted, self.environment, time.time())
         self.session.trials += decisions != _DEFAULT
-        self.session.spent = self.earlier + self.elapsed
+        self.session.spent = self.plan.earlier + self.plan.elapsed
         self.entries.add(record, self.session)
         return record
 
@@ -383,6 +354,7 @@ class _TuningRun:
         if cost is not None and predicted is not None:
             self.errors.append(abs(log(predicted / cost)))
         kernel.learn(self.record(kernel.task, decisions, measurement, cost, predicted))
+        self.plan.winners = sum(k.gain < 1 for k in self.kernels)
         self.show()
 
     def confirm(self) -> Confirmation:
@@ -391,9 +363,9 @@ class _TuningRun:
             base = inf if kernel.base is None else kernel.base.cost or inf
             better = [r for r in self.entries.ranked(kernel.task.key) if r.decisions != _DEFAULT and (r.cost or inf) < base < inf]
             if better:
-                candidates[kernel.task.key] = [decode(r.decisions) for r in better[: self.finalists]]
+                candidates[kernel.task.key] = [decode(r.decisions) for r in better[: self.plan.finalists]]
         self.show()
-        found = confirm(self.subject, candidates, self.comparison, self.start + self.budget, lambda comparisons: self.show())
+        found = confirm(self.subject, candidates, self.plan.comparison, self.plan.deadline, lambda comparisons: self.show())
         when = time.time()
         for task in (status.task for status in (*self.choices, *self.kernels)):
             gain, kept = found.kernels.get(task.key, Gain(0.0, 0.0)), found.kept.get(task.key)
@@ -406,8 +378,8 @@ class _TuningRun:
         return found
 
     def show(self) -> None:
-        error, budget = fmean(self.errors) if self.errors else None, self.budget if self.budget < inf else 0.0
-        self.tell(Status(self.phase, self.elapsed, budget, self.session.trials, self.limit, self.kernels, self.current, error))
+        error, budget = fmean(self.errors) if self.errors else None, self.plan.budget if self.plan.budget < inf else 0.0
+        self.tell(Status(self.phase, self.plan.elapsed, budget, self.session.trials, self.limit, self.kernels, self.current, error))
 
 
 @contextmanager
