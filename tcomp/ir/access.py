@@ -1,15 +1,7 @@
 """The access algebra: which elements of a buffer (or tensor) a statement reads or writes, and how they move with the loops around it.
 
-    affine index        y * 2 + k - 1                       `affine`: a coefficient for each loop, and a constant
-    address, strides    [y, x] of an [8, 16] is y * 16 + x  `linear_index`, and `coefficient`: by how much it moves along a loop
-    digits              i // 12, i // 3 % 4, i % 3          `digit`: what splitting and fusing loops leave of an index
-    interval            y + k while k runs over 0..3        `interval`: from y to y + 2, the other loops standing still
-    box                 an interval a dimension             `box_touched` by a statement, and unions of boxes
-    range               0 <= y + k < n, always              `in_range`
-
-Expressions are taken as the simplifier leaves them (`ir.simplify`), and loop variables run from 0. Whether an index tells which iteration
-it belongs to, so that different iterations touch different elements, is asked of `schedules.analysis.inverse_maps`; exact sets of elements,
-whatever it takes, of `ir.polyhedral`.
+Expressions are taken as the simplifier leaves them (`ir.simplify`), and loop variables run from 0. Whether different iterations touch
+different elements is asked of `schedules.analysis.inverse_maps`; exact sets of elements, whatever it takes, of `ir.polyhedral`.
 """
 
 from __future__ import annotations
@@ -120,7 +112,7 @@ def affine(index: Expr, variables: Collection[Expr] | None = None, clamped: bool
 
 
 def linear_index(buffer: Buffer, indices: Sequence[Expr]) -> Expr:
-    """The row-major address of an element, in elements."""
+    """The row-major address of an element, in elements: that of [y, x] in an [8, 16] is y * 16 + x."""
     return simplify(E.row_major(indices, buffer.shape))
 
 
@@ -163,7 +155,10 @@ class Digit:
 
 
 def digit(e: Expr) -> Digit:
-    """What an expression is a digit of: of itself, if it is no quotient or remainder; of a quotient only by what is certainly positive."""
+    """What an expression is a digit of: of itself, if it is no quotient or remainder; of a quotient only by what is certainly positive.
+
+    Splitting and fusing loops leaves digits of an index, such as i // 12, i // 3 % 4, i % 3.
+    """
     if e.op in ("floordiv", "mod"):
         inner = digit(e.args[0])
         place = simplify(inner.low * e.args[1])

@@ -27,12 +27,13 @@ import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
-from typing import Any
+from typing import Any, TypeVar
 
 from tcomp.errors import IRError
 from tcomp.ir.dtypes import BITS, SIGNED, highest, integer_range, is_float, is_integer, lowest
 
 INDEX = "int64"  # dtype of loop variables, indices and dims
+T = TypeVar("T")
 
 ARITHMETIC = ("add", "sub", "mul", "div", "floordiv", "mod", "truncdiv", "truncmod", "min", "max", "pow")
 BITWISE = ("and", "or", "xor", "shl", "shr")
@@ -171,7 +172,7 @@ def loop_var(name: str, extent: Dim) -> Expr:
 
 
 def dim(name: str, lo: int = 1, hi: int | None = None) -> Expr:
-    """A symbolic size."""
+    """A symbolic size with an inclusive range, to be used in shapes."""
     return var(name, lo, hi)
 
 
@@ -420,18 +421,23 @@ def with_args(e: Expr, args: tuple[Expr, ...]) -> Expr:
     return cast(args[0], e.dtype) if e.op == "cast" else _make(e.op, e.dtype, args, e.attr)
 
 
-def walk(*roots: Expr, operands: Callable[[Expr], Sequence[Expr]] | None = None) -> Iterator[Expr]:
-    """Every distinct sub-expression once, operands before users. `operands` says which ones are entered (None: all)."""
-    seen: set[Expr] = set()
-    stack: list[tuple[Expr, bool]] = [(root, False) for root in reversed(roots)]
+def postorder(roots: Sequence[T], operands: Callable[[T], Sequence[T]]) -> Iterator[T]:
+    """Everything that is reached from the roots, once, operands before users. The operands of a node are asked for when it is reached."""
+    seen: set[T] = set()
+    stack = [(root, False) for root in reversed(roots)]
     while stack:
-        e, ready = stack.pop()
+        node, ready = stack.pop()
         if ready:
-            yield e
-        elif e not in seen:
-            seen.add(e)
-            stack.append((e, True))
-            stack.extend((arg, False) for arg in reversed(e.args if operands is None else operands(e)))
+            yield node
+        elif node not in seen:
+            seen.add(node)
+            stack.append((node, True))
+            stack.extend((operand, False) for operand in reversed(operands(node)))
+
+
+def walk(*roots: Expr, operands: Callable[[Expr], Sequence[Expr]] = operator.attrgetter("args")) -> Iterator[Expr]:
+    """Every distinct sub-expression once, operands before users. `operands` says which ones are entered."""
+    return postorder(roots, operands)
 
 
 def needed_operands(e: Expr) -> list[Expr]:

@@ -1,16 +1,11 @@
 """Machine instructions as data: what one computes (a loop program), what it demands, what it costs, and how it is emitted.
 
 The *meaning* is a kernel over the operands: one perfect nest of serial loops of constant extent around one store or accumulation, in
-which every index is a loop. An instruction that multiplies a row by a panel of 16 columns means
-
-    for k in 0..1 { for r in 0..1 { for j in 0..16 { acc[r, j] += a[r, k] * b[k, j] } } }
-
-`match` finds the meaning in a loop nest of a program. A loop of the nest can stand for a loop of the meaning if it has the same extent,
+which every index is a loop, such as `for k in 0..1 { for r in 0..1 { for j in 0..16 { acc[r, j] += a[r, k] * b[k, j] } } }`. `match` finds the meaning in a loop nest of a program. A loop of the nest can stand for a loop of the meaning if it has the same extent,
 moves the addresses of the same operands, and moves each of them by the stride that the instruction demands. Nests match up to the order of
 their loops and of commutative operands; they must be equal otherwise.
 
-    program   C[i * 6 + r, j * 16 + l] += A[i * 6 + r, k] * B[k, j * 16 + l]     in loops r, l, k
-    loops     r: r (moves acc and a)   l: j (acc and b)   k: k (a and b)
+In C[i * 6 + r, j * 16 + l] += A[i * 6 + r, k] * B[k, j * 16 + l], loops r, l, k stand for r (moves acc and a), j (acc and b), k (a and b).
 """
 
 from __future__ import annotations

@@ -149,8 +149,7 @@ def _order(atom: Expr) -> str:
     """A sort key that depends on structure and names only, so that printed programs are the same in every process."""
     if atom.op == "var":
         return str(atom.attr.name)
-    key = _keys.get(atom)
-    if key is None:
+    if (key := _keys.get(atom)) is None:
         label = atom.attr.name if atom.op == "read" else repr(atom.attr) if atom.op == "const" else ""
         key = _keys[atom] = f"~{atom.op}:{atom.dtype}:{label}({','.join(_order(a) for a in atom.args)})"
     return key
@@ -197,14 +196,10 @@ def quotient(e: Expr) -> tuple[Expr, int]:
 
 
 def _floordiv(x: Expr, c: Expr) -> Expr:
-    split = _split(x, c)
-    if split is None:
+    if (split := _split(x, c)) is None:
         return binary("floordiv", x, c)
-    quotient, rest = split
-    remainder = from_linear(rest)
-    if _within(remainder, c):
-        return from_linear(quotient)
-    return from_linear(_plus(quotient, linear(_small_floordiv(remainder, c))))
+    quotient, remainder = split[0], from_linear(split[1])
+    return from_linear(quotient if _within(remainder, c) else _plus(quotient, linear(_small_floordiv(remainder, c))))
 
 
 def _small_floordiv(x: Expr, c: Expr) -> Expr:
@@ -233,8 +228,7 @@ def _common_factor(terms: Linear, n: int) -> int:
 
 
 def _mod(x: Expr, c: Expr) -> Expr:
-    split = _split(x, c)
-    if split is None:
+    if (split := _split(x, c)) is None:
         return binary("mod", x, c)
     rest = from_linear(split[1])
     if _within(rest, c):
@@ -247,17 +241,15 @@ def _mod(x: Expr, c: Expr) -> Expr:
         if rest.op == "mod" and rest.args[1].op == "const" and rest.args[1].attr % n == 0:
             return _mod(rest.args[0], c)  # x % (a*b) % b == x % b
         # Terms such as (x % (a*n)) inside a sum: the inner remainder by a multiple of n is redundant under % n.
-        terms = linear(rest)
-        for m, k in linear(rest).items():
+        terms = plain = linear(rest)
+        for m, k in terms.items():
             if len(m) == 1 and m[0].op == "mod" and m[0].args[1].op == "const" and (k * m[0].args[1].attr) % n == 0:
-                terms = _plus(_plus(terms, {m: k}, -1), linear(m[0].args[0]), k)
-        if terms != linear(rest):
-            return _mod(from_linear(terms), c)
-        common = _common_factor(linear(rest), n)
-        constant = linear(rest).get((), 0)
-        if common > 1 and constant % common == 0:  # (g*x) % (g*c) == g * (x % c)
-            reduced = from_linear({m: k // common for m, k in linear(rest).items()})
-            return simplify(_mod(reduced, const(n // common)) * common)
+                plain = _plus(_plus(plain, {m: k}, -1), linear(m[0].args[0]), k)
+        if plain != terms:
+            return _mod(from_linear(plain), c)
+        common = _common_factor(terms, n)
+        if common > 1 and terms.get((), 0) % common == 0:  # (g*x) % (g*c) == g * (x % c)
+            return simplify(_mod(from_linear({m: k // common for m, k in terms.items()}), const(n // common)) * common)
     return binary("mod", rest, c)
 
 
@@ -279,12 +271,11 @@ def _within(x: Expr, c: Expr) -> bool:
 
 def _at_least(terms: Linear, value: int) -> bool:
     """Whether the sum is >= value for sure: by numeric ranges, then with atoms replaced by bounds of them."""
-    if _weakened_at_least(terms, value, False):
-        return True
-    if any(a.op != "var" for m in terms for a in m) and _weakened_at_least(terms, value, True):
-        return True
-    topped = _topped(terms)
-    return topped is not terms and _weakened_at_least(topped, value, False)
+    return (
+        _weakened_at_least(terms, value, False)
+        or (any(a.op != "var" for m in terms for a in m) and _weakened_at_least(terms, value, True))
+        or ((topped := _topped(terms)) is not terms and _weakened_at_least(topped, value, False))
+    )
 
 
 def _topped(terms: Linear) -> Linear:

@@ -76,11 +76,6 @@ class Tensor:
         return f"{self.name}: {self.dtype}[{', '.join(map(str, self.shape))}]"
 
 
-def var(name: str, lo: int = 1, hi: int | None = None) -> Expr:
-    """A symbolic size with an inclusive range, to be used in shapes."""
-    return E.dim(name, lo, hi)
-
-
 def placeholder(shape: Sequence[Dim], dtype: str = "float32", name: str = "placeholder") -> Tensor:
     """An input."""
     return Tensor(name, shape, dtype)
@@ -154,16 +149,7 @@ def is_placeholder(t: Tensor) -> bool:
 
 def tensors(outputs: Iterable[Tensor]) -> Iterator[Tensor]:
     """Every tensor that the outputs depend on, once, producers before consumers."""
-    seen: set[int] = set()
-    stack = [(t, False) for t in reversed(list(outputs))]
-    while stack:
-        tensor, ready = stack.pop()
-        if ready:
-            yield tensor
-        elif id(tensor) not in seen:
-            seen.add(id(tensor))
-            stack.append((tensor, True))
-            stack.extend((t, False) for t in reversed(tensor.inputs))
+    return E.postorder([*outputs], lambda t: t.inputs)
 
 
 class Reduction(Protocol):
@@ -209,7 +195,7 @@ abs, floor, ceil, round, trunc, isnan, isinf = map(_function, ("abs", "floor", "
 sqrt, exp, log, tanh, erf = map(_function, ("sqrt", "exp", "log", "tanh", "erf"))
 sin, cos, tan, asin, acos, atan = map(_function, ("sin", "cos", "tan", "asin", "acos", "atan"))
 sinh, cosh, asinh, acosh, atanh = map(_function, ("sinh", "cosh", "asinh", "acosh", "atanh"))
-equal, not_equal, minimum, maximum, all_of = E.equal, E.not_equal, E.minimum, E.maximum, E.all_of
+var, equal, not_equal, minimum, maximum, all_of = E.dim, E.equal, E.not_equal, E.minimum, E.maximum, E.all_of
 power = E.binary_function("pow", "x ** y.")
 truncdiv = E.binary_function("truncdiv", "Integer division rounding towards zero.")
 truncmod = E.binary_function("truncmod", "Remainder with the sign of the dividend.")
@@ -229,11 +215,11 @@ class _TensorPrinter(LoopPrinter):
     def tensors(self, outputs: Sequence[Tensor]) -> list[str]:
         """The lines of everything that the outputs depend on."""
         needed = list(tensors(outputs))
-        lines, done = [], set[int]()
+        lines, done = [], set[Extern]()
         for t in needed:
             if t.extern is not None:
-                if id(t.extern) not in done:
-                    done.add(id(t.extern))
+                if t.extern not in done:
+                    done.add(t.extern)
                     lines += self.extern(t.extern, [u for u in needed if u.extern is t.extern])
             elif t.body is None:
                 lines.append(f"  {self.arrays.bind(t, t.name)}: {t.dtype}{self.shape(t.shape)}")

@@ -1,12 +1,7 @@
-"""The interpreter of loop programs: serial, scalar by scalar, and suspicious.
-
-A program becomes the text of one Python function, which Python then runs: loops are `for` loops, values of float types NumPy scalars of the
-exact type, integers Python's, wrapped around. Every read and store is checked against the shape of its buffer, and a read of an allocated
-buffer against what has been written. All loop kinds run serially; parallel (and GPU) loops can run in a shuffled order, which exposes races.
-Scalar operators mean what `semantics.py` says.
-
-The text itself only notices that some index is out of range. Which one, is found by running the statement once more in its *watched* form,
-in which every access is a call of a `Watcher`; whoever wants to know of all accesses has the whole program run in that form.
+"""The interpreter of loop programs: they become the text of a Python function, with NumPy scalars for floats and Python's integers, wrapped
+around. Every access is checked. All loops run serially; parallel (and GPU) loops can run in a shuffled order, which exposes races. The text
+only notices that some index is out of range: which one is found by running the statement once more in its *watched* form, in which every
+access is a call of a `Watcher`. Whoever wants to know of all accesses has the whole program run in that form.
 """
 
 from __future__ import annotations

@@ -52,10 +52,6 @@ def apply(op: str, dtype: str, args: Sequence[Array]) -> Array:
     raise IRError(f"`{op}` is not defined for {kind}", hint=hint)
 
 
-def _truncdiv(a: Array, b: Array) -> Any:
-    return (a - np.fmod(a, b)) // b
-
-
 def _integer_power(a: Array, b: Array) -> Array:
     if b.dtype.kind == "u":
         return np.power(a, b)
@@ -125,7 +121,7 @@ _FLOAT: dict[str, Function] = _NUMBERS | {op: partial(_through_float64, function
     "round": np.rint, "trunc": np.trunc,
 }  # fmt: skip
 _INTEGER: dict[str, Function] = _NUMBERS | _EXACT | dict.fromkeys(("floor", "ceil", "round", "trunc"), lambda x: x) | {
-    "truncdiv": _truncdiv, "pow": _integer_power, "and": np.bitwise_and, "or": np.bitwise_or, "xor": np.bitwise_xor,
+    "truncdiv": lambda a, b: (a - np.fmod(a, b)) // b, "pow": _integer_power, "and": np.bitwise_and, "or": np.bitwise_or, "xor": np.bitwise_xor,
     "shl": np.left_shift, "shr": np.right_shift, "popcount": _popcount,
 }  # fmt: skip
 _BOOL: dict[str, Function] = _COMPARISON | _EXACT | {

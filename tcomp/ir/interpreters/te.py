@@ -1,19 +1,13 @@
-"""The NumPy reference of tensor expressions: `evaluate(outputs, inputs)`.
-
-Each body is evaluated on index grids (one NumPy dimension per axis, broadcast), shared sub-expressions once. Scalar operators
-mean what `semantics.py` says. Reductions go over chunks of the reduction grid, so that no temporary grows beyond about
-`CHUNK` elements. As this is the reference, sums and products of floats are accumulated in float64 and rounded once at the end.
-
-Sums of products (matrix products, convolutions of every kind) evaluate each factor over its own axes only, where a read at affine indices
-is a strided view, and become float64 matrix products (the products are not rounded either). Both ways give the same value up to float64
-rounding.
+"""The NumPy reference of tensor expressions. Bodies are evaluated on index grids, one NumPy dimension per axis; operators mean what
+`semantics.py` says. Sums and products of floats are accumulated in float64 and rounded once at the end. Sums of products (convolutions of
+every kind) become float64 matrix products of strided views, with the same value up to float64 rounding.
 """
 
 from __future__ import annotations
 
 import itertools
 from collections.abc import Iterator, Mapping, Sequence
-from functools import reduce
+from functools import partial, reduce
 from math import prod
 from typing import Any
 
@@ -93,7 +87,9 @@ class Evaluator:
     def run(self, outputs: Sequence[Tensor]) -> list[Array]:
         """The arrays of tensors."""
         externs, grid = dict[Extern, list[Array]](), None
-        for tensor in self._order(outputs):
+        for tensor in E.postorder(outputs, lambda t: () if t in self.values else t.inputs):
+            if tensor in self.values:
+                continue
             if tensor.extern is not None:
                 if tensor.extern not in externs:
                     externs[tensor.extern] = self._extern(tensor.extern)
@@ -116,17 +112,6 @@ class Evaluator:
     def shape(self, shape: Sequence[Dim]) -> tuple[int, ...]:
         """The extents of a shape, as numbers."""
         return tuple(max(0, evaluate_int(d, self.dims)) for d in shape)
-
-    def _order(self, outputs: Sequence[Tensor]) -> Iterator[Tensor]:
-        stack = list(reversed(outputs))
-        while stack:
-            missing = [t for t in stack[-1].inputs if t not in self.values]
-            if stack[-1] not in self.values and missing:
-                stack.extend(missing)
-                continue
-            tensor = stack.pop()
-            if tensor not in self.values:
-                yield tensor
 
     def _extern(self, program: Extern) -> list[Array]:
         results = [np.zeros(self.shape(b.shape), to_numpy(b.dtype)) for b in program.results]
@@ -230,6 +215,7 @@ class Evaluator:
         body, function = e.args[0], _ufunc(reducer)
         wide = is_float(e.dtype) and reducer.combine.op in ("add", "mul")
         others = [found[2] for v in self.free(body).difference(axes) if (found := grid.find(v))]
+        combine = partial(self._combined, reducer) if function is None else function
         total, undefined = None, None
         for box in _boxes(extents, max(1, CHUNK // max(1, prod(others)))):
             array, where = self.value(body, Grid([(v, *side) for v, side in zip(axes, box, strict=True)], grid))
@@ -238,18 +224,14 @@ class Evaluator:
             if where is not None:
                 where = _over_leading(where, sizes, grid.rank)
                 undefined = _either(undefined, np.asarray(where.any(axis=tuple(range(len(axes))))))
-            if function is not None:
-                part = _reduced(function, part, len(axes), np.dtype(np.float64) if wide else part.dtype)
-                total = part if total is None else function(total, part)
-            else:
+            if function is None:
                 part = self._balanced(reducer, part.reshape((-1, *part.shape[len(axes) :])))
-                total = part if total is None else self._combined(reducer, total, part)
+            else:
+                part = _reduced(function, part, len(axes), np.dtype(np.float64) if wide else part.dtype)
+            total = part if total is None else combine(total, part)
         assert total is not None
-        if function is None:
-            return self._combined(reducer, identity, total), undefined
         with np.errstate(all="ignore"):
-            total = np.asarray(function(identity.astype(total.dtype), total))
-            return total.astype(identity.dtype, copy=False), undefined
+            return np.asarray(combine(identity.astype(total.dtype), total)).astype(identity.dtype, copy=False), undefined
 
     def _balanced(self, reducer: Reducer, items: Array) -> Array:
         """The reduction along axis 0 as a balanced tree of neighbours, which keeps their order."""
@@ -363,7 +345,7 @@ def _product(a: Array, b: Array, outer: int, dtype: str) -> Array:
     both = [d for d in range(outer) if varies[d] == (True, True)]
     columns = [d for d in range(outer) if varies[d] == (False, True)]
     rows = [d for d in range(outer) if d not in both + columns]
-    summed = [d for d in range(outer, a.ndim)]
+    summed = list(range(outer, a.ndim))
 
     def matrices(x: Array, order: list[int], alone: list[int], shape: tuple[list[int], list[int]]) -> Array:
         x = np.ascontiguousarray(x.transpose([*order, *alone]), exact)

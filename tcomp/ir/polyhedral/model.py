@@ -1,16 +1,7 @@
-"""The isl bridge: a loop program as integer sets and maps.
-
-Every store and accumulation of a statement becomes an *instance* family `S0, S1, ...`: the iterations it is executed for (`domain`), when
-(`order`, a map to time vectors compared lexicographically, with one dimension for each loop and one for each place in a sequence), and
-the elements it touches (`accesses`). Loops of all kinds count as serial: that is what they mean. Symbolic sizes, and loops around the
-statement, are parameters.
+"""The isl bridge: a loop program as integer sets and maps (S. Verdoolaege, "Presburger Formulas and Polyhedral Compilation", 2016, chapter 5).
 
 What is not affine (products of variables, indices read from memory, data-dependent conditions, `while`) is over-approximated, never
 ignored: the access may touch any element within the known bounds, the instance may or may not be executed, and `exact` is False.
-
-Buffers allocated inside loops are new in every iteration: their elements are indexed by the loops around the allocation, too.
-
-Source of the representation: S. Verdoolaege, "Presburger Formulas and Polyhedral Compilation" (2016), chapter 5.
 """
 
 from __future__ import annotations
@@ -41,7 +32,8 @@ def map_of(point: Sequence[str], image: Sequence[str], where: str = "") -> Relat
 
 @dataclass(frozen=True, eq=False, slots=True)
 class Access:
-    """Elements of a buffer that an instance touches: `relation` maps `S0[iterations]` to `B0[outer loops..., indices...]`.
+    """Elements of a buffer that an instance touches: `relation` maps `S0[iterations]` to `B0[outer loops..., indices...]`, where the outer
+    loops are those around the allocation: a buffer allocated inside loops is new in every iteration.
 
     A reduction reads and writes an element by `reducer`. Without `exact` it may touch them, or only some of them.
     """
@@ -55,13 +47,13 @@ class Access:
 
 @dataclass(frozen=True, eq=False, slots=True)
 class Instance:
-    """A statement with all iterations it is executed for."""
+    """A statement with all iterations it is executed for. Loops of all kinds count as serial: that is what they mean."""
 
     name: str
     stmt: Stmt  # Store, Accumulate or While (one opaque step)
     loops: tuple[For, ...]  # around it, outermost first: the dimensions of its domain
     domain: isl.Set
-    order: Relation  # to [place, loop, place, loop, ..., place]
+    order: Relation  # to time vectors compared lexicographically: [place in a sequence, loop, place, loop, ..., place]
     accesses: tuple[Access, ...]
     exact: bool
 

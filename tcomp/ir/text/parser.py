@@ -450,8 +450,7 @@ class _Parser(Tokens):
                 self.fail("expected `)`, found the end of the text")
             self.take()
         self.expect("{")
-        constants: dict[Value, np.ndarray] = {}
-        nodes: list[Node] = []
+        constants, nodes = dict[Value, np.ndarray](), list[Node]()
         while not self.accept("}"):
             if self.accept("const"):
                 (value,) = self.sequence(self.value_declaration, "=")
@@ -504,8 +503,7 @@ class _Parser(Tokens):
         defined, self.values = self.values, known
         self.expect("=")
         operator = self.known(self.operators, "there is no operator `{}`")
-        inputs: list[Value | None] = []
-        attrs: dict[str, Any] = {}
+        inputs, attrs = list[Value | None](), dict[str, Any]()
 
         def argument() -> None:
             if self.peek("%"):
