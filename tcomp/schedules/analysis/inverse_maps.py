@@ -1,7 +1,7 @@
 """Which iteration touches an element: loop variables as functions of the indices.
 
 An access `B[i * 4 + j, k // 3, k % 3]` with j < 4 touches the element (x, y, z) in one iteration: i = x // 4, j = x % 4, k = y * 3 + z.
-An index is taken apart like a number into digits: the term that weighs more than all others together is the highest. Terms may be
+An index is decomposed like a number into digits: the term that weighs more than all others together is the highest. Terms may be
 loop variables, or quotients and remainders of sums of them, as splitting and fusing leave them.
 """
 
@@ -87,7 +87,7 @@ class Solution:
     composed: set[Digit] = field(default_factory=set)  # digits that told the value of their expression
 
     def solve(self, equations: list[tuple[Expr, Expr]]) -> None:
-        """Adds equations expression == value. What cannot be taken apart determines nothing, as long as it is unknown."""
+        """Adds equations expression == value. What cannot be decomposed determines nothing, as long as it is unknown."""
         waiting: list[tuple[Expr, Expr]] = []
         while equations:
             e, value = equations.pop(0)

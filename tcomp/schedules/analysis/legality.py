@@ -53,39 +53,24 @@ class Iteration:
 
 @dataclass(frozen=True, slots=True)
 class Witness:
-    """Two iterations, in program order, that touch one element, for given values of sizes and of loops around the step.
+    """Two iterations, in program order, that touch one element, for given values of sizes and of loops around the step; or one iteration
+    that touches an element which is not there.
 
     Not `exact`: what is not affine keeps it from being known whether they really do.
     """
 
     first: Iteration
-    second: Iteration
+    second: Iteration | None
     buffer: str
     element: tuple[int, ...]
     fixed: Mapping[str, int]
     exact: bool
 
     def __str__(self) -> str:
-        verb = "touch" if self.exact else "may touch"
-        return f"{self.first} and then {self.second} both {verb} {_element(self)}"
-
-
-@dataclass(frozen=True, slots=True)
-class Touch:
-    """An iteration that touches an element which is not there."""
-
-    iteration: Iteration
-    buffer: str
-    element: tuple[int, ...]
-    fixed: Mapping[str, int]
-
-    def __str__(self) -> str:
-        return f"{self.iteration} touches {_element(self)}"
-
-
-def _element(x: Witness | Touch) -> str:
-    fixed = f" (with {', '.join(f'{n}={v}' for n, v in x.fixed.items())})" if x.fixed else ""
-    return f"{x.buffer}[{', '.join(map(str, x.element))}]{fixed}"
+        touch = "touch" if self.exact else "may touch"
+        who = f"{self.first} touches" if self.second is None else f"{self.first} and then {self.second} both {touch}"
+        fixed = f" (with {', '.join(f'{n}={v}' for n, v in self.fixed.items())})" if self.fixed else ""
+        return f"{who} {self.buffer}[{', '.join(map(str, self.element))}]{fixed}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -256,7 +241,7 @@ def _fixed(m: Model, sizes: Mapping[str, int]) -> dict[str, int]:
     return {v.name: sizes[name] for v, name in m.parameters.items() if name in sizes}
 
 
-def out_of_bounds(stmt: Stmt) -> Touch | None:
+def out_of_bounds(stmt: Stmt) -> Witness | None:
     """An iteration that touches an element outside of its buffer. Only affine accesses are judged."""
     m = model(stmt)
     for instance, a in ((i, a) for i in m.instances for a in i.accesses if a.exact and a.buffer in m.boxes):
@@ -265,5 +250,5 @@ def out_of_bounds(stmt: Stmt) -> Touch | None:
             sizes, values = _smallest(bad)
             split = len(instance.loops)
             element = tuple(values[split:][-len(a.buffer.shape) :])
-            return Touch(_iteration(instance, values[:split]), a.buffer.name, element, _fixed(m, sizes))
+            return Witness(_iteration(instance, values[:split]), None, a.buffer.name, element, _fixed(m, sizes), True)
     return None

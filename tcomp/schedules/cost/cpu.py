@@ -6,7 +6,7 @@ loop is computed once; what no iteration changes is computed outside of the loop
 The traffic between memories comes from footprints: the outermost loop whose body works on a set that fits into a cache fetches, for
 each of its own executions, what it touches as a whole; inner loops find the rest in the cache.
 
-Arithmetic and the movement of data overlap for the most part, as processors fetch ahead; looking up addresses is waited for. (The
+Arithmetic and the movement of data overlap for the most part, as processors prefetch; looking up addresses is waited for. (The
 execution-cache-memory model of J. Treibig, G. Hager 2010 adds up the movements between memories; that ranked schedules less well.)
 
 Sizes are numbers here: symbolic dims are taken at given values. A condition that depends on data is taken to hold, and a `while` loop to
@@ -194,8 +194,7 @@ class _Model:
         return prod(self._extent(x) for x in unrolled)
 
     def _missed(self, s: L.Prefetch, loop: For | None) -> float:
-        """The share of a loop's prefetches that ask for what later iterations do not read: those of its last ones, as many as it looks
-        ahead."""
+        """The share of a loop's prefetches that fetch what no later iteration reads: those of its last ones, as many as the prefetch distance."""
         if loop is None:
             return 0.0
         place = linear_index(s.buffer, s.indices)
@@ -340,7 +339,7 @@ class _Model:
                     continue
                 touched = self.footprints.touched(group, running)
                 row = int(buffer.shape[-1]) * itemsize(buffer.dtype) if buffer.shape else LINE
-                for level, span in self.spans.items():  # rows that lie a multiple of the span apart share a part of the sets
+                for level, span in self.spans.items():  # rows whose stride is a multiple of the span share a part of the sets
                     piece = touched.lines * LINE / max(1, touched.rows)
                     size[level] += touched.lines * LINE * max(1.0, gcd(row, span) / piece if touched.rows > 1 and piece else 1.0)
                 size["memory"] += touched.lines * LINE

@@ -2,7 +2,7 @@
 
 Of each launch is counted what the units of a multiprocessor (SM) have to do: arithmetic, products on tensor cores, accesses to shared
 memory, accesses through the first cache; what blocks fetch from the second one, each what it touches, once; and what the launch as a whole
-touches there or in memory. These overlap for the most part, copies ahead of their use or not. SMs without a block do nothing; one with few
+touches there or in memory. These overlap for the most part, copies in advance of their use or not. SMs without a block do nothing; one with few
 warps waits for what these wait for.
 
 Accesses are counted for all threads of a block at once: in memory in pieces of `LINE` bytes, in shared memory (without conflicts) in rows
@@ -30,11 +30,9 @@ from tcomp.schedules.cost.roofline import MAX_POINTS, Estimate, executions, gpu_
 from tcomp.schedules.primitives.reductions import core_of, product_of
 from tcomp.target import CudaTarget
 
-MAX_REGISTERS = 255  # registers of a thread: more are kept in memory
-HIDING_WARPS, HIDING_LOADS = (
-    8,
-    16,
-)  # warps of an SM that hide most of what each waits for: results of arithmetic, what memory sends (estimates)
+MAX_REGISTERS = 255  # registers of a thread: more lie in memory
+HIDING_WARPS = 8  # warps of an SM that hide nearly all of what each waits for: results of arithmetic (an estimate)
+HIDING_LOADS = 16  # likewise: what memory sends
 IDLE_SHARE = 4  # factor by which an SM draws more than its share of the bandwidth if others are idle (an estimate)
 EXPOSED = 0.25  # share of a unit's time that is waited for though another takes longer (an estimate)
 OTHER_REGISTERS = 48  # registers of a thread other than its accumulators: addresses, and elements at hand (an estimate)
