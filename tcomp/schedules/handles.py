@@ -1,5 +1,5 @@
-"""How steps name loops and buffers, and what primitives return: names that know what else was made. A handle is a `str`, so it may stand
-wherever a name does."""
+"""How steps name loops and buffers, and what primitives return: handles, which are names (`str`) with the names of related loops and
+buffers as attributes."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ Size = int | str | Expr  # a number of iterations, or the text of one ("n // 4")
 
 
 class Handle(str):
-    """A name that knows others, its attributes."""
+    """A name with related names as attributes."""
 
     def __new__(cls, name: str, **others: Any) -> Self:
         self = super().__new__(cls, name)

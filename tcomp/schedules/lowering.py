@@ -27,9 +27,9 @@ from tcomp.ir.text.printer import unused
 EXPENSIVE = {
     "exp", "log", "tanh", "erf", "sin", "cos", "tan", "asin", "acos", "atan", "sinh", "cosh", "asinh", "acosh", "atanh", "pow", "sqrt",
 }  # fmt: skip
-EXPENSIVE_COST, MAX_INLINED_COST = 4, 3  # of one of these, in float operations; what costs so few is inlined wherever it is read
-MAX_ROW_BYTES = 1 << 14  # of a row of a temporary that several readers share: a part of a thread's stack
-MAX_RECOMPUTED_OPERATIONS = 16  # for each element, rather than keep a tensor that is read at several places of a window
+EXPENSIVE_COST, MAX_INLINED_COST = 4, 3  # float operations: one of these counts as; a body of so few is inlined wherever it is read
+MAX_ROW_BYTES = 1 << 14  # of a row of a temporary that several readers share: it lies on a thread's stack, and takes a part of it
+MAX_RECOMPUTED_OPERATIONS = 16  # for each element, instead of storing a tensor that is read at several places of a window
 MAX_WINDOW_SPAN = 32  # elements between the places of a window: a wider one does not stay in registers or a few lines of the cache
 
 
@@ -153,7 +153,7 @@ def _rebuilt_extern(t: Tensor, replaced: Mapping[Tensor, Tensor], stages: list[T
 
 
 def _uses(order: Sequence[Tensor]) -> dict[Tensor, int]:
-    """At how many places of each tensor an element of a stage is computed from, where readers that are cheap are no stages themselves."""
+    """How many elements of each tensor one element of a stage reads, through readers that are cheap enough to be inlined."""
     uses = dict.fromkeys(order, 1)
     for r in reversed(order):
         if r.body is not None:
@@ -166,7 +166,7 @@ def _uses(order: Sequence[Tensor]) -> dict[Tensor, int]:
 
 
 def _window_size(places: Sequence[Sequence[Expr]], axes: Collection[Expr]) -> int:
-    """How many places there are that follow the axes close to each other; 1 where they are not known to do so."""
+    """The number of places, if they are those of a window (all follow the axes, at offsets of at most MAX_WINDOW_SPAN); else 1."""
     for indices in zip(*places, strict=True) if len(places) > 1 else ():
         found = [place for i in indices if (place := affine(simplify(i), axes, clamped=True)) is not None]
         offsets = [place.constant for place in found]
@@ -176,7 +176,7 @@ def _window_size(places: Sequence[Sequence[Expr]], axes: Collection[Expr]) -> in
 
 
 def _needed_reads(body: Expr) -> set[Expr]:
-    """The reads that one element needs, at most: of the cases of a selection the one with most of them."""
+    """The reads that one element evaluates at most: of a selection, those of the case with more of them."""
     needs: dict[Expr, set[Expr]] = {}
     for e in E.walk(body):
         of_operands = [needs[a] for a in e.args]
@@ -186,7 +186,7 @@ def _needed_reads(body: Expr) -> set[Expr]:
 
 
 def _operations(body: Expr) -> int:
-    """Operations on values; those on indices, and what selects by place, are left out."""
+    """The number of operations on values: index arithmetic and conditions on indices do not count."""
     seen: set[Expr] = set()
     todo = [body]
     while todo:
@@ -198,7 +198,7 @@ def _operations(body: Expr) -> int:
 
 
 def _inline(t: Tensor, body: Expr, readers: Sequence[Tensor], uses: int) -> bool:
-    """Whether each reader should compute the element itself, at so many places for one of its own."""
+    """Whether each reader should compute the elements itself, `uses` of them for one of its own."""
     if any(r.extern is not None for r in readers) or _operations(body) * (uses - 1) > MAX_RECOMPUTED_OPERATIONS:
         return False
     operations = [e.op for e in E.walk(body) if e.op not in ("var", "const", "read") and is_float(e.dtype)]
@@ -252,7 +252,7 @@ class _Lowering:
         self.buffers[t] = L.Buffer(self.fresh(name), t.dtype, self.layout(t).shape(t.shape))
 
     def without_halo(self, t: Tensor) -> Tensor:
-        """An output with a halo is a copy: nothing is accumulated in the middle of a larger buffer."""
+        """A copy of an output that has a halo, so that nothing is accumulated in the middle of a larger buffer; others stay themselves."""
         if not self.layout(t).has_halo:
             return t
         copy: Tensor = te.compute(t.shape, lambda *i: t[i], t.name)
@@ -260,7 +260,7 @@ class _Lowering:
         return copy
 
     def physical(self, e: Expr) -> Expr:
-        """Reads of tensors become reads of buffers; indices are simplified. What reaches into a halo needs no condition."""
+        """The expression with reads of buffers for those of tensors, simplified. A read that reaches into a halo loses its condition."""
 
         def unguarded(node: Expr) -> Expr | None:
             if node.op != "select" or (found := reach(node)) is None:

@@ -185,9 +185,9 @@ def _reordered(
 
 
 def _decided_once(target: L.Stmt) -> L.Buffer | None:
-    """A buffer that a condition (or an extent) inside reads, and that is written under it by more than one instance of one statement."""
-    own = (L.Store, L.Accumulate)  # a condition of one statement is tested for each instance
-    alone = [s for s in L.walk(target) if isinstance(s, L.If) and isinstance(s.then, own) and s.otherwise is None]
+    """A buffer that a condition or an extent inside reads, and that several instances write under it. (A condition of one statement is no
+    such condition: it is tested for each instance.)"""
+    alone = [s for s in L.walk(target) if isinstance(s, L.If) and isinstance(s.then, L.Store | L.Accumulate) and s.otherwise is None]
     tests = (s for s in L.walk(target) if isinstance(s, L.If | L.For) and s not in alone)
     return next((r.attr for s in tests for r in E.reads(*L.expressions(s)) if editing.writes(s, r.attr)), None)
 

@@ -176,8 +176,8 @@ def prefetch(kernel: L.Kernel, buffer: Stage, loop: Loop, distance: int, at: Loo
 
 
 def _share(around: Sequence[L.For], walked: Sequence[tuple[L.For, int]]) -> dict[Expr, Expr] | None:
-    """The iterations of the loops that a read walks, each in steps of so many, in order, for the iterations of the loops around (two of
-    them, repeated, where their number is not known); None if these are fewer."""
+    """For the loops that a read walks, in the given steps, the iteration whose element an iteration of the loops around prefetches: shared
+    out evenly, in order (over two iterations, repeated, of a loop of unknown extent). None if the loops around have too few iterations."""
     if not walked:
         return {}
     if not all(isinstance(x.extent, int) for x, _ in walked):

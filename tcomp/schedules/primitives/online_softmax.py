@@ -233,7 +233,7 @@ class _Blocks:
         current, previous = E.read(self.maximum, places), E.read(self.scale, places)
 
         def by_place(buffer: L.Buffer, value: Callable[[Expr], Expr]) -> L.Stmt:
-            """A buffer that has an element for each one of the block."""
+            """What stores an element of a buffer for each element of the block."""
             v = loop_var(editing.part_name(self.kernel, buffer.name, self.maximum, top.along.var.name), self.factor)
             store = L.Store(buffer, (*places, v), value(v))
             return self._nest(top, guard([*conditions, self._inside(v)], L.For(v, self.factor, store)), buffer.name)
@@ -265,13 +265,13 @@ class _Blocks:
         return self._accumulated(a, v, self._moved(E.rewrite(a.update.value, lambda e: weight if e is a.weight else None), a.along, v))
 
     def _accumulated(self, a: _Reduction, v: Expr, value: Expr) -> L.Stmt:
-        """A reduction over the block, `v` being the loop over it."""
+        """The reduction over a block, in a loop over `v`."""
         loops = [L.For(v, self.factor, x.body) if x is a.along else x for x in a.nest.loops]
         conditions = [self._moved(c, a.along, v) for c in a.nest.conditions]
         return guard([*conditions, self._inside(v)], enclose(loops, replace(a.update, value=value)))
 
     def final(self, a: _Sum) -> L.Stmt:
-        """NaN where all x are -inf: there the differences are."""
+        """The sum, or NaN where all x are -inf: there their differences to the maximum are NaN."""
         result, indices, maximum = a.update.buffer, a.update.indices, E.read(self.maximum, a.at)
         value = E.select(E.equal(maximum, self.top.update.reducer.identity), maximum - maximum, E.read(result, indices))
         store = guard([*a.nest.element_conditions, self.extent >= 1], L.Store(result, indices, value))
@@ -290,5 +290,5 @@ class _Blocks:
 
 
 def _at_least_finite(x: Expr) -> Expr:
-    """The maximum, or the lowest finite number: exp(-inf - it) is 0 then, where exp(-inf - -inf) would be NaN."""
+    """The larger of a maximum and the lowest finite number: exp(-inf - lowest) is 0, where exp(-inf - -inf) would be NaN."""
     return E.maximum(x, E.const(float(np.finfo(x.dtype).min), x.dtype))
