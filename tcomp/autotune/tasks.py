@@ -30,8 +30,7 @@ from tcomp.ir.verify import verify_kernel
 from tcomp.ops import OPERATORS
 from tcomp.passes.layout import with_layouts
 from tcomp.schedules.knobs import Answer, Decisions, Knobs, Option, chosen, encode
-from tcomp.schedules.schedule import Program as Source
-from tcomp.schedules.schedule import Schedule, kernel_of
+from tcomp.schedules.schedule import Program as Source, Schedule, kernel_of
 from tcomp.target import Target
 
 ScheduleFunction = Callable[[Schedule, Knobs], None]

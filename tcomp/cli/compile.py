@@ -10,8 +10,7 @@ from typing import Annotated, Any
 
 import typer
 
-from tcomp.cli import options as opt
-from tcomp.cli import output
+from tcomp.cli import options as opt, output
 from tcomp.errors import InputError, UnsupportedError
 
 STAGES = ("graph", "te", "schedule", "loops", "llvm", "asm", "cuda", "ptx", "sass-stats")

@@ -7,8 +7,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
-from tcomp.cli import options as opt
-from tcomp.cli import output
+from tcomp.cli import options as opt, output
 from tcomp.errors import InputError
 
 if TYPE_CHECKING:

@@ -10,8 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from tcomp.cli import options as opt
-from tcomp.cli import output
+from tcomp.cli import options as opt, output
 from tcomp.errors import InputError
 
 if TYPE_CHECKING:

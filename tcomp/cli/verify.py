@@ -8,8 +8,7 @@ from typing import Annotated, Any
 
 import typer
 
-from tcomp.cli import options as opt
-from tcomp.cli import output
+from tcomp.cli import options as opt, output
 from tcomp.errors import InputError
 
 _MODEL = "An ONNX model. With --proofs also an artifact, or a schedule that Schedule.to_json wrote."

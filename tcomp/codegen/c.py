@@ -17,8 +17,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 from tcomp.errors import CodegenError
-from tcomp.ir import expr as E
-from tcomp.ir import loops as L
+from tcomp.ir import expr as E, loops as L
 from tcomp.ir.access import without
 from tcomp.ir.dtypes import BITS, UNSIGNED, integer_range, is_float, is_integer
 from tcomp.ir.expr import INDEX, Dim, Expr, as_expr

@@ -13,10 +13,7 @@ from typing import Any, TypeAlias
 import numpy as np
 
 from tcomp.errors import IRError, TcompError
-from tcomp.ir import expr as E
-from tcomp.ir import loops as L
-from tcomp.ir import program as P
-from tcomp.ir import te
+from tcomp.ir import expr as E, loops as L, program as P, te
 from tcomp.ir.dtypes import BITS, integer_range, is_float, is_integer, to_numpy
 from tcomp.ir.expr import INDEX, Dim, Expr, as_expr, bounds
 from tcomp.ir.graph import IF, KERNEL, STRUCTURAL, Graph, Node, Value, infer

@@ -8,8 +8,7 @@ from functools import reduce
 from operator import mul
 
 from tcomp.errors import IRError
-from tcomp.ir import loops as L
-from tcomp.ir import te
+from tcomp.ir import loops as L, te
 from tcomp.ir.expr import Dim, Expr, ExprLike, as_expr, cast, const
 from tcomp.ir.graph import Operator
 from tcomp.ir.simplify import same_dim

@@ -11,8 +11,7 @@ from math import prod
 from operator import add, mod, mul
 
 from tcomp.errors import IRError
-from tcomp.ir import loops as L
-from tcomp.ir import te
+from tcomp.ir import loops as L, te
 from tcomp.ir.expr import Dim, Expr, ExprLike, as_dim, as_expr, cast, const, maximum, minimum, row_major, select
 from tcomp.ir.graph import Operator
 from tcomp.ir.simplify import prove, same_dim, simplify

@@ -12,8 +12,7 @@ from itertools import product
 from operator import add, and_
 
 from tcomp.errors import IRError
-from tcomp.ir import loops as L
-from tcomp.ir import te
+from tcomp.ir import loops as L, te
 from tcomp.ir.dtypes import integer_range
 from tcomp.ir.expr import Dim, Expr, as_dim, as_expr, cast, const, maximum, minimum, select
 from tcomp.ir.graph import Operator

@@ -13,8 +13,7 @@ from tcomp.ir import te
 from tcomp.ir.expr import Dim, Expr, as_expr, cast, maximum, select
 from tcomp.ir.graph import Operator
 from tcomp.ir.te import Tensor
-from tcomp.ops.elementwise import clip as clip_to
-from tcomp.ops.elementwise import elu, hard_sigmoid, leaky_relu, pick, softplus
+from tcomp.ops.elementwise import clip as clip_to, elu, hard_sigmoid, leaky_relu, pick, softplus
 
 Activation = tuple[str, float, float]
 

@@ -8,8 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 
 from tcomp.errors import IRError
-from tcomp.ir import loops as L
-from tcomp.ir import te
+from tcomp.ir import loops as L, te
 from tcomp.ir.dtypes import is_float
 from tcomp.ir.expr import Dim, Expr, as_expr, cast, const, row_major, select
 from tcomp.ir.graph import Operator

@@ -17,8 +17,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from tcomp.errors import TcompError
-from tcomp.ir import expr as E
-from tcomp.ir import te
+from tcomp.ir import expr as E, te
 from tcomp.ir.access import Box, without
 from tcomp.ir.graph import IF, LOOP, Application, Constant, Graph, Node, Value, application, materialised
 from tcomp.ir.simplify import difference, same_shape, simplify

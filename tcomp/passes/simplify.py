@@ -19,8 +19,7 @@ from itertools import combinations
 
 import numpy as np
 
-from tcomp.ir import expr as E
-from tcomp.ir import te
+from tcomp.ir import expr as E, te
 from tcomp.ir.dtypes import is_float
 from tcomp.ir.graph import Graph, Node, Value
 from tcomp.ir.interpreters.te import evaluate

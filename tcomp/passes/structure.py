@@ -9,8 +9,7 @@ from itertools import product
 from typing import Any
 
 from tcomp.errors import TcompError
-from tcomp.ir import access, te
-from tcomp.ir import expr as E
+from tcomp.ir import access, expr as E, te
 from tcomp.ir.dtypes import BITS, SIGNED, integer_range, is_float
 from tcomp.ir.graph import STRUCTURAL, Node, Operator, Value, application
 from tcomp.ir.simplify import same_shape, simplify

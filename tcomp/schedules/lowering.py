@@ -11,9 +11,7 @@ from functools import partial
 import numpy as np
 
 from tcomp.errors import IRError
-from tcomp.ir import expr as E
-from tcomp.ir import loops as L
-from tcomp.ir import te
+from tcomp.ir import expr as E, loops as L, te
 from tcomp.ir.access import affine
 from tcomp.ir.dtypes import is_float, itemsize
 from tcomp.ir.expr import Expr, as_expr, loop_var

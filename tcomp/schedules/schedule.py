@@ -30,9 +30,16 @@ from tcomp.schedules.analysis.legality import proving
 from tcomp.schedules.handles import Loop
 from tcomp.schedules.instructions import text_of
 from tcomp.schedules.lowering import lower
-from tcomp.schedules.primitives import affine as orders
-from tcomp.schedules.primitives import compute_at as placement
-from tcomp.schedules.primitives import editing, guards, loop_structure, memory_latency, reductions, storage
+from tcomp.schedules.primitives import (
+    affine as orders,
+    compute_at as placement,
+    editing,
+    guards,
+    loop_structure,
+    memory_latency,
+    reductions,
+    storage,
+)
 from tcomp.schedules.primitives.online_softmax import online as online_softmax
 from tcomp.schedules.trace import Step, Trace, read_json
 

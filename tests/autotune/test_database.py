@@ -19,8 +19,7 @@ from typing import Any
 
 import pytest
 
-from tcomp.autotune.database import entries
-from tcomp.autotune.database import store as module
+from tcomp.autotune.database import entries, store as module
 from tcomp.autotune.database.entries import Record, Session, SessionState, Verdict, environment
 from tcomp.autotune.database.store import Database
 from tcomp.autotune.measurement.results import Measurement, Outcome

@@ -13,9 +13,7 @@ from typing import Any
 import pytest
 
 from tcomp import cache as kept
-from tcomp.backends import Backend, backend_of
-from tcomp.backends import kernel as kernel_module
-from tcomp.backends import workers as kernels
+from tcomp.backends import Backend, backend_of, kernel as kernel_module, workers as kernels
 from tcomp.backends.kernel import CompiledKernel, predicted_seconds
 from tcomp.backends.workers import IN_PROCESS, compile_kernels
 from tcomp.errors import CodegenError, TcompError

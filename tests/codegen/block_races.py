@@ -9,8 +9,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterator, Mapping
 
 from tcomp.codegen.cuda.barriers import Placement, is_phase
-from tcomp.ir import expr as E
-from tcomp.ir import loops as L
+from tcomp.ir import expr as E, loops as L
 from tcomp.ir.expr import Expr, as_expr, evaluate_int
 from tcomp.ir.loops import Buffer, Stmt
 

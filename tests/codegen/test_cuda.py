@@ -12,8 +12,7 @@ from tcomp.codegen.cuda import nvrtc
 from tcomp.codegen.cuda.kernel import emit_kernel
 from tcomp.codegen.cuda.math import literal
 from tcomp.errors import CodegenError, TargetError
-from tcomp.ir import expr as E
-from tcomp.ir import te
+from tcomp.ir import expr as E, te
 from tcomp.ir.dtypes import BITS, FLOATS, SIGNED, UNSIGNED, integer_range, is_float, is_integer, to_numpy
 from tcomp.ir.expr import Expr, cast, select
 from tcomp.ir.interpreters.loops import run_kernel

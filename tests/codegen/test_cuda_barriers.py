@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
+from hypothesis import given, settings, strategies as st
 
 from tcomp.codegen.cuda.barriers import MAX_TRACKED, Placement, pending_groups, phases, place, unproved
 from tcomp.codegen.cuda.kernel import emit_kernel

@@ -6,8 +6,7 @@ import re
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
+from hypothesis import given, settings, strategies as st
 
 from tcomp.codegen.cuda import nvrtc
 from tcomp.codegen.cuda.barriers import MAX_TRACKED

@@ -10,8 +10,7 @@ from pathlib import Path
 
 import llvmlite.binding as llvm
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
+from hypothesis import given, settings, strategies as st
 
 from tcomp.codegen.elf import link
 from tcomp.errors import CodegenError

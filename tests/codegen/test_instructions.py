@@ -13,8 +13,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tcomp.codegen.cuda import kernel as cuda
-from tcomp.codegen.cuda import nvrtc
+from tcomp.codegen.cuda import kernel as cuda, nvrtc
 from tcomp.codegen.llvm.kernel import emit_kernel
 from tcomp.codegen.llvm.machine_code import assembly, compile_ir
 from tcomp.errors import CodegenError

@@ -18,8 +18,7 @@ from tcomp.codegen.llvm.kernel import emit_kernel
 from tcomp.codegen.llvm.machine_code import assembly, compile_ir
 from tcomp.codegen.llvm.math import ELEMENTARY
 from tcomp.errors import CodegenError
-from tcomp.ir import expr as E
-from tcomp.ir import te
+from tcomp.ir import expr as E, te
 from tcomp.ir.dtypes import BITS, FLOATS, SIGNED, UNSIGNED, is_float, to_numpy
 from tcomp.ir.expr import Expr, as_expr, cast, const, select
 from tcomp.ir.loops import Accumulate, Allocate, Buffer, If, Kernel, Stmt, While, block, loop, store

@@ -12,8 +12,7 @@ import pytest
 from tcomp.codegen.llvm.kernel import emit_kernel
 from tcomp.codegen.llvm.machine_code import assembly
 from tcomp.codegen.llvm.math import ELEMENTARY
-from tcomp.ir import expr as E
-from tcomp.ir import te
+from tcomp.ir import expr as E, te
 from tcomp.ir.dtypes import to_numpy
 from tcomp.ir.expr import Expr
 from tcomp.ir.interpreters import semantics

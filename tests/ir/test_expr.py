@@ -7,8 +7,7 @@ import pickle
 import pytest
 
 from tcomp.errors import IRError
-from tcomp.ir import expr as E
-from tcomp.ir import te
+from tcomp.ir import expr as E, te
 
 X, N = E.var("x", 0, 9), E.dim("n")
 A = te.placeholder((10,), name="A")

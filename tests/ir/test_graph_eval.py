@@ -4,8 +4,7 @@ import numpy as np
 import pytest
 
 from tcomp.errors import InputError, IRError
-from tcomp.ir import expr as E
-from tcomp.ir import te
+from tcomp.ir import expr as E, te
 from tcomp.ir.graph import IF, KERNEL, LOOP, Graph, GraphBuilder, Node, Operator, Value
 from tcomp.ir.interpreters.graph import evaluate_graph
 from tcomp.ir.layout import Layout

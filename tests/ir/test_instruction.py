@@ -9,8 +9,7 @@ import numpy as np
 import pytest
 
 from tcomp.errors import IRError, ParseError
-from tcomp.ir import expr as E
-from tcomp.ir import te
+from tcomp.ir import expr as E, te
 from tcomp.ir.instruction import CopyOp, Fragment, Instruction, Operand, VectorOp, WarpOp, match
 from tcomp.ir.interpreters.loops import run_kernel
 from tcomp.ir.loops import Accumulate, Buffer, Call, For, Kernel, Stmt, block, loop, store, walk

@@ -4,8 +4,7 @@ import numpy as np
 import pytest
 
 from tcomp.errors import InputError, IRError
-from tcomp.ir import expr as E
-from tcomp.ir import loops as L
+from tcomp.ir import expr as E, loops as L
 from tcomp.ir.dtypes import BITS, integer_range, is_float, to_numpy
 from tcomp.ir.expr import standard_reducers
 from tcomp.ir.interpreters import semantics

@@ -8,8 +8,7 @@ from collections.abc import Callable
 import islpy as isl
 import pytest
 
-from tcomp.ir import expr as E
-from tcomp.ir import te
+from tcomp.ir import expr as E, te
 from tcomp.ir.expr import Expr, as_expr, evaluate_int
 from tcomp.ir.loops import Accumulate, Allocate, Block, Buffer, For, If, Stmt, Store, While, block, loop, store
 from tcomp.ir.polyhedral.model import READ, REDUCE, WRITE, TooHard, limited, model, written_twice

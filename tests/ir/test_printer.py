@@ -9,9 +9,7 @@ import pytest
 from hypothesis import given, settings
 
 from tcomp.errors import ParseError
-from tcomp.ir import expr as E
-from tcomp.ir import loops as L
-from tcomp.ir import te
+from tcomp.ir import expr as E, loops as L, te
 from tcomp.ir.expr import standard_reducers
 from tcomp.ir.graph import IF, KERNEL, Graph, GraphBuilder, Node, Operator, Value, canonical_graph_text, content_hash
 from tcomp.ir.layout import Layout

@@ -3,13 +3,10 @@
 import ml_dtypes
 import numpy as np
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
+from hypothesis import given, settings, strategies as st
 
 from tcomp.errors import InputError, IRError
-from tcomp.ir import expr as E
-from tcomp.ir import loops as L
-from tcomp.ir import te
+from tcomp.ir import expr as E, loops as L, te
 from tcomp.ir.interpreters import te as te_eval
 from tcomp.ir.interpreters.loops import run_stmt
 from tcomp.ir.interpreters.te import Evaluator, evaluate

@@ -6,9 +6,7 @@ import numpy as np
 import pytest
 
 from tcomp.errors import IRError
-from tcomp.ir import expr as E
-from tcomp.ir import loops as L
-from tcomp.ir import te
+from tcomp.ir import expr as E, loops as L, te
 from tcomp.ir.expr import _make, standard_reducers
 from tcomp.ir.graph import IF, KERNEL, LOOP, Graph, GraphBuilder, Node, Operator, Value
 from tcomp.ir.layout import Layout, Piece

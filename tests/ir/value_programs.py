@@ -3,8 +3,7 @@
 import numpy as np
 from hypothesis import strategies as st
 
-from tcomp.ir import expr as E
-from tcomp.ir import te
+from tcomp.ir import expr as E, te
 
 SHAPE = (3, 4)
 INPUTS = {name: te.placeholder(SHAPE, dtype, name) for name, dtype in zip("ABPQR", ["float32"] * 2 + ["int32"] * 2 + ["uint8"], strict=True)}

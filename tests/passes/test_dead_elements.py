@@ -4,8 +4,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
+from hypothesis import given, settings, strategies as st
 
 from tcomp.ir.expr import as_dim, dim
 from tcomp.ir.graph import IF, GraphBuilder, Node, Value

@@ -10,8 +10,7 @@ from tcomp.backends.kernel import operand_layouts, predicted_seconds
 from tcomp.ir.expr import dim
 from tcomp.ir.graph import IF, KERNEL, GraphBuilder, Node, Value
 from tcomp.ir.layout import Layout
-from tcomp.ops import elementwise as ew
-from tcomp.ops import movement as mv
+from tcomp.ops import elementwise as ew, movement as mv
 from tcomp.ops.bilinear import WINOGRAD_INPUT
 from tcomp.ops.matmul import MATMUL
 from tcomp.ops.nn import ADD_CHANNELS, CONV, MAX_POOL

@@ -2,14 +2,12 @@
 
 import numpy as np
 import pytest
-from hypothesis import HealthCheck, given, settings
-from hypothesis import strategies as st
+from hypothesis import HealthCheck, given, settings, strategies as st
 
 from tcomp.ir.expr import dim
 from tcomp.ir.fallback import FallbackKind
 from tcomp.ir.graph import IF, KERNEL, GraphBuilder, Node, Value
-from tcomp.ops import elementwise as ew
-from tcomp.ops import movement as mv
+from tcomp.ops import elementwise as ew, movement as mv
 from tcomp.ops.matmul import MATMUL
 from tcomp.ops.movement import GATHER, TOP_K
 from tcomp.ops.nn import ADD_CHANNELS, CONV, MAX_POOL

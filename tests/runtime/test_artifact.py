@@ -12,8 +12,7 @@ from typing import Any
 import ml_dtypes
 import numpy as np
 import pytest
-from hypothesis import HealthCheck, given, settings
-from hypothesis import strategies as st
+from hypothesis import HealthCheck, given, settings, strategies as st
 
 from tcomp.errors import ArtifactError, TcompError
 from tcomp.runtime import Module, plan_weights, read_artifact, write_artifact

@@ -6,8 +6,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from unittest.mock import patch
 
-from tcomp.ir import expr as E
-from tcomp.ir import te
+from tcomp.ir import expr as E, te
 from tcomp.ir.expr import Dim, Expr, as_dim, as_expr, select
 from tcomp.ir.loops import Kernel
 from tcomp.ir.te import Tensor

@@ -13,8 +13,7 @@ from typing import Any
 import numpy as np
 from hypothesis import strategies as st
 
-from tcomp.ir import expr as E
-from tcomp.ir import te
+from tcomp.ir import expr as E, te
 from tcomp.ir.dtypes import is_float, to_numpy
 from tcomp.ir.expr import Dim, Expr, as_dim, as_expr, cast, evaluate_int, select
 from tcomp.ir.layout import Layout

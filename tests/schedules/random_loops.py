@@ -6,8 +6,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from tcomp.ir import expr as E
-from tcomp.ir import te
+from tcomp.ir import expr as E, te
 from tcomp.ir.dtypes import is_float
 from tcomp.ir.expr import Dim, Expr, Reducer, as_dim, as_expr, bounds, cast, select
 from tcomp.ir.loops import Accumulate, Allocate, Buffer, For, If, Kernel, Stmt, block, store

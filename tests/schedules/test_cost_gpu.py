@@ -11,8 +11,7 @@ from tcomp.codegen.cuda import nvrtc
 from tcomp.codegen.cuda.kernel import emit_kernel
 from tcomp.ir import te
 from tcomp.ir.expr import as_expr, evaluate_int
-from tcomp.ir.loops import Kernel, block, hoist_temporaries
-from tcomp.ir.loops import launches as split_into
+from tcomp.ir.loops import Kernel, block, hoist_temporaries, launches as split_into
 from tcomp.schedules import Schedule
 from tcomp.schedules.analysis.footprint import at_sizes
 from tcomp.schedules.cost import gpu

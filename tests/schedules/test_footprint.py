@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from hypothesis import given, settings
-from hypothesis import strategies as st
+from hypothesis import given, settings, strategies as st
 
 from tcomp.ir import expr as E
 from tcomp.ir.access import Access, accesses, by_buffer, loop_extents

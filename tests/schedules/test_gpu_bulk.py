@@ -6,8 +6,7 @@ from __future__ import annotations
 from math import prod
 
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
+from hypothesis import given, settings, strategies as st
 
 from tcomp.codegen.cuda import nvrtc
 from tcomp.codegen.cuda.kernel import emit_kernel

@@ -6,8 +6,7 @@ import ctypes
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
+from hypothesis import given, settings, strategies as st
 
 from tcomp.ir import te
 from tcomp.ir.expr import as_expr, evaluate_int

@@ -2,8 +2,7 @@
 
 from tcomp.errors import ScheduleError
 from tcomp.ir import te
-from tcomp.schedules.cpu import default as cpu
-from tcomp.schedules.cpu import elementwise
+from tcomp.schedules.cpu import default as cpu, elementwise
 from tcomp.schedules.lowering import lower
 from tcomp.schedules.schedule import replay
 from tcomp.target import CpuTarget

@@ -9,8 +9,7 @@ from typing import Any
 import pytest
 
 from tcomp.errors import ScheduleError
-from tcomp.ir import expr as E
-from tcomp.ir import te
+from tcomp.ir import expr as E, te
 from tcomp.ir.loops import Accumulate, Allocate, Buffer, If, Kernel, Stmt, Store, block, loop, store
 from tcomp.schedules import Schedule
 from tcomp.schedules.analysis.legality import Witness, out_of_bounds, proving

@@ -7,14 +7,12 @@ from math import prod
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
+from hypothesis import given, settings, strategies as st
 
 from tcomp.codegen.cuda import nvrtc
 from tcomp.codegen.cuda.barriers import phases, place
 from tcomp.codegen.cuda.kernel import emit_kernel
-from tcomp.ir import loops as L
-from tcomp.ir import te
+from tcomp.ir import loops as L, te
 from tcomp.ir.expr import Dim, cast, evaluate_int
 from tcomp.ir.loops import Kernel, Stmt, hoist_temporaries, walk
 from tcomp.schedules.gpu.default import schedule

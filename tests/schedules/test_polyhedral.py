@@ -7,8 +7,7 @@ import pytest
 
 from benchmarks.polybench import BENCHMARKS
 from tcomp.errors import ScheduleError
-from tcomp.ir import expr as E
-from tcomp.ir import te
+from tcomp.ir import expr as E, te
 from tcomp.ir.interpreters.loops import run_kernel
 from tcomp.ir.loops import (
     PARALLEL,

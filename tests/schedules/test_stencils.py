@@ -8,8 +8,7 @@ from math import prod
 import numpy as np
 import pytest
 
-from tcomp.ir import expr as E
-from tcomp.ir import te
+from tcomp.ir import expr as E, te
 from tcomp.ir.expr import Dim, Expr, as_dim, dim
 from tcomp.ir.loops import PARALLEL, STACK_LIMIT, VECTORIZED, Allocate, For, Kernel, Store, walk
 from tcomp.ir.te import Tensor
@@ -23,8 +22,7 @@ from tests.schedules import pipelines as random_pipelines
 from tests.schedules.dice import Seeded
 from tests.schedules.programs import Program
 from tests.schedules.running import expected, interpreted, native
-from tests.schedules.subject import compare
-from tests.schedules.subject import interpreted as run
+from tests.schedules.subject import compare, interpreted as run
 
 HASWELL = CpuTarget.parse("cpu -march=x86_64 -mcpu=haswell -cores=2")
 

@@ -11,8 +11,7 @@ import pytest
 from tcomp.errors import ScheduleError
 from tcomp.ir import te
 from tcomp.ir.expr import dim
-from tcomp.schedules import Schedule
-from tcomp.schedules import trace as T
+from tcomp.schedules import Schedule, trace as T
 from tcomp.schedules.schedule import prove, replay
 from tcomp.schedules.trace import Step, Trace
 from tests.schedules.dice import Seeded

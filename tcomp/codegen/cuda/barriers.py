@@ -13,8 +13,7 @@ from dataclasses import dataclass, field, replace
 from functools import reduce
 from math import lcm
 
-from tcomp.ir import expr as E
-from tcomp.ir import loops as L
+from tcomp.ir import expr as E, loops as L
 from tcomp.ir.access import accesses, coefficient
 from tcomp.ir.expr import Expr, as_expr, bounds, evaluate_int
 from tcomp.ir.loops import Buffer, Stmt

@@ -18,8 +18,7 @@ from dataclasses import dataclass, replace
 
 from tcomp.codegen.cuda.barriers import MAX_TRACKED, Placement, pending_groups, phases, threads_along
 from tcomp.codegen.cuda.function import FunctionBuilder
-from tcomp.ir import expr as E
-from tcomp.ir import loops as L
+from tcomp.ir import expr as E, loops as L
 from tcomp.ir.dtypes import itemsize
 from tcomp.ir.expr import INDEX, Expr, as_expr
 from tcomp.ir.instruction import RUN, CopyOp, match

@@ -19,8 +19,7 @@ from tcomp.codegen.cuda.copies import BulkCopies, copy_of, copy_phases, start_co
 from tcomp.codegen.cuda.function import FunctionBuilder
 from tcomp.codegen.cuda.math import MEMORY, REGISTER, helper_texts
 from tcomp.codegen.cuda.warp_instructions import WarpInstructions
-from tcomp.ir import expr as E
-from tcomp.ir import loops as L
+from tcomp.ir import expr as E, loops as L
 from tcomp.ir.access import accesses, by_buffer
 from tcomp.ir.dtypes import itemsize
 from tcomp.ir.expr import INDEX, Dim, Expr, as_expr

@@ -17,8 +17,7 @@ from functools import cached_property
 from tcomp.codegen.cuda.barriers import plain_statements
 from tcomp.codegen.cuda.function import FunctionBuilder
 from tcomp.codegen.cuda.math import REGISTER
-from tcomp.ir import expr as E
-from tcomp.ir import loops as L
+from tcomp.ir import expr as E, loops as L
 from tcomp.ir.dtypes import is_float, itemsize
 from tcomp.ir.expr import Expr, as_expr, bounds
 from tcomp.ir.instruction import CORE, ELEMENT, CopyOp, Fragment, WarpOp, match

@@ -14,8 +14,7 @@ from typing import Any, NamedTuple
 
 from tcomp.codegen.llvm.builder import Builder, Module, Value, iota, literal
 from tcomp.codegen.llvm.math import ELEMENTARY, lower
-from tcomp.ir import expr as E
-from tcomp.ir import loops as L
+from tcomp.ir import expr as E, loops as L
 from tcomp.ir.access import in_range, linear_index
 from tcomp.ir.dtypes import integer_range, is_integer, itemsize
 from tcomp.ir.expr import INDEX, Expr, const, substitute

@@ -15,8 +15,7 @@ from typing import Any
 
 from tcomp.codegen.llvm.builder import Value, iota, symbol
 from tcomp.codegen.llvm.expressions import ALIGN, MAX_LANES, Address, Expressions, KernelFacts
-from tcomp.ir import expr as E
-from tcomp.ir import loops as L
+from tcomp.ir import expr as E, loops as L
 from tcomp.ir.dtypes import is_float, itemsize
 from tcomp.ir.expr import INDEX, Expr, as_expr
 from tcomp.ir.instruction import VectorOp, match

@@ -20,8 +20,7 @@ from collections.abc import Callable, Sequence
 from tcomp.codegen.division import reciprocal
 from tcomp.ir import expr as E
 from tcomp.ir.dtypes import BITS, is_integer
-from tcomp.ir.expr import Expr, bitcast, cast, const, equal, fma, maximum, minimum, not_equal, select
-from tcomp.ir.expr import unary as apply
+from tcomp.ir.expr import Expr, bitcast, cast, const, equal, fma, maximum, minimum, not_equal, select, unary as apply
 from tcomp.ir.interpreters.semantics import ERF_MIDDLE, ERF_SMALL, ERF_TAIL
 from tcomp.target import CpuTarget
 

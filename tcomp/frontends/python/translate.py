@@ -22,8 +22,7 @@ from tcomp.errors import IRError
 from tcomp.frontends.python import values as V
 from tcomp.frontends.python.source import READ, Local, Source, assignments, first_use, locals_of, names
 from tcomp.frontends.python.values import DOUBLE, Type, Value
-from tcomp.ir import expr as E
-from tcomp.ir import loops as L
+from tcomp.ir import expr as E, loops as L
 from tcomp.ir.dtypes import BITS, is_float, is_integer, itemsize
 from tcomp.ir.expr import INDEX, Expr, as_expr, standard_reducers
 from tcomp.ir.loops import Buffer, Stmt

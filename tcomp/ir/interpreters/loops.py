@@ -16,8 +16,7 @@ from typing import Any, NoReturn, TypeAlias
 import numpy as np
 
 from tcomp.errors import InputError, IRError
-from tcomp.ir import expr as E
-from tcomp.ir import loops as L
+from tcomp.ir import expr as E, loops as L
 from tcomp.ir.dims import bind_dims
 from tcomp.ir.dtypes import integer_range, is_float, is_integer, to_numpy
 from tcomp.ir.expr import INDEX, Expr, as_expr, wrap

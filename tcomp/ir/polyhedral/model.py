@@ -15,8 +15,7 @@ from operator import mul
 
 import islpy as isl
 
-from tcomp.ir import expr as E
-from tcomp.ir import loops as L
+from tcomp.ir import expr as E, loops as L
 from tcomp.ir.expr import INDEX, Expr, Reducer, as_expr, bounds
 from tcomp.ir.loops import Accumulate, Allocate, Buffer, For, If, Stmt, Store, While
 from tcomp.ir.simplify import linear, simplify

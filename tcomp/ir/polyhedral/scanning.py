@@ -14,8 +14,7 @@ from typing import Any, TypeAlias
 
 import islpy as isl
 
-from tcomp.ir import expr as E
-from tcomp.ir import loops as L
+from tcomp.ir import expr as E, loops as L
 from tcomp.ir.access import indices_of, without
 from tcomp.ir.expr import Expr, as_dim, bounds, const, loop_var
 from tcomp.ir.loops import PARALLEL, SERIAL, Accumulate, Allocate, Buffer, For, If, Stmt, Store

@@ -15,9 +15,7 @@ from typing import Any
 import numpy as np
 
 from tcomp.errors import IRError
-from tcomp.ir import expr as E
-from tcomp.ir import loops as L
-from tcomp.ir import program as P
+from tcomp.ir import expr as E, loops as L, program as P
 from tcomp.ir.dtypes import BITS, SIGNED, integer_range, is_float, is_integer, to_numpy
 from tcomp.ir.expr import ARITY, INDEX, Dim, Expr, Reducer, as_expr, const, standard_reducers
 from tcomp.ir.graph import STRUCTURAL, Graph, Node, Operator, Value

@@ -22,8 +22,7 @@ from typing import Any, TypeAlias
 import numpy as np
 import numpy.typing as npt
 
-from tcomp.ir import expr as E
-from tcomp.ir import loops as L
+from tcomp.ir import expr as E, loops as L
 from tcomp.ir.access import Access, Loops, digit
 from tcomp.ir.dtypes import itemsize
 from tcomp.ir.expr import Dim, Expr, as_expr

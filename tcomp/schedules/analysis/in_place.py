@@ -11,8 +11,7 @@ from collections.abc import Sequence
 
 import islpy as isl
 
-from tcomp.ir import expr as E
-from tcomp.ir import loops as L
+from tcomp.ir import expr as E, loops as L
 from tcomp.ir.access import Access, accesses
 from tcomp.ir.loops import Buffer, Kernel, Stmt
 from tcomp.ir.polyhedral import model as polyhedral

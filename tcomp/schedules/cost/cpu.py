@@ -21,8 +21,7 @@ from dataclasses import dataclass, field
 from math import ceil, gcd, log2, prod
 from typing import NamedTuple
 
-from tcomp.ir import expr as E
-from tcomp.ir import loops as L
+from tcomp.ir import expr as E, loops as L
 from tcomp.ir.access import Access, Loops, accesses, by_buffer, coefficient, inside, linear_index, loop_extents
 from tcomp.ir.dtypes import BITS, itemsize
 from tcomp.ir.expr import Expr

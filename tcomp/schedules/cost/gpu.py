@@ -16,8 +16,7 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, fields, replace
 from math import ceil, gcd, prod
 
-from tcomp.ir import expr as E
-from tcomp.ir import loops as L
+from tcomp.ir import expr as E, loops as L
 from tcomp.ir.access import Access, accesses, by_buffer, coefficient, linear_index, loop_extents
 from tcomp.ir.dtypes import itemsize
 from tcomp.ir.expr import INDEX, Expr

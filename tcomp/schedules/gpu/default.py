@@ -40,8 +40,7 @@ from tcomp.ir.simplify import same_shape
 from tcomp.schedules.analysis import access_patterns as patterns
 from tcomp.schedules.analysis.access_patterns import Nest, extent_of, iterations, nests, reduction_nest, result_nest
 from tcomp.schedules.cpu.flash_attention import in_one_pass
-from tcomp.schedules.gpu import block_tiles, flash_attention, gemm, gemv, imperative
-from tcomp.schedules.gpu import thread_mapping as T
+from tcomp.schedules.gpu import block_tiles, flash_attention, gemm, gemv, imperative, thread_mapping as T
 from tcomp.schedules.groups import Group, attachments, schedule_each
 from tcomp.schedules.knobs import Knobs
 from tcomp.schedules.primitives import editing

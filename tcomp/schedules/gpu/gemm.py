@@ -30,8 +30,7 @@ from tcomp.ir.instruction import RUN
 from tcomp.ir.loops import Accumulate, For, Store, perfect, walk
 from tcomp.schedules.analysis.access_patterns import bytes_of, extent_of, reduction_nest, result_nest, stage_axes
 from tcomp.schedules.cost.gpu import OTHER_REGISTERS
-from tcomp.schedules.gpu import tensor_cores
-from tcomp.schedules.gpu import thread_mapping as T
+from tcomp.schedules.gpu import tensor_cores, thread_mapping as T
 from tcomp.schedules.gpu.block_tiles import Product, Side, Tile, find
 from tcomp.schedules.handles import BufferCopy
 from tcomp.schedules.instructions import bulk_copy

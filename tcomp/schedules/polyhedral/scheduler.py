@@ -9,8 +9,7 @@ from textwrap import shorten
 import islpy as isl
 
 from tcomp.errors import ScheduleError
-from tcomp.ir import expr as E
-from tcomp.ir import loops as L
+from tcomp.ir import expr as E, loops as L
 from tcomp.ir.access import is_multiple, linear_index, without
 from tcomp.ir.dtypes import itemsize
 from tcomp.ir.fallback import FallbackKind

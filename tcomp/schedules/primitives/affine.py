@@ -7,8 +7,7 @@ from dataclasses import replace
 
 import islpy as isl
 
-from tcomp.ir import expr as E
-from tcomp.ir import loops as L
+from tcomp.ir import expr as E, loops as L
 from tcomp.ir.expr import as_dim, as_expr, loop_var
 from tcomp.ir.polyhedral.model import Model, Relation, map_of, model
 from tcomp.ir.polyhedral.scanning import PLACE, scan

@@ -7,8 +7,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 from itertools import chain, count, pairwise
 
-from tcomp.ir import expr as E
-from tcomp.ir import loops as L
+from tcomp.ir import expr as E, loops as L
 from tcomp.ir.access import Box, box_touched, in_range, indices_of, interval
 from tcomp.ir.expr import Dim, Expr, as_dim, as_expr
 from tcomp.ir.simplify import difference, prove, same_dim, simplify

@@ -9,8 +9,7 @@ from difflib import get_close_matches
 from typing import Any
 
 from tcomp.errors import ScheduleError
-from tcomp.ir import expr as E
-from tcomp.ir import loops as L
+from tcomp.ir import expr as E, loops as L
 from tcomp.ir.expr import Dim, Expr, as_dim, as_expr, loop_var
 from tcomp.ir.polyhedral.model import TooHard, limited
 from tcomp.ir.simplify import prove, simplify

@@ -7,8 +7,7 @@ from dataclasses import replace
 from math import gcd
 
 from tcomp.errors import IRError, ScheduleError
-from tcomp.ir import expr as E
-from tcomp.ir import loops as L
+from tcomp.ir import expr as E, loops as L
 from tcomp.ir.access import within
 from tcomp.ir.expr import Dim, Expr, as_dim, as_expr, loop_var
 from tcomp.ir.instruction import Instruction, match

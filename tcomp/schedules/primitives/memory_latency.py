@@ -7,8 +7,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from math import prod
 
-from tcomp.ir import expr as E
-from tcomp.ir import loops as L
+from tcomp.ir import expr as E, loops as L
 from tcomp.ir.access import accesses, stride
 from tcomp.ir.dtypes import itemsize
 from tcomp.ir.expr import Expr, as_expr, loop_var

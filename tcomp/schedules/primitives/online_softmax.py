@@ -7,8 +7,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from tcomp.ir import expr as E
-from tcomp.ir import loops as L
+from tcomp.ir import expr as E, loops as L
 from tcomp.ir.dtypes import is_float
 from tcomp.ir.expr import Expr, as_dim, as_expr, loop_var
 from tcomp.ir.simplify import prove, same_dim, simplify

@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
-from tcomp.ir import expr as E
-from tcomp.ir import loops as L
+from tcomp.ir import expr as E, loops as L
 from tcomp.ir.access import digit, in_range
 from tcomp.ir.dtypes import is_float, itemsize
 from tcomp.ir.expr import INDEX, Dim, Expr, as_dim, as_expr, loop_var

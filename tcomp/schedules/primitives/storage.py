@@ -12,8 +12,7 @@ from functools import partial
 import islpy as isl
 
 from tcomp.errors import IRError
-from tcomp.ir import expr as E
-from tcomp.ir import loops as L
+from tcomp.ir import expr as E, loops as L
 from tcomp.ir.access import box_touched, indices_of, loop_extents
 from tcomp.ir.expr import Dim, Expr, as_dim, as_expr, loop_var
 from tcomp.ir.layout import Layout

@@ -5,8 +5,7 @@ from __future__ import annotations
 from tcomp.frontends.onnx.context import Context, Handler, Table, Versions, attribute, dtype_of, flag, forward
 from tcomp.ir.dtypes import is_float
 from tcomp.ir.graph import Operator, Value
-from tcomp.ops import elementwise as ew
-from tcomp.ops import reduction as red
+from tcomp.ops import elementwise as ew, reduction as red
 from tcomp.ops.movement import RESHAPE
 
 

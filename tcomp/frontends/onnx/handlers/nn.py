@@ -11,8 +11,7 @@ from tcomp.frontends.onnx.reader import dtype_name
 from tcomp.ir.dtypes import is_float, lowest
 from tcomp.ir.expr import Dim, Expr, as_dim, as_expr, maximum, minimum
 from tcomp.ir.graph import Operator, Value
-from tcomp.ops import nn
-from tcomp.ops import reduction as ops
+from tcomp.ops import nn, reduction as ops
 from tcomp.ops.elementwise import ADD, FULL, SCALE
 from tcomp.ops.matmul import DET, EINSUM, MATMUL
 from tcomp.ops.quantization import CENTRED, DEQUANTIZE, DYNAMIC_RANGE, QUANTIZE, REQUANTIZE
