@@ -62,7 +62,7 @@ class CudaBackend(Backend):
 
     def lower(self, body: Graph, symbol: str) -> Kernel:
         """Plain loops, with the products of matrices in the precision of the target."""
-        from tcomp.schedules.gpu.tensor_cores import with_precision
+        from tcomp.schedules.gpu.precision import with_precision
 
         return with_precision(super().lower(body, symbol), self.target.precision)
 
