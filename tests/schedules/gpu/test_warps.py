@@ -17,10 +17,10 @@ from tcomp.schedules.schedule import replay
 from tcomp.target import CudaTarget
 from tests.codegen import cuda_host
 from tests.codegen.test_cuda import needs_nvrtc
+from tests.schedules.gpu.test_default import agree, emulated, lowered
+from tests.schedules.gpu.test_pipeline import races, stages_of
 from tests.schedules.programs import Program
 from tests.schedules.running import interpreted
-from tests.schedules.test_gpu import agree, emulated, lowered
-from tests.schedules.test_pipeline_gpu import races, stages_of
 
 TARGET = CudaTarget.parse("cuda")
 needs_compiler = pytest.mark.skipif(cuda_host.compiler() is None, reason="there is no C++ compiler")
@@ -91,7 +91,7 @@ def test_few_small_blocks_are_pipelined_too() -> None:
 
 
 def test_true_float32_and_old_gpus_do_without_tensor_cores() -> None:
-    from tests.schedules.test_gpu import product as exact
+    from tests.schedules.gpu.test_default import product as exact
 
     assert "tensorize" not in {step.primitive for step in schedule(lowered(exact(256, 64, 256)), TARGET).trace}
     old = CudaTarget.parse("cuda -arch=sm_75")

@@ -21,10 +21,10 @@ from tcomp.schedules.gpu.precision import with_precision
 from tcomp.schedules.knobs import Knobs
 from tcomp.schedules.schedule import Schedule, prove, replay
 from tcomp.target import CudaTarget
+from tests.schedules.gpu.test_default import emulated, lowered, needs_compiler, nvrtc_missing
+from tests.schedules.gpu.test_pipeline import races
 from tests.schedules.programs import Program
 from tests.schedules.running import expected, interpreted
-from tests.schedules.test_gpu import emulated, lowered, needs_compiler, nvrtc_missing
-from tests.schedules.test_pipeline_gpu import races
 
 TARGET = CudaTarget.parse("cuda")
 OLD = CudaTarget.parse("cuda -arch=sm_75")

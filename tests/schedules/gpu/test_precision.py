@@ -16,8 +16,8 @@ from tcomp.schedules.gpu.precision import with_precision
 from tcomp.schedules.lowering import lower
 from tcomp.target import CudaTarget
 from tests.codegen import cuda_host
+from tests.schedules.gpu.test_default import image, lowered, needs_compiler, product
 from tests.schedules.programs import Program
-from tests.schedules.test_gpu import image, lowered, needs_compiler, product
 
 BITS = {"tf32": 10, "fp16": 10, "bf16": 7}
 

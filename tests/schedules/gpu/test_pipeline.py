@@ -23,9 +23,9 @@ from tests.codegen import cuda_host
 from tests.codegen.block_races import Block
 from tests.codegen.block_tiles import tile
 from tests.codegen.test_cuda import needs_nvrtc
+from tests.schedules.gpu.test_default import FAMILIES, agree, batched, emulated, image, lowered, product
 from tests.schedules.programs import Program
 from tests.schedules.running import expected, interpreted
-from tests.schedules.test_gpu import FAMILIES, agree, batched, emulated, image, lowered, product
 
 TARGET = CudaTarget.parse("cuda")
 needs_compiler = pytest.mark.skipif(cuda_host.compiler() is None, reason="there is no C++ compiler")

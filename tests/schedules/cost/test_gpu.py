@@ -20,8 +20,8 @@ from tcomp.schedules.knobs import Knobs
 from tcomp.schedules.lowering import lower
 from tcomp.target import CudaTarget
 from tests.codegen.test_cuda import needs_nvrtc
+from tests.schedules.gpu.test_default import MEDIUM
 from tests.schedules.programs import Program, programs
-from tests.schedules.test_gpu import MEDIUM
 
 SM80, HOPPER = CudaTarget.parse("cuda -arch=sm_80"), CudaTarget.parse("cuda -arch=sm_90a")
 

@@ -24,11 +24,11 @@ from tcomp.schedules.schedule import Schedule, replay
 from tcomp.target import CudaTarget
 from tests.codegen import cuda_host
 from tests.codegen.test_cuda import needs_nvrtc
+from tests.schedules.gpu.test_default import agree, emulated, lowered
+from tests.schedules.gpu.test_pipeline import races, stages_of
+from tests.schedules.gpu.test_warps import FAMILIES, image, product, wide
 from tests.schedules.programs import Program
 from tests.schedules.running import interpreted
-from tests.schedules.test_gpu import agree, emulated, lowered
-from tests.schedules.test_gpu_warps import FAMILIES, image, product, wide
-from tests.schedules.test_pipeline_gpu import races, stages_of
 
 HOPPER = CudaTarget.parse("cuda -arch=sm_90a")
 needs_compiler = pytest.mark.skipif(cuda_host.compiler() is None, reason="there is no C++ compiler")
