@@ -2,15 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Protocol, TypeVar
 
-from tcomp.errors import ScheduleError
-from tcomp.ir.fallback import FallbackKind
 from tcomp.ir.loops import Kernel
 from tcomp.schedules.analysis.access_patterns import nests
-from tcomp.schedules.schedule import Schedule
 
 
 @dataclass(frozen=True, slots=True)
@@ -20,17 +15,6 @@ class Group:
     result: str
     inside: tuple[str, ...]
     shape: str
-
-
-class HasResult(Protocol):
-    """Anything that is scheduled as a whole, named by a buffer that it computes."""
-
-    @property
-    def result(self) -> str:
-        """The name of that buffer."""
-
-
-G = TypeVar("G", bound=HasResult)
 
 
 def attachments(kernel: Kernel) -> list[tuple[str, tuple[str, ...]]]:
@@ -43,14 +27,3 @@ def attachments(kernel: Kernel) -> list[tuple[str, tuple[str, ...]]]:
         places = {homes.get(r, r) for r in readers}
         homes[name] = next(iter(places)) if name not in outputs and len(places) == 1 else name
     return [(name, tuple(n for n in order if homes[n] == name and n != name)) for name in order if homes[name] == name]
-
-
-def schedule_each(s: Schedule, groups: Sequence[G], apply: Callable[[G], None], otherwise: FallbackKind) -> None:
-    """Apply a schedule to each group. Where a step is refused (its independence cannot be proved, say), the group stays as it was
-    before, and the schedule records it as a fallback of the kind `otherwise`."""
-    for group in groups:
-        try:
-            with s.together():
-                apply(group)
-        except ScheduleError as error:
-            s.fall_back(otherwise, group.result, error.reason)

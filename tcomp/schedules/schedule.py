@@ -15,7 +15,7 @@ from contextlib import contextmanager
 from copy import copy
 from dataclasses import dataclass
 from functools import cache, wraps
-from typing import Any, Concatenate, ParamSpec, TypeVar, TypeVarTuple, overload
+from typing import Any, Concatenate, ParamSpec, Self, TypeVar, TypeVarTuple, overload
 
 from tcomp.errors import IRError, ScheduleError
 from tcomp.ir import loops as L
@@ -30,17 +30,8 @@ from tcomp.schedules.analysis.legality import proving
 from tcomp.schedules.handles import Loop
 from tcomp.schedules.instructions import text_of
 from tcomp.schedules.lowering import lower
-from tcomp.schedules.primitives import (
-    affine as orders,
-    compute_at as placement,
-    editing,
-    guards,
-    loop_structure,
-    memory_latency,
-    reductions,
-    storage,
-)
-from tcomp.schedules.primitives.online_softmax import online as online_softmax
+from tcomp.schedules.primitives import editing, guards, loop_structure, memory_latency, orders, placement, reductions, storage
+from tcomp.schedules.primitives.online_softmax import online
 from tcomp.schedules.trace import Step, Trace, read_json
 
 Program = L.Kernel | Tensor | Sequence[Tensor]
@@ -128,7 +119,7 @@ class Primitives:
     clean = _method(guards.clean)
     note = _method(guards.note)
     stream = _method(memory_latency.stream)
-    online = _method(online_softmax)
+    online = _method(online)
     specialize = _method(guards.specialize)
 
 
@@ -175,8 +166,8 @@ class Schedule(Primitives):
         self.trace += (step,)
         return names[0] if len(names) == 1 else (tuple(names) or None)
 
-    def replay(self, trace: Iterable[Step]) -> None:
-        """Apply the steps of a trace, all of them or, if one is refused, none. Raises `ScheduleError` naming that step."""
+    def replay(self, trace: Iterable[Step]) -> Self:
+        """Apply the steps of a trace, all of them or, if one is refused, none; returns itself. Raises `ScheduleError` naming that step."""
         with self.together():
             for number, step in enumerate(trace, len(self.trace) + 1):
                 try:
@@ -186,6 +177,7 @@ class Schedule(Primitives):
                     refused = error.restated(ScheduleError, where=where)
                     refused.witness = error.witness
                     raise refused from error
+        return self
 
     @contextmanager
     def together(self) -> Iterator[None]:
@@ -197,6 +189,15 @@ class Schedule(Primitives):
             self.kernel, self.trace, self.fallbacks = before
             raise
 
+    @contextmanager
+    def attempt(self, where: str, otherwise: FallbackKind) -> Iterator[None]:
+        """As `together`, but a refusal raises nothing: what `where` names stays as it was, which is recorded as a fallback of that kind."""
+        try:
+            with self.together():
+                yield
+        except ScheduleError as error:
+            self.fall_back(otherwise, where, error.reason)
+
     def copy(self) -> Schedule:
         """A schedule to go on with differently."""
         return copy(self)
@@ -206,12 +207,10 @@ class Schedule(Primitives):
         return self.trace.to_json(str(self.source))
 
     @classmethod
-    def from_json(cls, text: str | bytes) -> Schedule:
+    def from_json(cls, text: str | bytes) -> Self:
         """The schedule that `to_json` wrote, every step applied again. Raises `ScheduleError` for what is malformed or refused."""
         trace, kernel = read_json(text)
-        s = cls(parse_source(kernel))
-        s.replay(trace)
-        return s
+        return cls(parse_source(kernel)).replay(trace)
 
     def tile(self, i: Loop, j: Loop, rows: int, columns: int, tail: str = "guard") -> tuple[str, str, str, str]:
         """Two loops directly inside each other become loops over tiles around loops inside a tile: `split`, `split`, `reorder`.
@@ -292,19 +291,11 @@ def parse_source(text: str | None) -> L.Kernel:
     return kernel
 
 
-def replay(kernel: L.Kernel, trace: Iterable[Step]) -> L.Kernel:
-    """The kernel after the steps of a trace. Raises `ScheduleError` naming the step that is refused."""
-    s = Schedule(kernel)
-    s.replay(trace)
-    return s.kernel
-
-
 @dataclass(frozen=True, slots=True)
 class Proof:
     """What came of proving a trace: how many of its steps hold, how often isl was asked, seconds in all and in isl, and the refusal
     that ended it, if one did."""
 
-    kernel: str
     steps: int
     proved: int
     questions: int
@@ -319,20 +310,15 @@ class Proof:
 
 
 def prove(kernel: L.Kernel, trace: Iterable[Step]) -> Proof:
-    """Apply a trace again to the kernel it starts from: isl, not the quick test, judges every step. A refused step ends the proof; it raises
-    nothing."""
-    trace, started = Trace(tuple(trace)), time.perf_counter()
-    s, refused = Schedule(kernel), None
+    """Apply a trace again to the kernel it starts from, isl judging every step. A refused step ends the proof; it raises nothing."""
+    trace, started, s, refused = tuple(trace), time.perf_counter(), Schedule(kernel), None
     with proving() as asked:
         try:
             for step in trace:
                 s.replay([step])
         except ScheduleError as error:
             refused = error
-    return Proof(kernel.name, len(trace), len(s.trace), asked.questions, time.perf_counter() - started, asked.seconds, refused)
-
-
-# ---------------------------------------------------------------- arguments: as given, as a trace holds them, as a primitive takes them
+    return Proof(len(trace), len(s.trace), asked.questions, time.perf_counter() - started, asked.seconds, refused)
 
 
 def _step(kernel: L.Kernel, name: str, arguments: Sequence[Any], options: dict[str, Any]) -> Step:
@@ -388,18 +374,14 @@ def _misused(kernel: L.Kernel, primitive: str, why: str) -> ScheduleError:
     return ScheduleError(f"`{primitive}` takes other arguments", where=f"kernel `{kernel.name}`", why=why, hint=hint)
 
 
-def _types(parameter: inspect.Parameter) -> tuple[Any, ...]:
-    return typing.get_args(parameter.annotation) or (parameter.annotation,)
-
-
 def _is_size(parameter: inspect.Parameter) -> bool:
     """Whether a parameter is a number that may be symbolic."""
-    return {int, Expr} <= set(_types(parameter))
+    return {int, Expr} <= set(typing.get_args(parameter.annotation))
 
 
 def _plain(kernel: L.Kernel, primitive: str, parameter: inspect.Parameter, value: Any) -> Any:
     """What a trace says of an argument: None, a boolean, an integer, a name, or text."""
-    types = _types(parameter)
+    types = typing.get_args(parameter.annotation) or (parameter.annotation,)
     match value:
         case None | bool() if type(value) in types:
             return value

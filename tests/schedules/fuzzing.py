@@ -23,7 +23,7 @@ from tcomp.ir.verify import verify_kernel
 from tcomp.schedules.analysis.in_place import reusable_in_place
 from tcomp.schedules.analysis.legality import Witness
 from tcomp.schedules.lowering import lower
-from tcomp.schedules.schedule import Schedule, replay
+from tcomp.schedules.schedule import Schedule
 from tcomp.schedules.trace import Step
 from tests.schedules.dice import Dice
 from tests.schedules.pipelines import pipeline
@@ -166,7 +166,7 @@ class Run:
 
     def replay(self) -> None:
         """Whether the loops can be had again from the trace."""
-        if str(replay(self.subject.kernel, self.schedule.trace)) != str(self.schedule.kernel):
+        if str(Schedule(self.subject.kernel).replay(self.schedule.trace)) != str(self.schedule.kernel):
             raise Failure("the trace replays to other loops", str(self.schedule.kernel))
 
 

@@ -13,7 +13,7 @@ from tcomp.ir.loops import Kernel
 from tcomp.ir.text.parser import parse_kernel
 from tcomp.ir.verify import verify_kernel
 from tcomp.schedules.lowering import lower
-from tcomp.schedules.schedule import Schedule, replay
+from tcomp.schedules.schedule import Schedule
 from tests.schedules.dice import Dice
 from tests.schedules.programs import EXACT, Maker
 from tests.schedules.random_loops import imperative
@@ -31,7 +31,7 @@ def unchanged(s: Schedule, **sizes: int) -> None:
     subject = Subject(s.source, {v: sizes[v.name] for v in s.kernel.scalars})
     for got, want in zip(interpreted(subject, s.kernel), subject.plain, strict=True):
         np.testing.assert_array_equal(got, want)
-    assert str(replay(s.source, s.trace)) == str(s.kernel)
+    assert str(Schedule(s.source).replay(s.trace)) == str(s.kernel)
 
 
 SHAPES = ("split", "split", "split", "fuse", "partition", "reorder", "clean", "collapse")

@@ -23,7 +23,7 @@ from tcomp.schedules.cpu import contraction, elementwise, flash_attention, row_r
 from tcomp.schedules.cpu.common import is_streamed, nest_lanes
 from tcomp.schedules.cpu.int8_dot_products import add_up_groups, grouped, multiplies_bytes, split_groups
 from tcomp.schedules.cpu.work_partition import split_row_sums
-from tcomp.schedules.groups import Group, attachments, schedule_each
+from tcomp.schedules.groups import Group, attachments
 from tcomp.schedules.knobs import Knobs
 from tcomp.schedules.polyhedral import polyhedral_or_not
 from tcomp.schedules.primitives import editing
@@ -42,21 +42,21 @@ def schedule(kernel: Kernel, target: CpuTarget, knobs: Knobs | None = None) -> S
         s = polyhedral_or_not(s, target, target.cores)
         s.clean()
         return s
-    schedule_each(s, stencils.chains(s.kernel), lambda chain: stencils.schedule(s, chain, target, knobs), FallbackKind.STAGE_BY_STAGE)
+    for chain in stencils.chains(s.kernel):
+        with s.attempt(chain.result, FallbackKind.STAGE_BY_STAGE):
+            stencils.schedule(s, chain, target, knobs)
     if multiplies_bytes(target):
         split_groups(s)
     split_row_sums(s, target)
     rest = flash_attention.in_one_pass(s, lambda found: flash_attention.schedule(s, found, target, knobs))
-
-    def apply(group: Group) -> None:
-        if group.shape == "elementwise":
-            elementwise.schedule(s, group.result, target, knobs)
-        elif group.shape == "contraction":
-            contraction.schedule(s, group.result, group.inside[0], target, knobs)
-        else:
-            row_reductions.schedule(s, group, target, knobs)
-
-    schedule_each(s, [group for group in _groups(s, target) if group.result in rest], apply, FallbackKind.LEFT_AS_LOWERED)
+    for group in (group for group in _groups(s, target) if group.result in rest):
+        with s.attempt(group.result, FallbackKind.LEFT_AS_LOWERED):
+            if group.shape == "elementwise":
+                elementwise.schedule(s, group.result, target, knobs)
+            elif group.shape == "contraction":
+                contraction.schedule(s, group.result, group.inside[0], target, knobs)
+            else:
+                row_reductions.schedule(s, group, target, knobs)
     for result in s.kernel.outputs:
         stored = any(isinstance(x, Store) and x.buffer is result for x in walk(s.kernel.body))
         if stored and is_streamed(s, editing.find_buffer(s.kernel, result.name), target, knobs):

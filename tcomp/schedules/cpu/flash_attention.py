@@ -26,7 +26,7 @@ from tcomp.schedules.cost.register_tiles import Tile, tiles
 from tcomp.schedules.cpu.common import MAX_LANES, divides, extent, nest_lanes, size, threads, unroll, whole_tiles
 from tcomp.schedules.cpu.contraction import pack, tile_loops
 from tcomp.schedules.cpu.row_reductions import partial_loops
-from tcomp.schedules.groups import attachments, schedule_each
+from tcomp.schedules.groups import attachments
 from tcomp.schedules.knobs import Knobs
 from tcomp.schedules.schedule import Schedule
 from tcomp.target import CpuTarget
@@ -92,13 +92,11 @@ def _softmax_product(kernel: Kernel, result: str, inside: Sequence[str]) -> Soft
 def in_one_pass(s: Schedule, apply: Callable[[SoftmaxProduct], None]) -> set[str]:
     """Apply a schedule to all products with a softmax; returns the buffers whose nests are still as lowered."""
     left = {n.writes.name for n in nests(s.kernel)}
-
-    def applied(found: SoftmaxProduct) -> None:
-        apply(found)
-        left.difference_update(found.stages)
-
     products = [found for result, inside in attachments(s.kernel) if (found := _softmax_product(s.kernel, result, inside)) is not None]
-    schedule_each(s, products, applied, FallbackKind.STAGE_BY_STAGE)
+    for found in products:
+        with s.attempt(found.result, FallbackKind.STAGE_BY_STAGE):
+            apply(found)
+            left.difference_update(found.stages)
     return left
 
 

@@ -41,7 +41,7 @@ from tcomp.schedules.analysis import access_patterns as patterns
 from tcomp.schedules.analysis.access_patterns import Nest, extent_of, iterations, nests, reduction_nest, result_nest
 from tcomp.schedules.cpu.flash_attention import in_one_pass
 from tcomp.schedules.gpu import block_tiles, flash_attention, gemm, gemv, imperative, thread_mapping as T
-from tcomp.schedules.groups import Group, attachments, schedule_each
+from tcomp.schedules.groups import Group, attachments
 from tcomp.schedules.knobs import Knobs
 from tcomp.schedules.primitives import editing
 from tcomp.schedules.schedule import Schedule
@@ -74,7 +74,9 @@ def schedule(kernel: Kernel, target: CudaTarget, knobs: Knobs | None = None) -> 
         imperative.schedule(s)
     else:
         rest = in_one_pass(s, lambda found: flash_attention.schedule(s, found, target, decided))
-        schedule_each(s, _groups(s, rest, target), lambda group: _schedule_group(s, group, target, decided), FallbackKind.ONE_THREAD)
+        for group in _groups(s, rest, target):
+            with s.attempt(group.result, FallbackKind.ONE_THREAD):
+                _schedule_group(s, group, target, decided)
     s.clean()
     return s
 

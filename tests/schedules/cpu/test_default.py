@@ -16,7 +16,7 @@ from tcomp.ir.verify import verify_kernel
 from tcomp.ops.nn import conv
 from tcomp.schedules.cpu.default import operand_layouts, schedule
 from tcomp.schedules.lowering import lower
-from tcomp.schedules.schedule import replay
+from tcomp.schedules.schedule import Schedule
 from tcomp.target import CpuTarget
 from tests.codegen.jit import HOST
 from tests.schedules.programs import Program, layouts, programs
@@ -62,7 +62,7 @@ def test_default_schedules_keep_the_meaning(program: Program, target: CpuTarget)
     kernel = lowered(program)
     s = schedule(kernel, target)
     agree(program, interpreted(program, s.kernel, shuffle=1), expected(program))
-    assert str(replay(kernel, s.trace)) == str(s.kernel)
+    assert str(Schedule(kernel).replay(s.trace)) == str(s.kernel)
 
 
 @settings(max_examples=150, deadline=None, derandomize=True)

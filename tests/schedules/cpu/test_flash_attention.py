@@ -22,7 +22,6 @@ from tcomp.schedules import Schedule
 from tcomp.schedules.cpu import default as cpu
 from tcomp.schedules.gpu.precision import with_precision
 from tcomp.schedules.lowering import lower
-from tcomp.schedules.schedule import replay
 from tcomp.schedules.trace import Step
 from tcomp.target import CpuTarget
 from tests.codegen.jit import HOST
@@ -86,7 +85,7 @@ def unchanged(s: Schedule, native: bool = True, **sizes: int) -> None:
     close(run(s.source, sizes, s.kernel), wanted)
     if native:
         close(machine(s, sizes), wanted, 2e-5)
-    assert str(replay(s.source, s.trace)) == str(s.kernel)
+    assert str(Schedule(s.source).replay(s.trace)) == str(s.kernel)
 
 
 def mean(rows: Dim = 9, keys: Dim = 13, columns: Dim = 3, dtype: str = "float32") -> Schedule:
@@ -352,7 +351,7 @@ def test_the_default_schedule(sizes: tuple[int, int, int, int, int], dtype: str)
     assert not s.kernel.notes
     assert any(step.primitive == "online" for step in s.trace) == (min(sizes[1:3]) > 1 and sizes[-1] > 1)
     close(machine(s, {}), [reference(*arrays_for(source, {}, source)[:-1]).reshape(-1)], 2e-5)
-    assert str(replay(source, s.trace)) == str(s.kernel)
+    assert str(Schedule(source).replay(s.trace)) == str(s.kernel)
 
 
 def test_scores_that_are_a_stage_of_their_own() -> None:

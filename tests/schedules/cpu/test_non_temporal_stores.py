@@ -14,7 +14,6 @@ from tcomp.schedules import Schedule
 from tcomp.schedules.cost.cpu import estimate
 from tcomp.schedules.cpu import default as cpu
 from tcomp.schedules.lowering import lower
-from tcomp.schedules.schedule import replay
 from tcomp.target import CpuTarget
 from tests.codegen.jit import HOST, compile_kernel
 from tests.schedules.programs import Program
@@ -52,7 +51,7 @@ def test_a_hint_changes_nothing(columns: int, threads: bool) -> None:
     p = addition(9, columns)
     s = scheduled(p, threads)
     assert all(streamed(s.kernel)) and str(parse_kernel(str(s.kernel))) == str(s.kernel)
-    assert str(replay(s.source, s.trace)) == str(s.kernel)
+    assert str(Schedule(s.source).replay(s.trace)) == str(s.kernel)
     for found in (interpreted(p, s.kernel), native(p, s.kernel, threads=threads)):
         for got, want in zip(found, expected(p), strict=True):
             p.same(got, want)

@@ -12,7 +12,7 @@ from tcomp.ir.loops import Kernel, Prefetch, walk
 from tcomp.schedules.cpu.default import schedule
 from tcomp.schedules.knobs import Knobs
 from tcomp.schedules.lowering import lower
-from tcomp.schedules.schedule import Schedule, replay
+from tcomp.schedules.schedule import Schedule
 from tcomp.target import CpuTarget
 from tests.schedules.programs import Program
 from tests.schedules.running import expected, interpreted, native
@@ -58,7 +58,7 @@ def test_panels_are_asked_for_ahead(p: Program, l2: str, blocks: bool) -> None:
     s = scheduled(p, l2)
     assert not s.kernel.notes and hints(s.kernel)
     assert any(step.primitive == "promote" for step in s.trace) == blocks
-    assert str(replay(lower("p", p.inputs, p.outputs), s.trace)) == str(s.kernel)
+    assert str(Schedule(lower("p", p.inputs, p.outputs)).replay(s.trace)) == str(s.kernel)
     for run in (interpreted, native):
         for got, want in zip(run(p, s.kernel), expected(p), strict=True):
             p.same(got, want)

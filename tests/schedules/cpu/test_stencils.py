@@ -15,7 +15,7 @@ from tcomp.ir.te import Tensor
 from tcomp.schedules.cpu import stencils
 from tcomp.schedules.cpu.default import schedule
 from tcomp.schedules.lowering import lower
-from tcomp.schedules.schedule import Schedule, replay
+from tcomp.schedules.schedule import Schedule
 from tcomp.target import CpuTarget
 from tests.codegen.jit import HOST
 from tests.schedules import pipelines as random_pipelines
@@ -171,7 +171,7 @@ def tiled(p: Program, target: CpuTarget, monkeypatch: pytest.MonkeyPatch) -> Sch
     s = schedule(kernel, target)
     assert not s.kernel.notes
     assert "compute_at" in str(s.trace)
-    assert str(replay(kernel, s.trace)) == str(s.kernel)
+    assert str(Schedule(kernel).replay(s.trace)) == str(s.kernel)
     return s
 
 

@@ -13,7 +13,7 @@ from tcomp.codegen.cuda.kernel import emit_kernel
 from tcomp.ir.loops import hoist_temporaries
 from tcomp.schedules.gpu.default import schedule
 from tcomp.schedules.knobs import Knobs, Option, decode, encode
-from tcomp.schedules.schedule import Schedule, replay
+from tcomp.schedules.schedule import Schedule
 from tcomp.target import CudaTarget
 from tests.codegen import cuda_host
 from tests.codegen.test_cuda import needs_nvrtc
@@ -59,7 +59,7 @@ def test_families_on_the_host(name: str) -> None:
     program = PROGRAMS[name]
     s, knobs = in_bulk(program)
     assert not s.kernel.notes and "call `bulk_copy(" in str(s.kernel)
-    assert str(replay(lowered(program), s.trace)) == str(s.kernel)
+    assert str(Schedule(lowered(program)).replay(s.trace)) == str(s.kernel)
     again = schedule(lowered(program), HOPPER, Knobs(decode(encode(knobs.decisions))))  # a record of the tuner
     assert str(again.kernel) == str(s.kernel)
     agree(program, interpreted(program, s.kernel, shuffle=1))

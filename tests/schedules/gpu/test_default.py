@@ -19,7 +19,7 @@ from tcomp.ir.loops import Allocate, Buffer, For, Kernel, block, hoist_temporari
 from tcomp.schedules.gpu.default import schedule
 from tcomp.schedules.knobs import Knobs
 from tcomp.schedules.lowering import lower
-from tcomp.schedules.schedule import prove, replay
+from tcomp.schedules.schedule import Schedule, prove
 from tcomp.target import CudaTarget
 from tests.codegen import cuda_host
 from tests.schedules.programs import Program, layouts, programs
@@ -76,7 +76,7 @@ def test_schedules_keep_the_meaning(program: Program) -> None:
     kernel = lowered(program)
     s = schedule(kernel, TARGET)
     agree(program, interpreted(program, s.kernel, shuffle=1))
-    assert str(replay(kernel, s.trace)) == str(s.kernel)
+    assert str(Schedule(kernel).replay(s.trace)) == str(s.kernel)
 
 
 @settings(max_examples=40, deadline=None, derandomize=True)

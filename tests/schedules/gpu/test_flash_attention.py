@@ -19,7 +19,7 @@ from tcomp.ops.matmul import matmul, softmax_product
 from tcomp.schedules.gpu.default import schedule
 from tcomp.schedules.gpu.precision import with_precision
 from tcomp.schedules.knobs import Knobs
-from tcomp.schedules.schedule import Schedule, prove, replay
+from tcomp.schedules.schedule import Schedule, prove
 from tcomp.target import CudaTarget
 from tests.schedules.gpu.test_default import emulated, lowered, needs_compiler, nvrtc_missing
 from tests.schedules.gpu.test_pipeline import races
@@ -123,7 +123,7 @@ def test_families_on_the_host(name: str) -> None:
     program = FAMILIES[name]
     kernel = lowered(program)
     s = schedule(kernel, TARGET)
-    assert in_one_pass(s) and not on_tensor_cores(s) and str(replay(kernel, s.trace)) == str(s.kernel)
+    assert in_one_pass(s) and not on_tensor_cores(s) and str(Schedule(kernel).replay(s.trace)) == str(s.kernel)
     for descending in (False, True):
         near(program, emulated(program, s.kernel, descending))
 
@@ -139,7 +139,7 @@ def test_families_on_tensor_cores(name: str, precision: str) -> None:
     program = FAMILIES[name]
     kernel = with_precision(lowered(program), precision)
     s = schedule(kernel, TARGET)
-    assert in_one_pass(s) and on_tensor_cores(s) == 2 - (name == "scores-in-memory") and str(replay(kernel, s.trace)) == str(s.kernel)
+    assert in_one_pass(s) and on_tensor_cores(s) == 2 - (name == "scores-in-memory") and str(Schedule(kernel).replay(s.trace)) == str(s.kernel)
     for descending in (False, True):
         near(program, emulated(program, s.kernel, descending), precision)
 

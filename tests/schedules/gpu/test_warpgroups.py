@@ -20,7 +20,7 @@ from tcomp.ir.expr import Expr
 from tcomp.ir.loops import Call, hoist_temporaries, walk
 from tcomp.schedules.gpu.default import schedule
 from tcomp.schedules.knobs import Knobs, Option, decode, encode
-from tcomp.schedules.schedule import Schedule, replay
+from tcomp.schedules.schedule import Schedule
 from tcomp.target import CudaTarget
 from tests.codegen import cuda_host
 from tests.codegen.test_cuda import needs_nvrtc
@@ -81,7 +81,7 @@ def test_families_on_the_host(name: str) -> None:
     program = PROGRAMS[name]
     s, knobs = by_groups(program)
     assert not s.kernel.notes and any(isinstance(x, Call) and x.instruction.name.startswith("wgmma") for x in walk(s.kernel.body))
-    assert str(replay(lowered(program), s.trace)) == str(s.kernel)
+    assert str(Schedule(lowered(program)).replay(s.trace)) == str(s.kernel)
     again = schedule(lowered(program), HOPPER, Knobs(decode(encode(knobs.decisions))))  # a record of the tuner
     assert str(again.kernel) == str(s.kernel)
     for descending in (False, True):

@@ -13,7 +13,7 @@ from tcomp.ir.loops import Accumulate, For, Kernel, Stmt, loop
 from tcomp.ir.verify import verify_kernel
 from tcomp.schedules.lowering import lower
 from tcomp.schedules.primitives import editing
-from tcomp.schedules.schedule import Schedule, replay
+from tcomp.schedules.schedule import Schedule
 from tests.schedules.dice import Hypothesis
 from tests.schedules.programs import Program, programs
 from tests.schedules.races import races
@@ -57,7 +57,7 @@ def test_random_schedules_keep_the_meaning(case: tuple[Program, Schedule]) -> No
     program, s = case
     for got, want in zip(interpreted(program, s.kernel, shuffle=1), expected(program), strict=True):
         program.same(got, want)
-    assert str(replay(lower("program", program.inputs, program.outputs), s.trace)) == str(s.kernel)
+    assert str(Schedule(lower("program", program.inputs, program.outputs)).replay(s.trace)) == str(s.kernel)
 
 
 @settings(max_examples=80, deadline=None, derandomize=True)

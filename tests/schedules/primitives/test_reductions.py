@@ -329,7 +329,7 @@ PROGRAMS = {
         ("once for two", "decompose_reduction", ("y", "k"), "iterations of i may accumulate into one element of `y`"),
         ("in place", "decompose_reduction", ("y", "k"), "`i` does more with `y` than to accumulate into it once"),
         ("outer fold", "decompose_reduction", ("y", "c"), "`c` does more with `y` than to accumulate into it once"),
-        ("guarded place", "mask", ("y",), "`i < 4` keeps the places of `y` in range"),
+        ("guarded place", "mask", ("y",), "`i < 4` keeps places of `y` in range"),
         ("threads", "mask", ("y",), "or separates concurrent iterations: it has to stay an `If`"),
         ("threads", "mask", ("z",), "there is no buffer `z`"),
     ],

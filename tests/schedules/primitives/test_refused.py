@@ -12,7 +12,6 @@ from tcomp.ir.expr import Expr
 from tcomp.ir.text.parser import parse_kernel
 from tcomp.schedules import Schedule, ScheduleError
 from tcomp.schedules.analysis.legality import Witness
-from tcomp.schedules.schedule import replay
 from tests.schedules.subject import Subject
 from tests.schedules.witness import flaw, history
 
@@ -309,7 +308,7 @@ def refusal(program: str, step: Callable[[Schedule], object]) -> tuple[Schedule,
         step(s)
     error = caught.value
     assert "kernel `k`" in error.what + error.where and error.why
-    assert str(replay(s.source, s.trace)) == str(s.kernel)
+    assert str(Schedule(s.source).replay(s.trace)) == str(s.kernel)
     return s, error
 
 

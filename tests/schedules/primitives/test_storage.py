@@ -7,7 +7,7 @@ from hypothesis import given, settings, strategies as st
 
 from tcomp.ir.layout import Layout
 from tcomp.ir.text.parser import parse_kernel
-from tcomp.schedules.schedule import Schedule, replay
+from tcomp.schedules.schedule import Schedule
 from tcomp.schedules.trace import Trace
 from tests.schedules.dice import Hypothesis
 from tests.schedules.stepwise import accepted, refused, walked
@@ -79,7 +79,7 @@ def test_layouts_are_text_in_traces() -> None:
     s.cache_read("B", None, "P", layout=Layout.blocked([1, 0], 1, 4))
     s.relayout("P", Layout.permuted([2, 1, 0]))
     assert str(s.trace) == 's.cache_read("B", None, "P", layout="(b/4,a,b%4)")\ns.relayout("P", "(c,b,a)")'
-    assert str(replay(source, Trace.from_json(s.trace.to_json()))) == str(s.kernel)
+    assert str(Schedule(source).replay(Trace.from_json(s.trace.to_json()))) == str(s.kernel)
 
 
 def test_accumulators_in_a_layout_of_their_own() -> None:

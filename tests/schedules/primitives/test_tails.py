@@ -214,7 +214,7 @@ COUNTED = """
     ("program", "loop", "tail", "why"),
     [
         (IN_PLACE, "i", "shift_inwards", "iterations of `i` read `x`, which they write: executed twice, one may find what it wrote"),
-        (IN_PLACE, "r", "shift_inwards", "iterations of `r` accumulate into `s`: one that is executed twice would count twice"),
+        (IN_PLACE, "r", "shift_inwards", "iterations of `r` accumulate into `s`: one executed twice would count twice"),
         (STENCIL, "i", "shift_inwards", "cannot prove that `i` has the 3 iterations of one tile; its extent is n"),
         (TRIANGLE, "j", "shift_inwards", "cannot prove that `j` has the 3 iterations of one tile; its extent is i"),
         (STENCIL, "i", "round_up", "additional iterations of `i` would write beyond the end of the parameter `y`"),

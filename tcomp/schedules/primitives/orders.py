@@ -145,9 +145,12 @@ def _reordered(
     calls = any(isinstance(s, L.Call) for s in L.walk(target))
     refuse_if(calls, "an instruction executes some of the loops", "change the order first, tensorize then")
     refuse_if(not m.instances, "nothing is stored there")
-    if (shared := _decided_once(target)) is not None:
-        why = f"each statement gets the condition for itself, but `{shared.name}`, which is read by it, is written where it holds"
-        raise refuse(why, "name a loop inside of the condition")
+    # A condition of one statement is tested for each instance; others, and extents, are decided once for several.
+    alone = [s for s in L.walk(target) if isinstance(s, L.If) and isinstance(s.then, L.Store | L.Accumulate) and s.otherwise is None]
+    for s in (s for s in L.walk(target) if isinstance(s, L.If | L.For) and s not in alone):
+        for b in (r.attr for r in E.reads(*L.expressions(s)) if editing.writes(s, r.attr)):
+            why = f"each statement gets the condition for itself, but `{b.name}`, which is read by it, is written where it holds"
+            raise refuse(why, "name a loop inside of the condition")
     with proof(f"`{order}`", ISL_OPERATIONS):
         maps, domains = {}, isl.UnionSet("{}")
         for x in m.instances:
@@ -170,8 +173,9 @@ def _reordered(
         found = dependences(m)
         refuse_conflict("the new order reverses a dependence: iterations", violated(m, found, maps))
         for name in parallel:
-            refuse_if(not any(name in names for names in named.values()), f"`{name}`, which should be parallel, names no loop")
-            refuse_conflict(f"iterations of the parallel loop `{name}`", _shared(m, found, maps, named, name))
+            places = {x: names.index(name) for x, names in named.items() if name in names}
+            refuse_if(not places, f"`{name}`, which should be parallel, names no loop")
+            _check_parallel(m, found, maps, places, name)
         taken = {*editing.loops_of(kernel), *editing.buffers_of(kernel)} - {s.var.name for s in L.walk(target) if isinstance(s, L.For)}
         made: dict[str, str] = {}
 
@@ -183,19 +187,8 @@ def _reordered(
         return editing.nesting(replaced(kernel, {target: scan(target, m, order, named, unique, parallel)})), made
 
 
-def _decided_once(target: L.Stmt) -> L.Buffer | None:
-    """A buffer that a condition or an extent inside reads, and that several instances write under it. (A condition of one statement is no
-    such condition: it is tested for each instance.)"""
-    alone = [s for s in L.walk(target) if isinstance(s, L.If) and isinstance(s.then, L.Store | L.Accumulate) and s.otherwise is None]
-    tests = (s for s in L.walk(target) if isinstance(s, L.If | L.For) and s not in alone)
-    return next((r.attr for s in tests for r in E.reads(*L.expressions(s)) if editing.writes(s, r.attr)), None)
-
-
-def _shared(
-    m: Model, found: Sequence[Dependence], order: Mapping[str, Relation], names: Mapping[str, Sequence[str]], loop: str
-) -> Conflict | None:
-    """A dependence between different iterations of a loop, within one iteration of the loops around it."""
-    dims = {x: names[x].index(loop) for x in names if loop in names[x]}
+def _check_parallel(m: Model, found: Sequence[Dependence], order: Mapping[str, Relation], dims: Mapping[str, int], loop: str) -> None:
+    """Refuses a dependence between different iterations of a loop, within one iteration of the loops around it."""
 
     def until(x: str, d: int) -> Relation:
         return order[x].project_out(isl.dim_type.out, d, order[x].dim(isl.dim_type.out) - d)
@@ -204,9 +197,7 @@ def _shared(
         a, b = d.source.name, d.target.name
         if a in dims and dims.get(b) == dims[a]:
             around, inside = (until(a, n).apply_range(until(b, n).reverse()) for n in (dims[a], dims[a] + 1))
-            if (conflict := conflict_of(m, d, d.relation.intersect(around.subtract(inside)))) is not None:
-                return conflict
-    return None
+            refuse_conflict(f"iterations of the parallel loop `{loop}`", conflict_of(m, d, d.relation.intersect(around.subtract(inside))))
 
 
 def fission(kernel: L.Kernel, loop: Loop) -> tuple[L.Kernel, *tuple[str, ...]]:

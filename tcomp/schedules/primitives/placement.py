@@ -59,13 +59,13 @@ def inline(kernel: L.Kernel, stage: Stage) -> L.Kernel:
 def _elements(scope: L.Stmt, write: L.Store) -> Callable[[Sequence[Expr]], Expr]:
     """The value of an element of a buffer that one statement stores, from its place. Refuses where readers cannot compute it instead."""
     buffer, name = write.buffer, write.buffer.name
-    refuse_if(any(r.attr is buffer for r in E.reads(*L.expressions(write))), f"`{name}` is computed from its own elements")
+    refuse_if(buffer in reads([write]), f"`{name}` is computed from its own elements")
     editing.check_bounds_no_loops(scope, buffer)
-    above = path(scope, write)
-    split = max((n for n, s in enumerate(above) if all(path(s, r) for r in _readers(scope, buffer))), default=0)
+    above, reading = path(scope, write), [s for s in L.walk(scope) if any(r.attr is buffer for r in E.reads(*L.expressions(s)))]
+    split = max((n for n, s in enumerate(above) if all(path(s, r) for r in reading)), default=0)
     common, below = above[split], above[split + 1 :]
     parts = L.children(common)
-    readers = [n for n, c in enumerate(parts) if _readers(c, buffer)]
+    readers = [n for n, c in enumerate(parts) if buffer in reads([c])]
     first = next((n for n, c in enumerate(parts) if below and c is below[0]), -1)
     if not isinstance(common, L.Block) or not readers or readers[0] <= first:
         raise refuse(f"`{name}` is not stored whole before it is read" if readers else f"`{name}` is not read")
@@ -96,10 +96,6 @@ def _elements(scope: L.Stmt, write: L.Store) -> Callable[[Sequence[Expr]], Expr]
         return E.select_where(stored, E.substitute(write.value, values), E.const(0, buffer.dtype))
 
     return element
-
-
-def _readers(stmt: L.Stmt, buffer: L.Buffer) -> list[L.Stmt]:
-    return [s for s in L.walk(stmt) if any(r.attr is buffer for r in E.reads(*L.expressions(s)))]
 
 
 def compute_at(kernel: L.Kernel, stage: Stage, loop: Loop, scope: str = "global") -> L.Kernel:
@@ -136,7 +132,7 @@ def compute_at(kernel: L.Kernel, stage: Stage, loop: Loop, scope: str = "global"
     refuse_if(indices_of(outside, buffer), f"`{stage}` is also read outside of loop `{loop}`")
     refuse_if(not indices_of(target.body, buffer), f"loop `{loop}` does not read `{stage}`")
     editing.check_bounds_no_loops(target, buffer)
-    _check_pure(point.nests, buffer)
+    _check_pure(point)
     first, last = (point.items.index(point.nests[n]) for n in (0, -1))
     refuse_if(last > point.at, f"`{stage}` is computed once more behind loop `{loop}`")
     _check_stable(kernel, point, reads(point.nests), first, point.at, target)
@@ -145,9 +141,9 @@ def compute_at(kernel: L.Kernel, stage: Stage, loop: Loop, scope: str = "global"
     refuse_if(repeated, f"`{stage}` may keep elements from an earlier iteration of the loops around it")
     box = box_touched(target.body, buffer, clip=scope != "register")
     local = editing.temporary(buffer.name, buffer.dtype, box.extent, scope)
-    moved = _restricted(kernel, point.nests, buffer, box, local)
+    nests = _moved(kernel, point, box, local)
     readers = editing.swap_buffer(target.body, buffer, local, lambda at: tuple(i - b for i, b in zip(at, box.base, strict=True)))
-    new = replace(target, body=L.Allocate(local, L.block(*moved, readers)))
+    new = replace(target, body=L.Allocate(local, L.block(*nests, readers)))
     return nesting(kernel.with_body(without_allocation(rebuild(kernel.body, {**without, target: new}.get), buffer)))
 
 
@@ -158,8 +154,7 @@ def reverse_compute_at(kernel: L.Kernel, stage: Stage, loop: Loop) -> L.Kernel:
     the loop, and neighbours that belong to other iterations must not be read. Good for epilogues (bias, activation, a residual, pooling of
     a tile) of a nest that is tiled already: the results are still in the cache when they are used.
 
-      >>> A = te.placeholder((8, 3), name="A")
-      >>> k = te.reduce_axis(3, "k")
+      >>> A, k = te.placeholder((8, 3), name="A"), te.reduce_axis(3, "k")
       >>> B = te.compute((8,), lambda i: te.sum(A[i, k], k), name="B")
       >>> s = Schedule(te.compute((8,), lambda i: te.maximum(B[i], 0.0), name="C"))
       >>> outer, inner = s.split("B.i", 4)
@@ -180,7 +175,7 @@ def reverse_compute_at(kernel: L.Kernel, stage: Stage, loop: Loop) -> L.Kernel:
     point = _find_insertion_point(kernel, buffer, target)
     first, last, item = point.items.index(point.nests[0]), point.items.index(point.nests[-1]), point.items[point.at]
     refuse_if(first < point.at, f"`{stage}` is computed before loop `{loop}`", "compute_at moves it into the loops of its readers")
-    _check_pure(point.nests, buffer)
+    _check_pure(point)
     early = any(indices_of(x, buffer) for x in point.items[point.at : last] if x not in point.nests)
     refuse_if(early, f"`{stage}` is used before it is computed")
     needed = reads(point.nests)
@@ -192,9 +187,8 @@ def reverse_compute_at(kernel: L.Kernel, stage: Stage, loop: Loop) -> L.Kernel:
     if (test := next((s for s in around if isinstance(s, L.If | L.While)), None)) is not None:
         raise refuse(f"loop `{loop}` runs only where {test.cond}")
     loops = [s for s in around if isinstance(s, L.For)]
-    only = _iterations_of(point, buffer, {b: _completed_in(item, b, loops) for b in sources}, loops)
-    moved = _restricted(kernel, point.nests, buffer, _box_of(buffer, only), only=only)
-    new = replace(target, body=L.block(target.body, *moved))
+    only = _iterations_of(point, {b: _completed_in(item, b, loops) for b in sources}, loops)
+    new = replace(target, body=L.block(target.body, *_moved(kernel, point, _box_of(buffer, only), only=only)))
     return nesting(editing.replaced(kernel, {**dict.fromkeys(point.nests, L.Block(())), target: new}))
 
 
@@ -222,10 +216,9 @@ def _completed_in(item: L.Stmt, buffer: L.Buffer, loops: Sequence[L.For]) -> Inv
     return inside
 
 
-def _iterations_of(point: _InsertionPoint, buffer: L.Buffer, homes: Mapping[L.Buffer, Inverse], loops: Sequence[L.For]) -> Inverse:
+def _iterations_of(point: _InsertionPoint, homes: Mapping[L.Buffer, Inverse], loops: Sequence[L.For]) -> Inverse:
     """For each loop its iteration in which an element of the stage can be computed."""
-    values: dict[Expr, Expr] = {}
-    places: tuple[Expr, ...] = ()
+    buffer, values, places = point.stage, dict[Expr, Expr](), tuple[Expr, ...]()
     for nest in point.nests:
         found = editing.single_write(nest, buffer)
         inverted = inverse(found.leaf.indices, buffer.shape, found.loops)
@@ -278,6 +271,7 @@ class _InsertionPoint:
     """The statements of one sequence, seen through blocks and allocations; `nests` among them compute a stage, and `items[at]` is or
     contains a loop. `shared` are the loops and conditions around the sequence inside the scope of the stage."""
 
+    stage: L.Buffer
     shared: tuple[L.Stmt, ...]
     items: tuple[L.Stmt, ...]
     nests: tuple[L.Stmt, ...]
@@ -300,14 +294,14 @@ def _find_insertion_point(kernel: L.Kernel, buffer: L.Buffer, target: L.For) -> 
         shared.append(items[at])
         node = next(c for c in L.children(items[at]) if path(c, target))
     refuse_if(not nests, f"nothing computes `{name}`")
-    return _InsertionPoint(tuple(shared), items, nests, at)
+    return _InsertionPoint(buffer, tuple(shared), items, nests, at)
 
 
-def _check_pure(nests: Sequence[L.Stmt], buffer: L.Buffer) -> None:
-    """Refuses nests that do anything but compute the buffer from others."""
-    for computed in (s.buffer for nest in nests for s in editing.stores(nest)):
-        refuse_if(computed is not buffer, f"the loops that compute `{buffer.name}` compute `{computed.name}` too")
-    refuse_if(buffer in reads(nests), f"`{buffer.name}` is computed from its own elements")
+def _check_pure(point: _InsertionPoint) -> None:
+    """Refuses nests that do anything but compute the stage from other buffers."""
+    for computed in (s.buffer for nest in point.nests for s in editing.stores(nest)):
+        refuse_if(computed is not point.stage, f"the loops that compute `{point.stage.name}` compute `{computed.name}` too")
+    refuse_if(point.stage in reads(point.nests), f"`{point.stage.name}` is computed from its own elements")
 
 
 def _check_stable(kernel: L.Kernel, point: _InsertionPoint, sources: Iterable[L.Buffer], first: int, last: int, target: L.For) -> None:
@@ -319,15 +313,12 @@ def _check_stable(kernel: L.Kernel, point: _InsertionPoint, sources: Iterable[L.
         refuse_if(changed, f"{what} is written between the stage and loop `{target.var.name}`")
 
 
-def _restricted(
-    kernel: L.Kernel, nests: Sequence[L.Stmt], buffer: L.Buffer, box: Box, local: L.Buffer | None = None, only: Inverse | None = None
-) -> list[L.Stmt]:
+def _moved(kernel: L.Kernel, point: _InsertionPoint, box: Box, local: L.Buffer | None = None, only: Inverse | None = None) -> list[L.Stmt]:
     """A stage's nests over a box of its buffer, one loop per dimension outside and the reduction loops inside; of the elements those that
     belong to the iterations `only`. They write into the box `local`, if given: then elements outside of the stage may be computed as well,
-    as nobody uses them. A loop over a dimension has the name of the stage's outermost loop over it.
-    """
-    moved, taken = list[L.Stmt](), set[str]()
-    for found in (editing.single_write(nest, buffer) for nest in nests):
+    as nobody uses them. A loop over a dimension has the name of the stage's outermost loop over it."""
+    buffer, moved, taken = point.stage, list[L.Stmt](), set[str]()
+    for found in (editing.single_write(nest, buffer) for nest in point.nests):
         inverted = inverse(found.leaf.indices, buffer.shape, found.loops)
         for x in found.spatial:
             unknown = x.var not in inverted.values
