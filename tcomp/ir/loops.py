@@ -196,11 +196,11 @@ def allocated(buffers: Iterable[Buffer], body: Stmt) -> Stmt:
     return body
 
 
-def where(conditions: Sequence[Expr], then: Stmt) -> Stmt:
-    """`then` where all conditions hold: an `If` for each of the `nested` conditions; empty if one never holds."""
+def where(conditions: Sequence[Expr], then: Stmt, guarded: Callable[[Expr, Stmt], Stmt] = If) -> Stmt:
+    """`then` where all conditions hold: an `If` (or what `guarded` makes) for each of the `nested` conditions; empty if one never holds."""
     for condition in reversed(E.nested(conditions)):
         if condition.op != "const":
-            then = If(condition, then)
+            then = guarded(condition, then)
         elif not condition.attr:
             then = Block(())
     return then

@@ -43,7 +43,7 @@ def fma_tile(rows: int, vectors: int, unroll: int = 1, isa: str = "avx512", dtyp
     lanes = bits // BITS[dtype]
     suffix = {"float32": "f32", "float64": "f64"}[dtype]
     op = VectorOp(f"llvm.fma.v{lanes}{suffix}", ("a", "b", "acc"), lanes)
-    return _panel("fma_tile", (rows, vectors, unroll, isa, dtype), (rows, vectors, unroll), (dtype, dtype, dtype), op, feature)
+    return _panel(_call("fma_tile", rows, vectors, unroll, isa, dtype), (rows, vectors, unroll), (dtype, dtype, dtype), op, feature)
 
 
 @cache
@@ -60,30 +60,28 @@ def vpdpbusd(rows: int, vectors: int, unroll: int = 1, bits: int = 512) -> Instr
         raise ScheduleError(f"vpdpbusd of {bits} bits", hint="512 or 256")
     op = VectorOp(f"llvm.x86.avx512.vpdpbusd.{bits}", ("acc", "a", "b"), bits // 32, 4)
     features = ("avx512vnni",) if bits == 512 else ("avx512vnni", "avxvnni")
-    return _panel("vpdpbusd", (rows, vectors, unroll, bits), (rows, vectors, unroll), ("int32", "uint8", "int8"), op, *features)
+    return _panel(_call("vpdpbusd", rows, vectors, unroll, bits), (rows, vectors, unroll), ("int32", "uint8", "int8"), op, *features)
 
 
 @cache
 def sdot(rows: int, vectors: int, unroll: int = 1) -> Instruction:
     """NEON: as `vpdpbusd` with four lanes, of int8 by int8."""
     op = VectorOp("llvm.aarch64.neon.sdot.v4i32.v16i8", ("acc", "a", "b"), 4, 4)
-    return _panel("sdot", (rows, vectors, unroll), (rows, vectors, unroll), ("int32", "int8", "int8"), op, "dotprod")
+    return _panel(_call("sdot", rows, vectors, unroll), (rows, vectors, unroll), ("int32", "int8", "int8"), op, "dotprod")
 
 
-def _panel(
-    name: str, arguments: tuple[int | str, ...], sizes: tuple[int, int, int], dtypes: tuple[str, str, str], op: VectorOp, *features: str
-) -> Instruction:
+def _panel(name: str, sizes: tuple[int, int, int], dtypes: tuple[str, str, str], op: VectorOp, *features: str) -> Instruction:
     """acc[r, j] += a[r, k, g] * b[k, j, g], the last dimension only where more than one element goes into a lane."""
     rows, vectors, unroll = sizes
     if min(sizes) < 1:
-        raise ScheduleError(f"`{_call(name, arguments)}` is no tile", hint="rows, vectors and unroll are positive")
+        raise ScheduleError(f"`{name}` is no tile", hint="rows, vectors and unroll are positive")
     g = "g" if op.group > 1 else ""
     extents = {"k": unroll, "r": rows, "j": vectors * op.lanes, **dict.fromkeys(g, op.group)}
     meaning = _product(extents, ("rj", f"rk{g}", f"kj{g}"), dtypes)
     inner = (1,) * len(g)
     operands = (Operand((None, 1)), Operand((None, None, *inner)), Operand((None, op.group, *inner)))
     multiplies, loads = unroll * rows * vectors, unroll * (rows + vectors)
-    return Instruction(_call(name, arguments), meaning, operands, op, features, max(multiplies, loads) / 2, multiplies + loads)
+    return Instruction(name, meaning, operands, op, features, max(multiplies, loads) / 2, multiplies + loads)
 
 
 def _product(extents: dict[str, int], indices: tuple[str, str, str], dtypes: tuple[str, str, str], cut: bool = False) -> L.Kernel:
@@ -140,14 +138,14 @@ def mma(dtype: str) -> Instruction:
     memory = ("global", "shared")
     operands = (Operand((None, None), fragment=_ACC), Operand((None, None), memory, of_a), Operand((None, None), memory, of_b))
     op = WarpOp(f"mma.sync.aligned.m16n8k{depth}.row.col.{sums}.{factors}.{sums}", ("acc", "a", "b", "acc"))
-    return Instruction(_call("mma", (dtype,)), meaning, operands, op, ("sm_80",), 8.0, 1, reassociates=total == "float32")
+    return Instruction(_call("mma", dtype), meaning, operands, op, ("sm_80",), 8.0, 1, reassociates=total == "float32")
 
 
 @cache
 def mma_fill(dtype: str = "float32") -> Instruction:
     """Clears the sums of an `mma`: for i in 0..16 { for j in 0..8 { acc[i, j] = 0 } }."""
     meaning, operands = _assignment(_sums_of_mma("acc", dtype)), (Operand((None, None), _REGISTER, _ACC),)
-    return Instruction(_call("mma_fill", (dtype,)), meaning, operands, WarpOp("", ("acc",)), ("sm_80",), 1.0, 4)
+    return Instruction(_call("mma_fill", dtype), meaning, operands, WarpOp("", ("acc",)), ("sm_80",), 1.0, 4)
 
 
 @cache
@@ -155,7 +153,7 @@ def mma_store(dtype: str = "float32") -> Instruction:
     """Writes the sums of an `mma`: for i in 0..16 { for j in 0..8 { out[i, j] = acc[i, j] } }."""
     meaning = _assignment(_sums_of_mma("out", dtype), _sums_of_mma("acc", dtype))
     operands = (Operand((None, None), ("global", "shared"), _ACC), Operand((None, None), _REGISTER, _ACC))
-    return Instruction(_call("mma_store", (dtype,)), meaning, operands, WarpOp("", ("out", "acc")), ("sm_80",), 4.0, 4)
+    return Instruction(_call("mma_store", dtype), meaning, operands, WarpOp("", ("out", "acc")), ("sm_80",), 4.0, 4)
 
 
 @cache
@@ -187,7 +185,7 @@ def wgmma(dtype: str, n: int) -> Instruction:
     cores = Operand((None, None, row, 1), ("shared",))
     operands = (Operand((None, None, None, 1), _REGISTER, Fragment(held, n // 2, WARPGROUP)), cores, cores)
     op = WarpOp(f"wgmma.mma_async.sync.aligned.m64n{n}k{2 * row}.{sums}.{factors}", ("acc", "a", "b"))
-    return Instruction(_call("wgmma", (dtype, n)), meaning, operands, op, ("sm_90a",), n / 2, 1, reassociates=total == "float32")
+    return Instruction(_call("wgmma", dtype, n), meaning, operands, op, ("sm_90a",), n / 2, 1, reassociates=total == "float32")
 
 
 def _sums_of_mma(name: str, dtype: str) -> L.Buffer:
@@ -216,13 +214,13 @@ def bulk_copy(dtype: str, count: int) -> Instruction:
     meaning = _assignment(L.Buffer("to", dtype, (count,)), L.Buffer("from", dtype, (count,)))
     op = CopyOp("cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes", ("to", "from"))
     operands = (Operand((1,), ("shared",)), Operand((1,), ("global",)))
-    return Instruction(_call("bulk_copy", (dtype, count)), meaning, operands, op, ("sm_90",), max(1.0, size / 64), 1)
+    return Instruction(_call("bulk_copy", dtype, count), meaning, operands, op, ("sm_90",), max(1.0, size / 64), 1)
 
 
 _GENERATORS = {f.__name__: f for f in (fma_tile, vpdpbusd, sdot, mma, mma_fill, mma_store, wgmma, bulk_copy)}
 
 
-def _call(name: str, arguments: tuple[int | str, ...]) -> str:
+def _call(name: str, *arguments: int | str) -> str:
     return f"{name}({', '.join(map(str, arguments))})"
 
 

@@ -93,5 +93,4 @@ def option_of(value: Any) -> Option:
         return tuple(option_of(v) for v in value)
     if isinstance(value, str | int | float | bool | None):
         return value
-    why = "a value is a number, text, true, false, null, or a list of them"
-    raise ScheduleError("these are no decisions", where=repr(value)[:120], why=why)
+    raise ScheduleError("these are no decisions", where=repr(value)[:120], why="a value is a number, text, boolean, null, or list of them")

@@ -16,7 +16,7 @@ from tcomp.ir.access import affine
 from tcomp.ir.dtypes import is_float, itemsize
 from tcomp.ir.expr import Expr, as_expr, loop_var
 from tcomp.ir.graph import Graph, Value
-from tcomp.ir.layout import Layout, Piece
+from tcomp.ir.layout import Layout
 from tcomp.ir.read_patterns import covers, reach
 from tcomp.ir.simplify import prove, simplify
 from tcomp.ir.te import Tensor
@@ -62,17 +62,12 @@ def lower(name: str, inputs: Sequence[Tensor], outputs: Sequence[Tensor], layout
     body = L.allocated([lowering.buffers[t] for t in computed if t not in originals], L.block(*nests))
     results = tuple(lowering.buffers[t] for t in final)
     parameters = tuple(lowering.buffers[t] for t in inputs) + results
-    return L.Kernel(name, parameters, results, _scalars(body, parameters), body)
-
-
-def _scalars(body: L.Stmt, parameters: Sequence[L.Buffer]) -> tuple[Expr, ...]:
-    """The symbolic dims a statement needs: variables that no loop binds, by name."""
     statements = [*L.walk(body)]
     bound = {s.var.name for s in statements if isinstance(s, L.For)}
     buffers = [*parameters, *(s.buffer for s in statements if isinstance(s, L.Allocate))]
     used = [*(as_expr(d) for b in buffers for d in b.shape), *(e for s in statements for e in L.expressions(s))]
-    found = {v.name: v for v in E.with_extents(*used) if v.name not in bound}
-    return tuple(found[n] for n in sorted(found))
+    symbolic = {v.name: v for v in E.with_extents(*used) if v.name not in bound}
+    return L.Kernel(name, parameters, results, tuple(symbolic[n] for n in sorted(symbolic)), body)
 
 
 def lower_graph(graph: Graph, name: str) -> L.Kernel:
@@ -185,14 +180,11 @@ def _needed_reads(body: Expr) -> set[Expr]:
 
 def _operations(body: Expr) -> int:
     """The number of operations on values: index arithmetic and conditions on indices do not count."""
-    seen: set[Expr] = set()
-    todo = [body]
-    while todo:
-        e = todo.pop()
-        if e not in seen and e.op not in ("var", "const", "read") and (e.dtype != "bool" or E.reads(e)):
-            seen.add(e)
-            todo += e.args
-    return sum(e.op != "select" for e in seen)
+
+    def counts(e: Expr) -> bool:
+        return e.op not in ("var", "const", "read") and (e.dtype != "bool" or bool(E.reads(e)))
+
+    return sum(counts(e) and e.op != "select" for e in E.walk(body, operands=lambda e: e.args if counts(e) else ()))
 
 
 def _inline(t: Tensor, body: Expr, readers: Sequence[Tensor], uses: int) -> bool:
@@ -281,7 +273,7 @@ class _Lowering:
         layout, target = self.layout(t), self.buffers[t]
         reducer, axes = t.body.attr if t.body.op == "reduce" else (None, ())
         extents = [axis.attr.extent if axis.attr.extent is not None else axis.attr.hi + 1 for axis in axes]
-        inner = [_without_margins(p, n) for p, n in zip(layout.pieces, target.shape, strict=True)]
+        inner = [E.as_dim(as_expr(n) - (p.before + p.after)) for p, n in zip(layout.pieces, target.shape, strict=True)]
 
         def names(prefix: str) -> list[str]:
             dims = [t.axes[p.axis].name + ("b" if p.div != 1 else "") for p in layout.pieces]
@@ -304,21 +296,25 @@ class _Lowering:
         update = names("") + [self.fresh(f"{target.name}.{axis.name}") for axis in axes]
         nest = L.over([*inner, *extents], leaf, update.__getitem__)
         if reducer is None:
-            return [*self.halo(t), nest]
+            return [*self.halo(t, inner), nest]
         return [L.over(inner, lambda at: L.Store(target, places(at), reducer.identity), names("init.").__getitem__), nest]
 
-    def halo(self, t: Tensor) -> list[L.Stmt]:
-        """Nests that store the zeros around the axes, each element once."""
+    def halo(self, t: Tensor, inner: Sequence[E.Dim]) -> list[L.Stmt]:
+        """Nests that store the zeros around the axes, each element once, where `inner` elements along each dimension are no halo."""
         pieces, target = self.layout(t).pieces, self.buffers[t]
         whole: list[tuple[Expr, E.Dim]] = [(as_expr(0), n) for n in target.shape]
-        inner = [(as_expr(p.before), _without_margins(p, n)) for p, n in zip(pieces, target.shape, strict=True)]
+        middle = [(as_expr(p.before), n) for p, n in zip(pieces, inner, strict=True)]
         slabs: list[L.Stmt] = []
+
+        def zero(start: Sequence[Expr], at: Sequence[Expr]) -> L.Stmt:
+            return L.Store(target, tuple(simplify(s + v) for s, v in zip(start, at, strict=True)), E.const(0, t.dtype))
+
         for d, piece in enumerate(pieces):
             for first, count in ((as_expr(0), piece.before), (as_expr(target.shape[d]) - piece.after, piece.after)):
                 if count:
-                    starts, extents = zip(*inner[:d], (first, count), *whole[d + 1 :], strict=True)
+                    starts, extents = zip(*middle[:d], (first, count), *whole[d + 1 :], strict=True)
                     names = [self.fresh(f"{target.name}.halo.{t.axes[p.axis].name}") for p in pieces]
-                    slabs.append(L.over(extents, partial(_zero, t, target, starts), names.__getitem__))
+                    slabs.append(L.over(extents, partial(zero, starts), names.__getitem__))
         return slabs
 
     def extern_nest(self, program: te.Extern, stages: Sequence[Tensor]) -> L.Stmt:
@@ -337,14 +333,6 @@ class _Lowering:
             return (found[0], found[1].indices(indices)) if (found := replacements.get(buffer)) else None
 
         return _rename_loops(L.redirect(body, place), self.fresh)
-
-
-def _without_margins(piece: Piece, whole: E.Dim) -> E.Dim:
-    return E.as_dim(as_expr(whole) - (piece.before + piece.after))
-
-
-def _zero(t: Tensor, target: L.Buffer, start: Sequence[Expr], at: Sequence[Expr]) -> L.Stmt:
-    return L.Store(target, tuple(simplify(s + v) for s, v in zip(start, at, strict=True)), E.const(0, t.dtype))
 
 
 def _rename_loops(stmt: L.Stmt, fresh: Callable[[str], str]) -> L.Stmt:

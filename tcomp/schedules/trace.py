@@ -15,7 +15,7 @@ from typing import Any, overload
 from tcomp.errors import ScheduleError
 
 VERSION = 1  # of the JSON form; a file of another one is refused
-# Of a file that is read, in bytes, steps, characters of one text, and lists inside each other: no schedule of a person or a search has as many.
+# Of a file that is read, in bytes, steps, characters of one text, and lists inside each other: no schedule that is used has as many.
 JSON_LIMIT, STEP_LIMIT, TEXT_LIMIT, DEPTH_LIMIT = 64 << 20, 100_000, 1 << 20, 8
 
 
@@ -111,13 +111,12 @@ def _step(number: int, item: Any) -> Step:
     where = f"step {number}: {json.dumps(item)[:120]}"
     match [*item, {}] if isinstance(item, list) and len(item) == 2 else item:
         case [str(primitive), list(arguments), dict(options)]:
-            pass
-        case _:
-            raise _malformed(where, "it is not of the form [primitive, [arguments], {options}]")
-    for name in (primitive, *options):  # a trace is also printed as Python
-        if not name.isidentifier():
-            raise _malformed(where, f"`{name[:40]}` is no name of a primitive or an option")
-    return Step(primitive, tuple(_plain(a, where) for a in arguments), tuple((name, _plain(a, where)) for name, a in options.items()))
+            for name in (primitive, *options):  # a trace is also printed as Python
+                if not name.isidentifier():
+                    raise _malformed(where, f"`{name[:40]}` is no name of a primitive or an option")
+            named = tuple((name, _plain(a, where)) for name, a in options.items())
+            return Step(primitive, tuple(_plain(a, where) for a in arguments), named)
+    raise _malformed(where, "it is not of the form [primitive, [arguments], {options}]")
 
 
 def _plain(value: Any, where: str, depth: int = 0) -> Any:

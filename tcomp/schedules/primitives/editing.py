@@ -153,11 +153,6 @@ def scope_of(kernel: L.Kernel, buffer: L.Buffer) -> L.Stmt:
     return next((s.body for s in L.walk(kernel.body) if isinstance(s, L.Allocate) and s.buffer is buffer), kernel.body)
 
 
-def touches(stmt: L.Stmt, buffer: L.Buffer) -> bool:
-    """Whether the statement itself, not those inside, reads or writes a buffer."""
-    return any(b is buffer for b, _ in L.places(stmt))
-
-
 def stores(stmt: L.Stmt) -> list[L.Store | L.Accumulate]:
     """The writes in a statement, in program order."""
     return [s for s in L.walk(stmt) if isinstance(s, L.Store | L.Accumulate)]
@@ -199,12 +194,7 @@ def nest_over(kernel: L.Kernel, name: str, shape: Sequence[Dim], leaf: Callable[
 
 def guard(conditions: Sequence[Expr], body: L.Stmt) -> L.Stmt:
     """`If` placed below the loops that stand directly inside, and inside of both branches of an `If`, so that nests stay perfect."""
-    for condition in reversed(E.nested([c for c in map(simplify, conditions) if not prove(c)])):
-        if condition.op != "const":
-            body = _guarded(condition, body)
-        elif not condition.attr:
-            body = L.Block(())
-    return body
+    return L.where([c for c in map(simplify, conditions) if not prove(c)], body, _guarded)
 
 
 def _guarded(condition: Expr, stmt: L.Stmt) -> L.Stmt:
@@ -224,8 +214,8 @@ def rebuild(stmt: L.Stmt, edit: Callable[[L.Stmt], L.Stmt | None]) -> L.Stmt:
     if (edited := edit(stmt)) is not None:
         return edited
     inner = L.children(stmt)
-    new = [rebuild(c, edit) for c in inner]
-    return stmt if all(a is b for a, b in zip(inner, new, strict=True)) else L.with_children(stmt, new)
+    new = tuple(rebuild(c, edit) for c in inner)
+    return stmt if new == inner else L.with_children(stmt, new)
 
 
 def replaced(kernel: L.Kernel, new: Mapping[Any, L.Stmt]) -> L.Kernel:
@@ -235,12 +225,11 @@ def replaced(kernel: L.Kernel, new: Mapping[Any, L.Stmt]) -> L.Kernel:
 
 def nesting(changed: L.Kernel) -> L.Kernel:
     """The kernel, if what stands inside its vectorized loops can run in lanes, and inside a GPU axis no loop has the same one."""
-    for outer in L.walk(changed.body):
-        if isinstance(outer, L.For) and (outer.kind == L.VECTORIZED or outer.kind in L.GPU_AXES):
-            for inner in L.walk(outer.body):
-                allowed = (L.SERIAL, L.UNROLLED) if outer.kind == L.VECTORIZED else {*L.KINDS} - {outer.kind}
-                if isinstance(inner, L.For) and inner.kind not in allowed:
-                    raise refuse(f"the {inner.kind} loop `{inner.var.name}` would stand inside the {outer.kind} loop `{outer.var.name}`")
+    loops = [s for s in L.walk(changed.body) if isinstance(s, L.For)]
+    for outer in (x for x in loops if x.kind == L.VECTORIZED or x.kind in L.GPU_AXES):
+        allowed = (L.SERIAL, L.UNROLLED) if outer.kind == L.VECTORIZED else {*L.KINDS} - {outer.kind}
+        for x in (x for x in L.walk(outer.body) if isinstance(x, L.For) and x.kind not in allowed):
+            raise refuse(f"the {x.kind} loop `{x.var.name}` would stand inside the {outer.kind} loop `{outer.var.name}`")
     return changed
 
 
@@ -280,19 +269,15 @@ def renamed(stmt: L.Stmt, name: Callable[[str], str]) -> L.Stmt:
 def rename_inner(kernel: L.Kernel, stmt: L.Stmt, suffix: str) -> tuple[L.Stmt, dict[str, str]]:
     """A copy of a part of the kernel, to stand next to it, and the names in it of the loops and buffers of the original."""
     names: dict[str, str] = {}
-
-    def name(old: str) -> str:
-        return names.setdefault(old, fresh(kernel, old + suffix))
-
-    return renamed(stmt, name), names
+    return renamed(stmt, lambda old: names.setdefault(old, fresh(kernel, old + suffix))), names
 
 
-def swap_buffer(stmt: L.Stmt, old: L.Buffer, new: L.Buffer, indices: Callable[[Indices], Indices] = lambda at: at) -> L.Stmt:
+def swap_buffer(stmt: L.Stmt, old: L.Buffer, new: L.Buffer, indices: Callable[[Indices], Iterable[Expr]] = lambda at: at) -> L.Stmt:
     """All accesses of `old` become accesses of `new` at mapped indices."""
     return L.redirect(stmt, lambda buffer, at: (new, tuple(map(simplify, indices(at)))) if buffer is old else None)
 
 
-def replace_buffer(kernel: L.Kernel, old: L.Buffer, new: L.Buffer, indices: Callable[[Indices], Indices] = lambda at: at) -> L.Kernel:
+def replace_buffer(kernel: L.Kernel, old: L.Buffer, new: L.Buffer, indices: Callable[[Indices], Iterable[Expr]] = tuple) -> L.Kernel:
     """The kernel with another buffer in the place of a parameter or temporary, elements at mapped indices."""
     if old in kernel.buffers:
         buffers, outputs = (tuple(new if b is old else b for b in several) for several in (kernel.buffers, kernel.outputs))
@@ -303,8 +288,7 @@ def replace_buffer(kernel: L.Kernel, old: L.Buffer, new: L.Buffer, indices: Call
 
 def temporary(name: str, dtype: str, shape: Sequence[Dim], scope: str) -> L.Buffer:
     """A new buffer for a step. Raises `ScheduleError` where its scope is unknown, or does not hold buffers of that shape."""
-    if scope not in L.SCOPES:
-        raise refuse(f"unknown scope `{scope}`; one of {', '.join(L.SCOPES)}")
+    refuse_if(scope not in L.SCOPES, f"unknown scope `{scope}`; one of {', '.join(L.SCOPES)}")
     new = L.Buffer(name, dtype, shape, scope)
     if scope == "register" and not all(isinstance(n, int) for n in new.shape):
         raise refuse(f"`{name}` has the symbolic shape [{', '.join(map(str, new.shape))}] and cannot live in registers")
@@ -313,10 +297,8 @@ def temporary(name: str, dtype: str, shape: Sequence[Dim], scope: str) -> L.Buff
 
 def check_shared_memory(kernel: L.Kernel, scope: str, target: L.Stmt) -> None:
     """Refuses memory shared by the threads of a block inside a loop over them: each iteration would fill the one copy again."""
-    threads = [s for s in path(kernel.body, target) if isinstance(s, L.For) and s.kind in L.THREAD_AXES]
-    if scope == "shared" and threads:
-        x = threads[0]
-        raise refuse(f"shared memory cannot be filled inside the {x.kind} loop `{x.var.name}`", "name a loop outside of it")
+    for x in (s for s in path(kernel.body, target) if isinstance(s, L.For) and s.kind in L.THREAD_AXES):
+        refuse_if(scope == "shared", f"shared memory cannot be filled inside the {x.kind} loop `{x.var.name}`", "name a loop outside of it")
 
 
 def without_allocation(stmt: L.Stmt, buffer: L.Buffer) -> L.Stmt:

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 
 from tcomp.ir import expr as E, loops as L
-from tcomp.ir.access import coefficient, in_range, within
+from tcomp.ir.access import coefficient, in_range, indices_of, within
 from tcomp.ir.dtypes import is_float
 from tcomp.ir.expr import INDEX, Dim, Expr, as_dim, as_expr, loop_var
 from tcomp.ir.simplify import difference, prove, simplify
@@ -64,8 +64,8 @@ def _related(indices: Sequence[Expr], conditions: Sequence[Expr]) -> set[Expr]:
 def mask(kernel: L.Kernel, stage: Stage) -> L.Kernel:
     """`if c: s += v` becomes `s += c ? v : identity` wherever `stage` is accumulated, so that its nest is free of control flow.
 
-    Legal where the condition is not needed to keep the place of `s` in range, nor to separate concurrent iterations; a part of it that is stays
-    an `If`. (What is read stays in range: the side of a selection that is not chosen is not evaluated.) Good for reductions over lanes.
+    Legal where the condition is not needed to keep the place of `s` in range, nor to separate concurrent iterations; what is stays an `If`.
+    (What is read stays in range: the side of a selection that is not chosen is not evaluated.) Good for reductions over lanes.
 
     >>> A, k = te.placeholder((10,), name="A"), te.reduce_axis(10, "k")
     >>> s = Schedule(te.compute((), lambda: te.sum(A[k], k), "t"))
@@ -83,9 +83,8 @@ def mask(kernel: L.Kernel, stage: Stage) -> L.Kernel:
         if isinstance(s, L.If) and s.otherwise is None and isinstance(s.then, L.Accumulate) and s.then.buffer is buffer:
             doubtful |= not always_in_range(s.then)
             new = masked[s] = masked_accumulation(kernel, E.conjuncts(s.cond), s.then)
-            if isinstance(new, L.If) and isinstance(new.then, L.Accumulate) and new.then.value is s.then.value:
-                why = f"`{s.cond}` keeps the places of `{stage}` in range, or separates concurrent iterations: it has to stay an `If`"
-                raise refuse(why)
+            stays = isinstance(new, L.If) and isinstance(new.then, L.Accumulate) and new.then.value is s.then.value
+            refuse_if(stays, f"`{s.cond}` keeps places of `{stage}` in range, or separates concurrent iterations: it has to stay an `If`")
     changed = replaced(kernel, masked)
     if doubtful and (touch := out_of_bounds(changed.body)) is not None:
         raise refuse(f"out of range, where no condition stands around it: {touch}")
@@ -121,22 +120,18 @@ def specialize(kernel: L.Kernel, loop: Loop) -> tuple[L.Kernel, LoopCopy]:
       }
     }
     """
-    target = find_loop(kernel, loop)
+    target, selections = find_loop(kernel, loop), list[Expr]()
+    for s in L.walk(target):
+        selections += [s.cond] if isinstance(s, L.If) else [e.args[0] for e in E.walk(*L.expressions(s)) if e.op == "select"]
+    conditions = dict.fromkeys(c for root in selections for c in E.conjuncts(root) if not E.reads(c))
     inside = {x.var: as_expr(x.extent) for x in L.walk(target) if isinstance(x, L.For)}
-    whole = {c: simplify(e) for c in dict.fromkeys(_tested(target)) if (e := _hardest(c, inside)) is not None}
+    whole = {c: simplify(e) for c in conditions if (e := _hardest(c, inside)) is not None}
     whole = {c: e for c, e in whole.items() if e.op != "const" or e.attr}
     tests = [e for e in dict.fromkeys(whole.values()) if e.op != "const"]
     refuse_if(not tests, f"`{loop}` tests nothing that could be tested in front of it", "it is about conditions linear in the loops inside")
     other, names = editing.rename_inner(kernel, target, ".e")
     fast = rebuild(rebind(target, dict.fromkeys(whole, TRUE)), _settled)
     return nesting(replaced(kernel, {target: L.If(E.all_of(tests), fast, other)})), LoopCopy(names[target.var.name], copies=names)
-
-
-def _tested(s: L.Stmt) -> Iterator[Expr]:
-    """The conditions in a statement that do not depend on data."""
-    for x in L.walk(s):
-        roots = [x.cond] if isinstance(x, L.If) else [e.args[0] for root in L.expressions(x) for e in E.walk(root) if e.op == "select"]
-        yield from (c for root in roots for c in E.conjuncts(root) if not E.reads(c))
 
 
 def _hardest(condition: Expr, inside: Mapping[Expr, Expr]) -> Expr | None:
@@ -185,10 +180,8 @@ def unguard(kernel: L.Kernel, loop: Loop) -> L.Kernel:
     if not isinstance(body, L.If) or body.otherwise is not None or not isinstance(body.then, L.Accumulate):
         raise refuse(f"`{loop}` is no loop around an accumulation under conditions")
     update, conditions = body.then, E.conjuncts(body.cond)
-    name = update.buffer.name
-    life = next((s for s in L.walk(kernel.body) if isinstance(s, L.Allocate) and s.buffer is update.buffer), None)
-    if life is None:
-        raise refuse(f"`{name}` is no temporary", "what is written there may be looked at")
+    name, life = update.buffer.name, editing.scope_of(kernel, update.buffer)
+    refuse_if(update.buffer in kernel.buffers, f"`{name}` is no temporary", "what is written there may be looked at")
     refuse_if(not is_float(update.buffer.dtype) or E.reads(*update.indices), f"`{loop}` accumulates integers, or where data says")
     readers = guarded_reads(kernel.body, update)
     # Loops that run between the steps by which one element is computed: a condition that depends on one is not the same for all steps.
@@ -273,7 +266,7 @@ def _clean(s: L.Stmt) -> L.Stmt:
             return L.Block(()) if _empty(then) and otherwise is None else L.If(cond, then, otherwise)
         case L.Allocate(b, body):
             body = _clean(body)
-            return L.Allocate(b, body) if any(editing.touches(x, b) for x in L.walk(body)) else body
+            return L.Allocate(b, body) if indices_of(body, b) else body
     return L.with_children(s, [_clean(c) for c in L.children(s)]) if L.children(s) else L.map_expressions(s, simplify)
 
 

@@ -6,7 +6,7 @@ from __future__ import annotations
 from dataclasses import replace
 from math import gcd
 
-from tcomp.errors import IRError, ScheduleError
+from tcomp.errors import IRError
 from tcomp.ir import expr as E, loops as L
 from tcomp.ir.access import within
 from tcomp.ir.expr import Dim, Expr, as_dim, as_expr, loop_var
@@ -74,7 +74,7 @@ def split(kernel: L.Kernel, loop: Loop, factor: int, tail: str = "guard") -> tup
     target = find_loop(kernel, loop)
     editing.check_factor(factor)
     refuse_if(tail not in TAILS, f"unknown tail `{tail}`; one of {', '.join(TAILS)}")
-    _check_extent_fixed(target)
+    _check_extents_fixed(target)
     extent = as_expr(target.extent)
     outer_extent = as_dim((extent + (factor - 1)) // factor)
     rest: list[str] = []
@@ -88,8 +88,8 @@ def split(kernel: L.Kernel, loop: Loop, factor: int, tail: str = "guard") -> tup
     if tail == "peel" or prove(index < extent):
         tail = "none"  # all tiles are full
     if tail == "shift_inwards":
-        short = not prove(extent >= factor)
-        refuse_if(short, f"cannot prove that `{loop}` has the {factor} iterations of one tile; its extent is {extent}")
+        why = f"cannot prove that `{loop}` has the {factor} iterations of one tile; its extent is {extent}"
+        refuse_if(not prove(extent >= factor), why)
         _check_repeatable(target)
         index = E.minimum(outer * factor, extent - factor) + inner
     if tail == "round_up":
@@ -105,8 +105,7 @@ def split(kernel: L.Kernel, loop: Loop, factor: int, tail: str = "guard") -> tup
     new = L.For(outer, outer_extent, L.For(inner, factor, body), target.kind)
     if tail == "round_up":
         _check_in_range(new, outer, inner)
-    names = [outer.name, inner.name, *rest]
-    return replaced(kernel, {target: new}), *names
+    return replaced(kernel, {target: new}), *(outer.name, inner.name, *rest)
 
 
 def _check_repeatable(loop: L.For) -> None:
@@ -114,25 +113,30 @@ def _check_repeatable(loop: L.For) -> None:
     start, hint = f"iterations of `{loop.var.name}`", "the tails guard, mask and peel execute each iteration once"
     read = editing.reads([loop.body])
     for s in (s for s in editing.stores(loop.body) if not editing.is_local(s.buffer, loop.body)):
-        why = f"{start} accumulate into `{s.buffer.name}`: one that is executed twice would count twice"
-        refuse_if(isinstance(s, L.Accumulate), why, hint)
-        why = f"{start} read `{s.buffer.name}`, which they write: executed twice, one may find what it wrote"
-        refuse_if(s.buffer in read, why, hint)
+        refuse_if(isinstance(s, L.Accumulate), f"{start} accumulate into `{s.buffer.name}`: one executed twice would count twice", hint)
+        refuse_if(s.buffer in read, f"{start} read `{s.buffer.name}`, which they write: executed twice, one may find what it wrote", hint)
 
 
 def _padded(kernel: L.Kernel, loop: L.For, end: Expr) -> L.Kernel:
-    """The kernel with temporaries large enough for the loop to run up to `end`, the additional iterations writing nothing but padding.
-    Refuses where an additional iteration could write what somebody reads."""
+    """The kernel with temporaries large enough for the loop to run up to `end`; refuses where that could write more than padding."""
     name, inside = loop.var.name, list(L.walk(loop.body))
     endless = any(isinstance(s, L.While) for s in inside)
     refuse_if(endless, f"there is a while loop inside `{name}`, which may not end in additional iterations")
     local = {s.buffer for s in inside if isinstance(s, L.Allocate)}
     outside = {s.buffer for s in L.walk(kernel.body) if isinstance(s, L.Allocate)} - local
+    read = [(s, r) for s in L.walk(kernel.body) for r in E.reads(*L.expressions(s))]
+
+    def only_padding(b: L.Buffer, d: int) -> bool:
+        """Whether only additional iterations read elements at and beyond the extent of the loop along a dimension, if there are any yet."""
+        reading = [(s, r.args[d]) for s, r in read if r.attr is b]
+        below = as_expr(loop.extent)
+        return same_dim(b.shape[d], below) or all(prove(i < below) or (i is loop.var and s in inside) for s, i in reading)
+
     for s in (s for s in editing.stores(loop.body) if s.buffer not in local):
         why = f"additional iterations of `{name}` would write beyond the end of the parameter `{s.buffer.name}`"
         refuse_if(s.buffer not in outside, why, "compute it into a temporary first, with cache_write")
         why = f"additional iterations of `{name}` may write elements of `{s.buffer.name}` that are read"
-        padding = any(i is loop.var and _only_padding(kernel, loop, s.buffer, d) for d, i in enumerate(s.indices))
+        padding = any(i is loop.var and only_padding(s.buffer, d) for d, i in enumerate(s.indices))
         refuse_if(not padding, why, "`round_up` the loops that write a temporary before those that read it")
     places = [place for s in inside for place in L.places(s) if place[0] in outside]
     walked = dict.fromkeys((b, d) for b, indices in places for d, i in enumerate(indices) if i is loop.var)  # by dimension
@@ -140,16 +144,6 @@ def _padded(kernel: L.Kernel, loop: L.For, end: Expr) -> L.Kernel:
         shape = [as_dim(E.maximum(as_expr(n), end)) if (b, d) in walked else n for d, n in enumerate(b.shape)]
         kernel = editing.replace_buffer(kernel, b, editing.temporary(b.name, b.dtype, shape, b.scope))
     return kernel
-
-
-def _only_padding(kernel: L.Kernel, loop: L.For, buffer: L.Buffer, d: int) -> bool:
-    """Whether nobody reads elements at and beyond the extent of the loop along a dimension, but additional iterations themselves."""
-    extent = as_expr(loop.extent)
-    if same_dim(buffer.shape[d], extent):
-        return True  # there are none yet
-    inside = set(L.walk(loop.body))
-    reading = ((s, r.args[d]) for s in L.walk(kernel.body) for r in E.reads(*L.expressions(s)) if r.attr is buffer)
-    return all(prove(i < extent) or (i is loop.var and s in inside) for s, i in reading)
 
 
 def _check_in_range(loop: L.For, *variables: Expr) -> None:
@@ -182,15 +176,13 @@ def reorder(kernel: L.Kernel, *order: Loop, reassociate: bool = False) -> L.Kern
       }
     }
     """
-    twice = len(set(order)) != len(order) or not order
-    refuse_if(twice, f"the order ({', '.join(map(str, order))}) should name some loops, each once")
+    refuse_if(len(set(order)) != len(order) or not order, f"the order ({', '.join(map(str, order))}) should name some loops, each once")
     wanted = [find_loop(kernel, name) for name in order]
     top = next(s for s in L.walk(kernel.body) if s in wanted)
     loops, leaf = L.perfect(top)
     missing = [w.var.name for w in wanted if w not in loops]
     refuse_if(missing, f"{', '.join(missing)} is not in one perfect nest with {top.var.name}")
-    for x in loops:
-        _check_extent_fixed(x)
+    _check_extents_fixed(*loops)
     places = iter(wanted)
     arranged = [next(places) if x in wanted else x for x in loops]
     for n, x in enumerate(arranged):
@@ -222,8 +214,7 @@ def fuse(kernel: L.Kernel, outer: Loop, inner: Loop) -> tuple[L.Kernel, str]:
         raise refuse(f"`{inner}` does not stand directly inside `{outer}`")
     refuse_if(first.kind != second.kind, f"`{outer}` is {first.kind}, `{inner}` is {second.kind}")
     refuse_if(first.var in E.variables(as_expr(second.extent)), f"the extent of `{inner}` depends on `{outer}`")
-    _check_extent_fixed(first)
-    _check_extent_fixed(second)
+    _check_extents_fixed(first, second)
     rows, columns = _size(kernel, first.extent), _size(kernel, second.extent)
     extent = as_dim(rows * columns)
     v = loop_var(fresh(kernel, f"{first.var.name}_{editing.last_part(second.var.name)}"), extent)
@@ -252,7 +243,7 @@ def partition(kernel: L.Kernel, loop: Loop, point: Size) -> tuple[L.Kernel, str,
     """
     target = find_loop(kernel, loop)
     assert not isinstance(point, str)  # `Schedule.apply` made an expression of it
-    _check_extent_fixed(target)
+    _check_extents_fixed(target)
     around = {x.var for x in editing.enclosing(kernel, target)}
     for v in E.variables(as_expr(point)):
         refuse_if(v not in around and v not in kernel.scalars, f"`{v.name}` is neither a size nor a loop around `{loop}`")
@@ -263,22 +254,19 @@ def partition(kernel: L.Kernel, loop: Loop, point: Size) -> tuple[L.Kernel, str,
 
 def _parted(kernel: L.Kernel, target: L.For, point: Dim) -> tuple[L.Kernel, str, LoopCopy]:
     """A loop in two: the first `point` iterations, and the others."""
-    loop = target.var.name
-    head_var = loop_var(loop, point)
+    loop, rest = target.var.name, as_dim(as_expr(target.extent) - as_expr(point))
+    head_var, tail_var = loop_var(loop, point), loop_var(fresh(kernel, loop + ".t"), rest)
     head = L.For(head_var, as_dim(point), rebind(target.body, {target.var: head_var}), target.kind)
-    rest = as_dim(as_expr(target.extent) - as_expr(point))
-    name = fresh(kernel, loop + ".t")
-    tail_var = loop_var(name, rest)
     copy, names = editing.rename_inner(kernel, target.body, ".t")
     tail = L.For(tail_var, rest, rebind(copy, {target.var: tail_var + as_expr(point)}), target.kind)
-    return replaced(kernel, {target: L.block(head, tail)}), loop, LoopCopy(name, copies=names)
+    return replaced(kernel, {target: L.block(head, tail)}), loop, LoopCopy(tail_var.name, copies=names)
 
 
-def _check_extent_fixed(loop: L.For) -> None:
-    """Refuse if the loop changes its own extent, which is computed once, before the first iteration."""
-    written = {s.buffer for s in editing.stores(loop.body)}
-    for r in E.reads(as_expr(loop.extent)):
-        refuse_if(r.attr in written, f"the extent of `{loop.var.name}` reads `{r.attr.name}`, which is written inside the loop")
+def _check_extents_fixed(*loops: L.For) -> None:
+    """Refuse if a loop changes its own extent, which is computed once, before the first iteration."""
+    for x, r in ((loop, r) for loop in loops for r in E.reads(as_expr(loop.extent))):
+        inside = editing.writes(x.body, r.attr)
+        refuse_if(inside, f"the extent of `{x.var.name}` reads `{r.attr.name}`, which is written inside the loop")
 
 
 def _size(kernel: L.Kernel, extent: Dim) -> Expr:
@@ -328,9 +316,8 @@ def set_kind(kernel: L.Kernel, loop: Loop, kind: str, reassociate: bool = False)
         if not isinstance(target.extent, int):
             raise refuse(f"the extent of `{loop}` is symbolic: {target.extent}", "split it by a constant first")
         refuse_if(target.extent > MAX_COPIES, f"`{loop}` has {target.extent} iterations: the code would be too long", "split it first")
-    may_reassociate = reassociate and kind in (L.VECTORIZED, "thread.x")
     if kind not in (L.SERIAL, L.UNROLLED):
-        refuse_conflict(f"iterations of `{loop}`", race(target, may_reassociate, kernel.body))
+        refuse_conflict(f"iterations of `{loop}`", race(target, reassociate and kind in (L.VECTORIZED, "thread.x"), kernel.body))
     return nesting(replaced(kernel, {target: replace(target, kind=kind)}))
 
 
@@ -392,13 +379,11 @@ def tensorize(kernel: L.Kernel, loop: Loop, instruction: Instruction | str, reas
       }
     """
     target = find_loop(kernel, loop)
-    if any(isinstance(s, L.Call) and any(x is target for x in L.walk(s)) for s in L.walk(kernel.body)):
-        raise refuse(f"loop `{loop}` is executed by an instruction already")
+    executed = any(isinstance(s, L.Call) for s in editing.path(kernel.body, target))
+    refuse_if(executed, f"loop `{loop}` is executed by an instruction already")
     try:
         wanted = instruction if isinstance(instruction, Instruction) else named(instruction)
         match(wanted, target)
-    except ScheduleError:
-        raise
     except IRError as error:
         raise refuse(f"{error.why or error.what}\n{error.where}") from None
     if wanted.reassociates and not reassociate:

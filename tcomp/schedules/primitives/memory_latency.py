@@ -126,8 +126,7 @@ def prefetch(kernel: L.Kernel, buffer: Stage, loop: Loop, distance: int, at: Loo
     waited for if it were prefetched at once. Of loops in between whose extent is not known, the iterations with even numbers, and those
     with odd ones, prefetch the same.
 
-    >>> A = te.placeholder((64, 8), name="A")
-    >>> k = te.reduce_axis(64, "k")
+    >>> A, k = te.placeholder((64, 8), name="A"), te.reduce_axis(64, "k")
     >>> s = Schedule(te.compute((8,), lambda i: te.sum(A[k, i], k), name="B"))
     >>> s.reorder("B.k", "B.i")
     >>> s.vectorize("B.i")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -72,11 +72,13 @@ def online(kernel: L.Kernel, stage: Stage, loop: Loop, factor: int) -> tuple[L.K
     sums = [_sum(top, items, x, found) for x, found in users if found is not None and found.is_reduction]
     refuse_if(not sums, f"nothing next to `{loop}` sums up exponentials relative to `{stage}`", "`inline` them into the sums")
     _check_between(items, top, sums)
-    blocks = _Blocks(kernel, top, factor)
+    over_blocks, finals, (outer, terms, weights, scale) = _in_blocks(kernel, top, sums, factor)
     moved = {top.stmt, *(a.stmt for a in sums)}
     last = max(items.index(a.stmt) for a in sums)
-    new = [*(x for x in items[:last] if x not in moved), blocks.loop(sums), *map(blocks.final, sums), *items[last + 1 :]]
-    return editing.replaced(kernel, {home: L.allocated(_allocations(home), L.block(*new))}), *blocks.names
+    new = L.block(*(x for x in items[:last] if x not in moved), over_blocks, *finals, *items[last + 1 :])
+    inside = {s for x in items for s in L.walk(x)}
+    here = [s.buffer for s in L.walk(home) if isinstance(s, L.Allocate) and s not in inside]
+    return editing.replaced(kernel, {home: L.allocated(here, new)}), outer, terms, weights, scale
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,15 +110,8 @@ def _sequence_around(kernel: L.Kernel, target: L.For) -> tuple[L.Stmt, tuple[L.S
         home = next(c for c in L.children(item) if path(c, target))
 
 
-def _allocations(stmt: L.Stmt) -> list[L.Buffer]:
-    """The buffers allocated in a sequence itself."""
-    here = [stmt.buffer] if isinstance(stmt, L.Allocate) else []
-    return [*here, *(b for c in L.children(stmt) for b in _allocations(c))] if isinstance(stmt, L.Block | L.Allocate) else []
-
-
 def _reduction(items: Sequence[L.Stmt], nest: L.Stmt, along: L.For, op: str) -> _Reduction:
-    """A nest that accumulates by `add` or `max`, over `along`, into a buffer that another item sets to the identity, and no one else
-    writes."""
+    """A nest that accumulates by `add` or `max`, over `along`, into a buffer that one other item writes, setting it to the identity."""
     found = nest_of(nest)
     if found is None or not isinstance(found.leaf, L.Accumulate):
         raise refuse(f"`{along.var.name}` is no loop of a nest around a single accumulation")
@@ -213,79 +208,65 @@ def _check_between(items: Sequence[L.Stmt], top: _Reduction, sums: Sequence[_Sum
             raise refuse(f"something between the maximum and the last sum uses {names}", "move or `inline` it first")
 
 
-class _Blocks:
-    """The statements of the loop over blocks, and behind it."""
+def _in_blocks(kernel: L.Kernel, top: _Reduction, sums: Sequence[_Sum], factor: int) -> tuple[L.Stmt, list[L.Stmt], list[str]]:
+    """The loop over blocks, what stands behind it for each sum, and the names of the loop, the block's x, its exponentials, the scale."""
+    maximum, places, conditions = top.update.buffer, top.update.indices, top.nest.conditions
+    extent = as_expr(top.along.extent)
+    count = as_dim((extent + (factor - 1)) // factor)
+    shapes = {"terms": (*maximum.shape, factor), "weights": (*maximum.shape, factor), "scale": maximum.shape}
+    local = [L.Buffer(fresh(kernel, f"{maximum.name}.{part}"), maximum.dtype, shape) for part, shape in shapes.items()]
+    terms, weights, scale = local
+    outer, inner = loop_var(fresh(kernel, f"{top.along.var.name}.o"), count), loop_var(fresh(kernel, f"{top.along.var.name}.i"), factor)
+    current, previous = E.read(maximum, places), E.read(scale, places)
 
-    def __init__(self, kernel: L.Kernel, top: _Reduction, factor: int) -> None:
-        self.kernel, self.top, self.factor = kernel, top, factor
-        self.maximum, self.extent = top.update.buffer, as_expr(top.along.extent)
-        name, dtype, shape = self.maximum.name, self.maximum.dtype, self.maximum.shape
-        self.terms = L.Buffer(fresh(kernel, f"{name}.terms"), dtype, (*shape, factor))
-        self.weights = L.Buffer(fresh(kernel, f"{name}.weights"), dtype, (*shape, factor))
-        self.scale = L.Buffer(fresh(kernel, f"{name}.scale"), dtype, shape)
-        self.count = as_dim((self.extent + (factor - 1)) // factor)
-        self.outer = loop_var(fresh(kernel, f"{top.along.var.name}.o"), self.count)
-        self.names = (self.outer.name, self.terms.name, self.weights.name, self.scale.name)
+    def moved(e: Expr, along: L.For, v: Expr) -> Expr:
+        return simplify(E.substitute(e, {along.var: outer * factor + v}))
 
-    def loop(self, sums: Sequence[_Sum]) -> L.Stmt:
-        top, places, conditions = self.top, self.top.update.indices, self.top.nest.conditions
-        current, previous = E.read(self.maximum, places), E.read(self.scale, places)
-
-        def by_place(buffer: L.Buffer, value: Callable[[Expr], Expr]) -> L.Stmt:
-            """What stores an element of a buffer for each element of the block."""
-            v = loop_var(editing.part_name(self.kernel, buffer.name, self.maximum, top.along.var.name), self.factor)
-            store = L.Store(buffer, (*places, v), value(v))
-            return self._nest(top, guard([*conditions, self._inside(v)], L.For(v, self.factor, store)), buffer.name)
-
-        def by_row(value: Expr, part: str) -> L.Stmt:
-            return self._nest(top, guard(conditions, L.Store(self.scale, places, value)), part)
-
-        inner = loop_var(fresh(self.kernel, f"{top.along.var.name}.i"), self.factor)
-        body = L.block(
-            by_place(self.terms, lambda v: self._moved(top.update.value, top.along, v)),
-            by_row(current, f"{self.scale.name}.init"),
-            self._accumulated(top, inner, E.read(self.terms, (*places, inner))),
-            by_row(E.unary("exp", _at_least_finite(previous) - _at_least_finite(current)), self.scale.name),
-            by_place(self.weights, lambda v: E.unary("exp", E.read(self.terms, (*places, v)) - _at_least_finite(current))),
-            *(s for a in sums for s in (self._scaled(a), self._added(a))),
-        )
-        return L.For(self.outer, self.count, L.allocated([self.terms, self.weights, self.scale], body))
-
-    def _scaled(self, a: _Sum) -> L.Stmt:
-        """What has been summed up so far, relative to the new maximum."""
-        result, indices = a.update.buffer, a.update.indices
-        store = L.Store(result, indices, E.read(result, indices) * E.read(self.scale, a.at))
-        return self._nest(a, guard(a.nest.element_conditions, store), f"{result.name}.scaled")
-
-    def _added(self, a: _Sum) -> L.Stmt:
-        """The terms of the block."""
-        v = loop_var(fresh(self.kernel, f"{a.along.var.name}.i"), self.factor)
-        weight = E.read(self.weights, (*a.at, v))
-        return self._accumulated(a, v, self._moved(E.rewrite(a.update.value, lambda e: weight if e is a.weight else None), a.along, v))
-
-    def _accumulated(self, a: _Reduction, v: Expr, value: Expr) -> L.Stmt:
-        """The reduction over a block, in a loop over `v`."""
-        loops = [L.For(v, self.factor, x.body) if x is a.along else x for x in a.nest.loops]
-        conditions = [self._moved(c, a.along, v) for c in a.nest.conditions]
-        return guard([*conditions, self._inside(v)], enclose(loops, replace(a.update, value=value)))
-
-    def final(self, a: _Sum) -> L.Stmt:
-        """The sum, or NaN where all x are -inf: there their differences to the maximum are NaN."""
-        result, indices, maximum = a.update.buffer, a.update.indices, E.read(self.maximum, a.at)
-        value = E.select(E.equal(maximum, self.top.update.reducer.identity), maximum - maximum, E.read(result, indices))
-        store = guard([*a.nest.element_conditions, self.extent >= 1], L.Store(result, indices, value))
-        return self._nest(a, store, f"{result.name}.final")
-
-    def _moved(self, e: Expr, along: L.For, v: Expr) -> Expr:
-        return simplify(E.substitute(e, {along.var: self.outer * self.factor + v}))
-
-    def _inside(self, v: Expr) -> Expr:
-        return self.outer * self.factor + v < self.extent
-
-    def _nest(self, a: _Reduction, leaf: L.Stmt, part: str) -> L.Stmt:
+    def nest(a: _Reduction, leaf: L.Stmt, part: str) -> L.Stmt:
         """A statement for each element of a reduction; the loops have names of their own, after what the nest is called."""
-        names = {x.var.name: editing.part_name(self.kernel, part, a.update.buffer, x.var.name) for x in a.nest.spatial}
+        names = {x.var.name: editing.part_name(kernel, part, a.update.buffer, x.var.name) for x in a.nest.spatial}
         return renamed(enclose(a.nest.spatial, leaf), lambda name: names.get(name, name))
+
+    def by_place(buffer: L.Buffer, value: Callable[[Expr], Expr]) -> L.Stmt:
+        """What stores an element of a buffer for each element of the block."""
+        v = loop_var(editing.part_name(kernel, buffer.name, maximum, top.along.var.name), factor)
+        store = L.For(v, factor, L.Store(buffer, (*places, v), value(v)))
+        return nest(top, guard([*conditions, outer * factor + v < extent], store), buffer.name)
+
+    def by_row(value: Expr, part: str) -> L.Stmt:
+        return nest(top, guard(conditions, L.Store(scale, places, value)), part)
+
+    def accumulated(a: _Reduction, v: Expr, value: Expr) -> L.Stmt:
+        """The reduction over a block, in a loop over `v`."""
+        loops = [L.For(v, factor, x.body) if x is a.along else x for x in a.nest.loops]
+        inside = [*(moved(c, a.along, v) for c in a.nest.conditions), outer * factor + v < extent]
+        return guard(inside, enclose(loops, replace(a.update, value=value)))
+
+    def raised(a: _Sum) -> Iterator[L.Stmt]:
+        """What has been summed up so far, relative to the new maximum; and the terms of the block."""
+        result = E.read(a.update.buffer, a.update.indices)
+        store = L.Store(a.update.buffer, a.update.indices, result * E.read(scale, a.at))
+        yield nest(a, guard(a.nest.element_conditions, store), f"{a.update.buffer.name}.scaled")
+        v = loop_var(fresh(kernel, f"{a.along.var.name}.i"), factor)
+        weight = E.read(weights, (*a.at, v))
+        yield accumulated(a, v, moved(E.rewrite(a.update.value, lambda e: weight if e is a.weight else None), a.along, v))
+
+    def final(a: _Sum) -> L.Stmt:
+        """The sum, or NaN where all x are -inf: there their differences to the maximum are NaN."""
+        result, highest = E.read(a.update.buffer, a.update.indices), E.read(maximum, a.at)
+        value = E.select(E.equal(highest, top.update.reducer.identity), highest - highest, result)
+        store = L.Store(a.update.buffer, a.update.indices, value)
+        return nest(a, guard([*a.nest.element_conditions, extent >= 1], store), f"{a.update.buffer.name}.final")
+
+    body = L.block(
+        by_place(terms, lambda v: moved(top.update.value, top.along, v)),
+        by_row(current, f"{scale.name}.init"),
+        accumulated(top, inner, E.read(terms, (*places, inner))),
+        by_row(E.unary("exp", _at_least_finite(previous) - _at_least_finite(current)), scale.name),
+        by_place(weights, lambda v: E.unary("exp", E.read(terms, (*places, v)) - _at_least_finite(current))),
+        *(s for a in sums for s in raised(a)),
+    )
+    return L.For(outer, count, L.allocated(local, body)), [*map(final, sums)], [outer.name, *(b.name for b in local)]
 
 
 def _at_least_finite(x: Expr) -> Expr:

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from tcomp.ir import expr as E, loops as L
-from tcomp.ir.access import digit, in_range
+from tcomp.ir.access import digit, in_range, indices_of
 from tcomp.ir.dtypes import is_float, itemsize
 from tcomp.ir.expr import INDEX, Dim, Expr, as_dim, as_expr, loop_var
 from tcomp.ir.simplify import linear, prove, simplify
@@ -47,10 +47,8 @@ def rfactor(kernel: L.Kernel, stage: Stage, loop: Loop, lanes: int) -> tuple[L.K
     }
     """
     buffer, target = find_buffer(kernel, stage), find_loop(kernel, loop)
-    nest = _top(kernel, target)
-    found, update = _accumulation(nest, buffer)
-    alone = all(s is update for s in L.walk(nest) if not L.children(s))
-    more = not alone or len(L.perfect(nest)[0]) != len(found.loops)
+    nest, found, update = _accumulation(kernel, target, buffer)
+    more = any(s is not update for s in L.walk(nest) if not L.children(s)) or len(L.perfect(nest)[0]) != len(found.loops)
     refuse_if(more, f"`{stage}` is not all that is computed in `{nest.var.name}`", "separate it first")
     refuse_if(target not in found.reduction_loops, f"`{loop}` is no reduction loop of `{stage}`")
     editing.check_factor(lanes, "number of lanes")
@@ -118,8 +116,7 @@ def decompose_reduction(kernel: L.Kernel, stage: Stage, loop: Loop) -> L.Kernel:
     }
     """
     buffer, target = find_buffer(kernel, stage), find_loop(kernel, loop)
-    nest = _top(kernel, target)
-    found, update = _accumulation(nest, buffer)
+    nest, found, update = _accumulation(kernel, target, buffer)
     refuse_if(target not in found.loops, f"`{stage}` is not accumulated inside of `{loop}`")
     depth = found.loops.index(target)
     for x in found.loops[:depth]:
@@ -137,14 +134,10 @@ def decompose_reduction(kernel: L.Kernel, stage: Stage, loop: Loop) -> L.Kernel:
     return replaced(emptied, {target: L.block(init, target)})
 
 
-def _top(kernel: L.Kernel, loop: L.For) -> L.For:
-    """The outermost loop of the perfect nest in which a loop stands."""
-    return next(s for s in L.walk(kernel.body) if isinstance(s, L.For) and loop in L.perfect(s)[0])
-
-
-def _accumulation(nest: L.For, buffer: L.Buffer) -> tuple[Nest, L.Accumulate]:
-    """The one accumulation into `buffer` that stands in a nest; refuses if there are others, or other uses of it."""
-    users = [s for s in L.walk(nest) if editing.touches(s, buffer)]
+def _accumulation(kernel: L.Kernel, loop: L.For, buffer: L.Buffer) -> tuple[L.For, Nest, L.Accumulate]:
+    """The outermost loop of the perfect nest that a loop stands in, and the one accumulation into `buffer` in it, the only use of that."""
+    nest = next(s for s in L.walk(kernel.body) if isinstance(s, L.For) and loop in L.perfect(s)[0])
+    users = [s for s in L.walk(nest) if any(b is buffer for b, _ in L.places(s))]
     refuse_if(not users, f"`{buffer.name}` is not accumulated inside of `{nest.var.name}`")
     update = users[0]
     if len(users) != 1 or not isinstance(update, L.Accumulate) or buffer in editing.reads([update]):
@@ -154,12 +147,11 @@ def _accumulation(nest: L.For, buffer: L.Buffer) -> tuple[Nest, L.Accumulate]:
         kind = {L.If: "a branch", L.While: "a while loop", L.Call: "an instruction"}.get(type(s))
         refuse_if(kind and not (isinstance(s, L.If) and s.otherwise is None), f"`{buffer.name}` is accumulated inside of {kind}")
     conditions = tuple(c for s in around if isinstance(s, L.If) for c in E.conjuncts(s.cond))
-    return Nest(tuple(s for s in around if isinstance(s, L.For)), update, conditions), update
+    return nest, Nest(tuple(s for s in around if isinstance(s, L.For)), update, conditions), update
 
 
 def _check_elements(found: Nest) -> None:
-    """Refuses unless each element belongs to one iteration of the spatial loops, and which ones are accumulated into is known without the
-    reduction loops."""
+    """Refuses unless each element belongs to one iteration of the spatial loops, whichever that of the reduction loops is."""
     assert isinstance(found.leaf, L.Accumulate)
     name, reduced, places = found.writes.name, {x.var for x in found.reduction_loops}, found.leaf.indices
     spatial = ", ".join(x.var.name for x in found.spatial)
@@ -175,10 +167,9 @@ def _check_elements(found: Nest) -> None:
 
 
 def _clearing(kernel: L.Kernel, nest: L.For, buffer: L.Buffer) -> tuple[L.Stmt, L.Store]:
-    """The nest that stores the initial value of each element of a buffer, the last statement before `nest` that has to do with it; and its
-    store."""
+    """The last statement before `nest` that touches a buffer, a nest that stores the initial value of each element; and its store."""
     before = _before(kernel, nest)
-    number = max((n for n, s in enumerate(before) if any(editing.touches(x, buffer) for x in L.walk(s))), default=None)
+    number = max((n for n, s in enumerate(before) if indices_of(s, buffer)), default=None)
     if number is None:
         raise refuse(f"the loops that initialise `{buffer.name}` do not stand next to `{nest.var.name}`")
     loops, leaf = L.perfect(before[number])
@@ -269,13 +260,12 @@ def cache_factors(kernel: L.Kernel, loop: Loop, left: str, right: str, scope: st
     own = any(r.attr is update.buffer for r in E.reads(*factors, *conditions))
     refuse_if(own, f"a factor, or a condition of the sum, is read from `{update.buffer.name}`")
     used = [[x for x in found.loops if x.var in E.variables(f)] for f in factors]
-    tested_by = {c: _factors_that_test(kernel, found, c, used) for c in conditions}
+    tested_by = {c: _factors_that_test(kernel, found, update, c, used) for c in conditions}
     given = [[c for c in conditions if n in tested_by[c]] for n in range(2)]
     for core, known in zip(factors, given, strict=True):
         for c in (c for c in conditions if c not in known):
             refuse_if(not _protects_nothing(c, core, found.loops), f"`{core}` may be out of range where {c} does not hold")
-    place = E.read(update.buffer, update.indices)
-    refuse_if(not always_in_range(update), f"`{place}` may be out of range where nothing is summed")
+    refuse_if(not always_in_range(update), f"`{E.read(update.buffer, update.indices)}` may be out of range where nothing is summed")
     names = [fresh(kernel, left), fresh(kernel, right)]
     refuse_if(names[0] == names[1], "the copies need different names")
     buffers, nests, copies, staged = [], list[L.Stmt](), [], []
@@ -291,8 +281,7 @@ def cache_factors(kernel: L.Kernel, loop: Loop, left: str, right: str, scope: st
 
 
 def _copy(kernel: L.Kernel, buffer: L.Buffer, factor: Expr, loops: Sequence[L.For], known: Sequence[Expr]) -> tuple[L.Stmt, list[str]]:
-    """The nest that fills a buffer with a factor, an element for each iteration of the loops, zeros where a condition does not hold; and
-    the names of its loops."""
+    """The nest that fills a buffer with a factor for each iteration of loops, zeros where a condition does not hold; and its loops."""
     zero, conditions = E.const(0, factor.dtype), list(known)
     while factor.op == "select" and factor.args[2] is zero:  # a padded operand
         conditions += E.conjuncts(factor.args[0])
@@ -327,30 +316,24 @@ def core_of(factor: Expr) -> Expr:
     return factor
 
 
-def _factors_that_test(kernel: L.Kernel, found: Nest, condition: Expr, used: Sequence[Sequence[L.For]]) -> list[int]:
+def _factors_that_test(kernel: L.Kernel, found: Nest, update: L.Accumulate, condition: Expr, used: Sequence[Sequence[L.For]]) -> list[int]:
     """The factors whose copies are zero where a condition of the sum does not hold."""
     refuse_if(E.reads(condition), f"whether something is summed depends on data: {condition}")
     moving = [x for x in found.loops if x.var in E.variables(condition)]
     holders = [n for n, loops in enumerate(used) if set(moving) <= set(loops)]
-    if len(holders) == 2 or (holders and _unused_otherwise(kernel, found.leaf, condition, moving)):
-        return holders
+    needed = len(holders) < 2
+    if needed and editing.is_local(update.buffer, kernel.body) and all(x.var in update.indices for x in moving):
+        # It holds for all iterations of an element of the sum or for none: is the element read in the latter case?
+        number = {x.var: update.indices.index(x.var) for x in moving}
+        tests = [(E.substitute(condition, {v: r.args[d] for v, d in number.items()}), k) for r, k in guarded_reads(kernel.body, update)]
+        needed = not all(simplify(test) in known or prove(test) for test, known in tests)
     why = f"where {condition} does not hold, a factor would have to be zero, and the other one finite"
-    raise refuse(why, "make the sum's own conditions those of both factors")
-
-
-def _unused_otherwise(kernel: L.Kernel, update: L.Stmt, condition: Expr, moving: Sequence[L.For]) -> bool:
-    """Whether a condition holds for all iterations of an element of the sum or for none, and nobody reads it in the latter case."""
-    assert isinstance(update, L.Accumulate)
-    if not editing.is_local(update.buffer, kernel.body) or any(x.var not in update.indices for x in moving):
-        return False
-    number = {x.var: update.indices.index(x.var) for x in moving}
-    tests = ((E.substitute(condition, {v: r.args[d] for v, d in number.items()}), known) for r, known in guarded_reads(kernel.body, update))
-    return all(simplify(needed) in known or prove(needed) for needed, known in tests)
+    refuse_if(needed or not holders, why, "make the sum's own conditions those of both factors")
+    return holders
 
 
 def _protects_nothing(condition: Expr, factor: Expr, inside: Sequence[L.For]) -> bool:
-    """Whether a condition says nothing about where a factor is read: they depend on nothing in common but on digits of their own of the
-    number of an iteration (of loops that were fused)."""
+    """Whether a condition says nothing about where a factor is read: they depend on different digits of a fused loop, if on one loop."""
     moving = {x.var for x in inside}
     indices = [i for r in E.reads(factor) for i in r.args]
     if not moving.isdisjoint(set(E.variables(condition)) & set(E.variables(*indices))):
@@ -363,8 +346,5 @@ def _overlap(a: Expr, b: Expr) -> bool:
     if {v for v in E.variables(a) if v.attr.extent is not None}.isdisjoint(E.variables(b)):  # sizes are the same for all iterations
         return False
     one, other = digit(a), digit(b)
-    return one.whole is not other.whole or not (_up_to(one.high, other.low) or _up_to(other.high, one.low))
-
-
-def _up_to(high: Expr | None, low: Expr) -> bool:
-    return high is not None and (prove(high <= low) or prove(E.equal(low % high, 0)))
+    ends = [(high, low) for high, low in ((one.high, other.low), (other.high, one.low)) if high is not None]
+    return one.whole is not other.whole or not any(prove(high <= low) or prove(E.equal(low % high, 0)) for high, low in ends)

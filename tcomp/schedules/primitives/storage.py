@@ -5,9 +5,10 @@ Buffers are dense and row-major, so collapsing two dimensions or expanding one o
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
+from itertools import compress
 
 import islpy as isl
 
@@ -22,17 +23,7 @@ from tcomp.ir.text.parser import parse_layout
 from tcomp.schedules.analysis.legality import conflict_of, dependences, race
 from tcomp.schedules.handles import BufferCopy, Loop, Stage
 from tcomp.schedules.primitives import editing
-from tcomp.schedules.primitives.editing import (
-    Indices,
-    find_buffer,
-    fresh,
-    rebuild,
-    refuse,
-    refuse_conflict,
-    refuse_if,
-    replace_buffer,
-    writes,
-)
+from tcomp.schedules.primitives.editing import find_buffer, fresh, rebuild, refuse, refuse_conflict, refuse_if, replace_buffer, writes
 
 Pair = tuple[Expr, Expr]  # outer and inner loop variable
 Closure = tuple[set[Pair], dict[L.Buffer, int]]  # pairs of loops, and the first of two dimensions of each buffer, to be merged together
@@ -65,8 +56,7 @@ def cache_write(kernel: L.Kernel, stage: Stage, name: str, layout: Layout | str 
       }
     """
     target = find_buffer(kernel, stage)
-    scope = editing.scope_of(kernel, target)
-    items = editing.sequence(scope)
+    items = editing.sequence(scope := editing.scope_of(kernel, target))
     nests = [item for item in items if writes(item, target)]
     refuse_if(not nests, f"nothing computes `{stage}`")
     partial = target in kernel.buffers and not editing.stores_all(nests[0], target)
@@ -125,29 +115,24 @@ def cache_read(
     editing.check_bounds_no_loops(where, source)
     if target is not None:
         editing.check_shared_memory(kernel, scope, target)
-    name = fresh(kernel, name)
     box = box_touched(where, source)
     placed = _layout(layout, box.extent)
-    local = editing.temporary(name, source.dtype, placed.shape(box.extent), scope)
+    local = editing.temporary(fresh(kernel, name), source.dtype, placed.shape(box.extent), scope)
 
     def element(at: editing.Indices) -> L.Stmt:
         inside = placed.logical(at)
         index = [simplify(b + i) for b, i in zip(box.base, inside, strict=True)]
-        within = [*zip(inside, box.extent, strict=True), *zip(index, source.shape, strict=True)]
-        conditions = [c for i, n in within for c in (i >= 0, i < as_expr(n))]
+        conditions = [c for i, n in zip((*inside, *index), (*box.extent, *source.shape), strict=True) for c in (i >= 0, i < as_expr(n))]
         return editing.guard(conditions, L.Store(local, at, E.read(source, index)))
 
-    copy, loops = editing.nest_over(kernel, name, local.shape, element)
+    copy, loops = editing.nest_over(kernel, local.name, local.shape, element)
     readers = editing.swap_buffer(where, source, local, lambda at: placed.indices([i - b for i, b in zip(at, box.base, strict=True)]))
     body = L.Allocate(local, L.block(copy, readers))
-    if target is None:
-        return kernel.with_body(body), BufferCopy(name, loads=loops)
-    copied = replace(target, body=body)
-    changed = editing.replaced(kernel, {target: copied})
-    for x in [*editing.enclosing(changed, copied), copied]:  # concurrent iterations may touch more elements of the source now
+    changed = editing.replaced(kernel, {where: body})
+    for x in editing.enclosing(changed, body):  # concurrent iterations may touch more elements of the source now
         if x.kind in (L.PARALLEL, L.VECTORIZED) and writes(x, source):
             refuse_conflict(f"iterations of `{x.var.name}`", race(x, within=changed.body))
-    return changed, BufferCopy(name, loads=loops)
+    return changed, BufferCopy(local.name, loads=loops)
 
 
 def precompute(kernel: L.Kernel, buffer: Stage, name: str) -> tuple[L.Kernel, BufferCopy]:
@@ -178,11 +163,9 @@ def precompute(kernel: L.Kernel, buffer: Stage, name: str) -> tuple[L.Kernel, Bu
     refuse_if(writes(kernel.body, source), f"`{buffer}` is written", "it is for inputs")
     why = f"`{buffer}` holds {source.dtype}: what is computed from elements that nothing reads might fail"
     refuse_if(not source.dtype.startswith("float"), why)
-    wanted = computed_from(source, *(e for s in L.walk(kernel.body) for e in L.expressions(s)))
-    if wanted is None:
+    if (wanted := computed_from(source, *(e for s in L.walk(kernel.body) for e in L.expressions(s)))) is None:
         raise refuse(f"nothing is computed from elements of `{buffer}` alone")
-    name = fresh(kernel, name)
-    local = L.Buffer(name, wanted.dtype, source.shape)
+    local = L.Buffer(fresh(kernel, name), wanted.dtype, source.shape)
 
     def at(e: Expr, places: Sequence[Expr]) -> Expr:
         """The same of another element."""
@@ -193,9 +176,9 @@ def precompute(kernel: L.Kernel, buffer: Stage, name: str) -> tuple[L.Kernel, Bu
         same = len(found) == 1 and found[0].attr is source and e is not found[0] and at(wanted, found[0].args) is e
         return E.read(local, found[0].args) if same else None
 
-    stage, loops = editing.nest_over(kernel, name, source.shape, lambda places: L.Store(local, places, at(wanted, places)))
+    stage, loops = editing.nest_over(kernel, local.name, source.shape, lambda places: L.Store(local, places, at(wanted, places)))
     body = L.map_expressions(kernel.body, lambda e: E.rewrite(e, rule))
-    return kernel.with_body(L.Allocate(local, L.block(stage, body))), BufferCopy(name, loads=loops)
+    return kernel.with_body(L.Allocate(local, L.block(stage, body))), BufferCopy(local.name, loads=loops)
 
 
 def computed_from(source: L.Buffer, *roots: Expr) -> Expr | None:
@@ -393,28 +376,19 @@ def collapse(kernel: L.Kernel) -> L.Kernel:
     """
     if any(isinstance(s, L.While | L.If | L.Call | L.Prefetch) for s in L.walk(kernel.body)):
         return kernel  # imperative programs keep their shape
-    kernel = _without_units(kernel)
-    failed, accesses = set[Pair](), _Accesses(kernel.body)
-    while (pair := next((p for p in accesses.neighbours if p not in failed), None)) is not None:
-        if (closure := accesses.closure(pair)) is None:
-            failed.add(pair)
-        else:
-            kernel = _merge(kernel, *closure)
-            accesses = _Accesses(kernel.body)
+    kernel, failed = _without_units(kernel), set[Pair]()
+    while (found := _mergeable(kernel.body, failed)) is not None:
+        kernel = _merge(kernel, *found)
     return kernel
-
-
-def _selected(dims: Sequence[int], at: Indices) -> Indices:
-    return tuple(at[d] for d in dims)
 
 
 def _without_units(kernel: L.Kernel) -> L.Kernel:
     """Dimensions and loops of extent one vanish."""
     for b in editing.buffers_of(kernel).values():
         if 1 in b.shape:
-            dims = [d for d, n in enumerate(b.shape) if n != 1]
-            slim = L.Buffer(b.name, b.dtype, [b.shape[d] for d in dims], b.scope)
-            kernel = replace_buffer(kernel, b, slim, partial(_selected, dims))
+            longer = [n != 1 for n in b.shape]
+            slim = L.Buffer(b.name, b.dtype, [*compress(b.shape, longer)], b.scope)
+            kernel = replace_buffer(kernel, b, slim, partial(compress, selectors=longer))
     units = {v: as_expr(0) for v, extent in loop_extents(kernel.body).items() if extent == 1}
 
     def visit(s: L.Stmt) -> L.Stmt | None:
@@ -423,33 +397,28 @@ def _without_units(kernel: L.Kernel) -> L.Kernel:
     return kernel.with_body(editing.rebind(rebuild(kernel.body, visit), units))
 
 
-class _Accesses:
-    """The accesses of a program, and which of its loops could be merged."""
+def _mergeable(stmt: L.Stmt, failed: set[Pair]) -> Closure | None:
+    """What is merged along with the first pair of neighbouring loops that can be. Pairs that cannot are added to `failed`, and skipped."""
+    extents, places, neighbours = loop_extents(stmt), list[L.Place](), dict[Pair, None]()
+    pinned = set[Expr]()  # variables that occur in values or extents, not only in indices
+    for s in L.walk(stmt):
+        places += L.places(s)
+        match s:
+            case L.For(v, extent, body, kind):
+                pinned.update(E.variables(as_expr(extent)))
+                if isinstance(body, L.For) and kind == body.kind and v not in E.variables(as_expr(body.extent)):
+                    neighbours[v, body.var] = None
+            case L.Store(_, _, value) | L.Accumulate(_, _, value):
+                pinned.update(e for e in E.walk(value, operands=lambda e: () if e.op == "read" else e.args) if e.op == "var")
 
-    def __init__(self, stmt: L.Stmt) -> None:
-        self.extents = loop_extents(stmt)
-        self.neighbours: dict[Pair, None] = {}
-        self.places: list[L.Place] = []
-        self.pinned: set[Expr] = set()  # variables that occur in values or extents, not only in indices
-        for s in L.walk(stmt):
-            self.places += L.places(s)
-            match s:
-                case L.For(v, extent, body, kind):
-                    self.pinned.update(E.variables(as_expr(extent)))
-                    if isinstance(body, L.For) and kind == body.kind and v not in E.variables(as_expr(body.extent)):
-                        self.neighbours[v, body.var] = None
-                case L.Store(_, _, value) | L.Accumulate(_, _, value):
-                    outside_of_reads = E.walk(value, operands=lambda e: () if e.op == "read" else e.args)
-                    self.pinned.update(e for e in outside_of_reads if e.op == "var")
-
-    def closure(self, start: Pair) -> Closure | None:
+    def closure(start: Pair) -> Closure | None:
         """The loop pairs and buffer dimensions that have to be merged together with `start`; None if some access forbids it."""
         pairs, dims, todo = {start}, dict[L.Buffer, int](), [start]
         while todo:
             outer, inner = todo.pop()
-            if outer in self.pinned or inner in self.pinned:
+            if outer in pinned or inner in pinned:
                 return None
-            for buffer, indices in self.places:
+            for buffer, indices in places:
                 used = [d for d, i in enumerate(indices) if outer in (vs := E.variables(i)) or inner in vs]
                 if not used:
                     continue
@@ -458,12 +427,18 @@ class _Accesses:
                     return None
                 if buffer not in dims:
                     dims[buffer] = d
-                    joining = dict.fromkeys((at[d], at[d + 1]) for other, at in self.places if other is buffer)
-                    if any(p not in self.neighbours or tuple(self.extents[v] for v in p) != buffer.shape[d : d + 2] for p in joining):
+                    joining = dict.fromkeys((at[d], at[d + 1]) for other, at in places if other is buffer)
+                    if any(p not in neighbours or tuple(extents[v] for v in p) != buffer.shape[d : d + 2] for p in joining):
                         return None
                     todo += [p for p in joining if p not in pairs]
                     pairs.update(joining)
         return (pairs, dims) if dims else None
+
+    for pair in (p for p in neighbours if p not in failed):
+        if (found := closure(pair)) is not None:
+            return found
+        failed.add(pair)
+    return None
 
 
 def _merge(kernel: L.Kernel, pairs: set[Pair], dims: dict[L.Buffer, int]) -> L.Kernel:
@@ -476,16 +451,15 @@ def _merge(kernel: L.Kernel, pairs: set[Pair], dims: dict[L.Buffer, int]) -> L.K
         joined[s.var] = loop_var(f"{s.var.name}_{editing.last_part(s.body.var.name)}", extent)
         return L.For(joined[s.var], extent, rebuild(s.body.body, visit), s.kind)
 
+    def merged(d: int, at: editing.Indices) -> editing.Indices:
+        return (*at[:d], joined[at[d]], *at[d + 2 :])
+
     kernel = kernel.with_body(rebuild(kernel.body, visit))
     for b, d in dims.items():
         extent = as_dim(as_expr(b.shape[d]) * as_expr(b.shape[d + 1]))
         new = L.Buffer(b.name, b.dtype, (*b.shape[:d], extent, *b.shape[d + 2 :]), b.scope)
-        kernel = replace_buffer(kernel, b, new, partial(_joined, d, joined))
+        kernel = replace_buffer(kernel, b, new, partial(merged, d))
     return kernel
-
-
-def _joined(dim: int, joint: Mapping[Expr, Expr], at: Indices) -> Indices:
-    return (*at[:dim], joint[at[dim]], *at[dim + 2 :])
 
 
 def expand(kernel: L.Kernel, buffer: Stage, dim: int, factor: int) -> L.Kernel:
@@ -509,8 +483,7 @@ def expand(kernel: L.Kernel, buffer: Stage, dim: int, factor: int) -> L.Kernel:
     }
     """
     old = find_buffer(kernel, buffer)
-    if not 0 <= dim < len(old.shape):
-        raise refuse(f"`{buffer}` has {len(old.shape)} dimensions, none is number {dim}")
+    refuse_if(not 0 <= dim < len(old.shape), f"`{buffer}` has {len(old.shape)} dimensions, none is number {dim}")
     extent = old.shape[dim]
     if not isinstance(extent, int) or factor < 1 or extent % factor:
         raise refuse(f"{factor} is no divisor of the extent {extent} of dimension {dim} of `{buffer}`")
