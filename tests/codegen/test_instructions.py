@@ -258,9 +258,8 @@ def test_mma_compiles(dtype: str) -> None:
         assert mma(dtype).emission.code in binary.ptx.decode()
 
 
-@needs_compiler
-def test_barriers_between_instructions_and_threads() -> None:
-    """Operands staged by the threads in shared memory, the result in shared memory, and copied by the threads."""
+def staged(kind: str) -> Kernel:
+    """Operands staged by the threads in shared memory, the result in shared memory, and copied by the threads. `kind`: of the loops over rows."""
     a, b, out = Buffer("a", "int8", (16, 32)), Buffer("b", "int8", (32, 8)), Buffer("out", "int32", (16, 8))
     near, far, acc = Buffer("near", "int8", (16, 32), "shared"), Buffer("far", "int8", (32, 8), "shared"), Buffer("acc", "int32", (16, 8), "shared")
     i = mma("int8")
@@ -274,13 +273,28 @@ def test_barriers_between_instructions_and_threads() -> None:
 
     def copied(name: str, to: Buffer, source: Buffer) -> Stmt:
         rows, columns = (int(n) for n in to.shape)
-        return loop(name, columns, lambda t: loop(f"{name}r", rows, lambda r: store(to, (r, t), source[r, t])), "thread.x")
+        return loop(name, columns, lambda t: loop(f"{name}r", rows, lambda r: store(to, (r, t), source[r, t]), kind), "thread.x")
 
     clear = loop("z0", 8, lambda t: loop("z1", 16, lambda r: store(acc, (r, t), 0)), "thread.x")
     body: Stmt = block(copied("p", near, a), copied("q", far, b), clear, Call(i, tile), copied("s", out, acc))
     for buffer in (near, far, acc):
         body = Allocate(buffer, body)
-    kernel = Kernel("k", (a, b, out), (out,), (), body)
+    return Kernel("k", (a, b, out), (out,), (), body)
+
+
+def test_an_instruction_of_one_warp_among_rows_of_threads() -> None:
+    """It is executed by the first row alone, as its sums are taken once. (The host runs barriers of whole blocks only, so the text is asked.)"""
+    kernel = staged("thread.y")
+    verify_kernel(kernel)
+    text, (launch,) = cuda.emit_kernel(kernel, GPU)
+    assert launch.block == (32, 32, 1)
+    before, _, _ = text.partition(mma("int8").emission.code)
+    assert before.rindex("if (threadIdx.y == 0)") > before.rindex("__syncthreads();")
+
+
+@needs_compiler
+def test_barriers_between_instructions_and_threads() -> None:
+    kernel = staged("serial")
     verify_kernel(kernel)
     arrays = operands(kernel, 3)
     want = meant(kernel, arrays)
