@@ -14,21 +14,14 @@ from typing import NoReturn
 
 from tcomp.errors import CodegenError
 
-_EHDR = struct.Struct("<16sHHIQQQIHHHHHH")
-_SHDR = struct.Struct("<IIQQQQIIQQ")
-_PHDR = struct.Struct("<IIQQQQQQ")
-_SYM = struct.Struct("<IBBHQQ")
-_RELA = struct.Struct("<QQq")
-_DYN = struct.Struct("<qQ")
-
+_EHDR, _SHDR, _PHDR = map(struct.Struct, ("<16sHHIQQQIHHHHHH", "<IIQQQQIIQQ", "<IIQQQQQQ"))
+_SYM, _RELA, _DYN = map(struct.Struct, ("<IBBHQQ", "<QQq", "<qQ"))
 _PROGBITS, _SYMTAB, _STRTAB, _RELATAB, _HASH, _DYNAMIC, _NOBITS, _RELTAB, _DYNSYM = 1, 2, 3, 4, 5, 6, 8, 9, 11
 _X86_UNWIND = 0x70000001
 _WRITE, _ALLOC, _EXEC, _TLS = 1, 2, 4, 0x400
 _LOCAL, _GLOBAL, _WEAK = 0, 1, 2
 _OBJECT, _FUNC = 1, 2
 _LIMIT = 1 << 31  # PC-relative references reach 2 GiB
-
-
 _Header = namedtuple("_Header", "name kind flags address offset size link info align entry")  # of a section
 
 
@@ -56,7 +49,6 @@ class _Symbol:
 
     @property
     def address(self) -> int:
-        """The address in the shared object, once it is laid out."""
         assert self.section is not None
         return self.section.address + self.value
 
@@ -123,8 +115,8 @@ class _Linker:
     def __init__(self, objects: Sequence[_Object], table: dict[str, _Symbol], exports: list[str], allowed: frozenset[str]) -> None:
         self.machine, self.objects, self.table, self.exports = _MACHINES[objects[0].machine], objects, table, exports
         self.sections = [section for unit in objects for section in unit.sections]
-        self.got: dict[_Symbol | str, int] = {}  # definition, or name of an import -> slot
-        self.stubs: dict[str, int] = {}
+        self.got: dict[_Symbol | str, int] = {}  # definition, or name of an import -> number of its slot, then its address
+        self.stubs: dict[str, int] = {}  # likewise
         self.imports: dict[str, int] = {}  # name -> index in .dynsym
         self.pointers: list[tuple[_Section, int, _Symbol | str, int]] = []  # absolute pointers: where, to what, addend
         for section in self.sections:
@@ -133,7 +125,7 @@ class _Linker:
         self.out = self.outputs()
 
     def target(self, symbol: _Symbol) -> _Symbol | str:
-        """The definition a reference means, or the name of an import."""
+        """The definition that a reference means, or the name of an import."""
         return symbol if symbol.binding == _LOCAL else self.table.get(symbol.name, symbol.name)
 
     def scan(self, section: _Section, offset: int, kind: int, target: _Symbol | str, addend: int, allowed: frozenset[str]) -> None:
@@ -199,18 +191,11 @@ class _Linker:
             raise CodegenError(f"the linked code would take {address >> 20} MiB of address space; at most 2048 can be addressed")
         for section in self.sections:
             section.address += self.out[section.output].address if section.output in self.out else 0
+        self.got = {target: self.out[".got"].address + 8 * slot for target, slot in self.got.items()}
+        self.stubs = {name: self.out[".plt"].address + self.machine.stub_size * n for name, n in self.stubs.items()}
         return segments
 
-    def slot(self, target: _Symbol | str) -> int:
-        """The address of the GOT slot of a target; 0 if it has none."""
-        return self.out[".got"].address + 8 * self.got[target] if target in self.got else 0
-
-    def stub(self, name: str) -> int:
-        """The address of the stub of an import; 0 if it has none."""
-        return self.out[".plt"].address + self.machine.stub_size * self.stubs[name] if name in self.stubs else 0
-
     def relocate(self) -> None:
-        """Resolve the references in code and data."""
         for section in self.sections:
             for offset, kind, symbol, addend in section.relocations:
                 if kind == self.machine.absolute:
@@ -220,7 +205,7 @@ class _Linker:
                     why, hint = "it is unknown, or not position independent", "compile objects with the relocation model 'pic' and the small code model"
                     raise CodegenError(f"relocation type {kind} is not supported", where=where, why=why, hint=hint)
                 target, output, place = self.target(symbol), self.out[section.output], section.address + offset
-                address = self.slot(target) if patch.got else self.stub(target) if isinstance(target, str) else target.address
+                address = self.got[target] if patch.got else self.stubs[target] if isinstance(target, str) else target.address
                 try:
                     patch.apply(output.data, place - output.address, address + addend, place)
                 except (OverflowError, struct.error) as problem:
@@ -230,7 +215,7 @@ class _Linker:
     def relocate_at_load(self) -> int:
         """What is left to the loader; returns how many of these relocations only add the load address."""
         entries = [(section.address + offset, target, addend, self.machine.absolute) for section, offset, target, addend in self.pointers]
-        entries += [(self.slot(target), target, 0, self.machine.glob_dat) for target in self.got]
+        entries += [(slot, target, 0, self.machine.glob_dat) for target, slot in self.got.items()]
         # Relative relocations come first so that DT_RELACOUNT lets the loader treat them in one sweep.
         relative = [(at, self.machine.relative, to.address + addend) for at, to, addend, _ in entries if isinstance(to, _Symbol)]
         named = [(at, self.imports[to] << 32 | kind, addend) for at, to, addend, kind in entries if isinstance(to, str)]
@@ -264,28 +249,21 @@ class _Linker:
         table = _Output(".symtab", _SYMTAB, 0, 8, symbols, _SYM.size, ".strtab", local_count)
         return [table, _Output(".strtab", _STRTAB, 0, 1, strings.data)]
 
-    def write_dynamic(self, relative: int) -> None:
-        """What the loader has to know: where the tables lie, and how many relocations are relative."""
-        out = self.out
+    def emit(self) -> bytes:
+        out, segments = self.out, self.lay_out()
+        self.relocate()
+        relative = self.relocate_at_load()
+        # What the loader has to know: where the tables lie, and how many relocations are relative.
         dynamic = [*self.library, (4, out[".hash"].address), (5, out[".dynstr"].address), (6, out[".dynsym"].address)]
         dynamic += [(10, out[".dynstr"].size), (11, _SYM.size)]
         if ".rela.dyn" in out:
             dynamic += [(7, out[".rela.dyn"].address), (8, out[".rela.dyn"].size), (9, _RELA.size), (0x6FFFFFF9, relative)]
-        for index, tag in enumerate(dynamic):
-            _DYN.pack_into(out[".dynamic"].data, index * _DYN.size, *tag)
-
-    def emit(self) -> bytes:
-        """The bytes of the shared object."""
-        segments = self.lay_out()
-        self.relocate()
-        self.write_dynamic(self.relocate_at_load())
-        for name in self.stubs:
-            at, plt = self.stub(name), self.out[".plt"]
-            plt.data[at - plt.address : at - plt.address + self.machine.stub_size] = self.machine.stub(at, self.slot(name))
-        return self.file(segments, [*self.out.values(), *self.symbol_tables()])
+        out[".dynamic"].data[: _DYN.size * len(dynamic)] = b"".join(_DYN.pack(*tag) for tag in dynamic)
+        if self.stubs:
+            out[".plt"].data[:] = b"".join(self.machine.stub(at, self.got[name]) for name, at in self.stubs.items())
+        return self.file(segments, [*out.values(), *self.symbol_tables()])
 
     def file(self, segments: list[tuple[int, list[_Output]]], sections: list[_Output]) -> bytes:
-        """Headers, sections, section headers."""
         names = _Strings()
         name_at = {name: names.add(name) for name in (*(output.name for output in sections), ".shstrtab")}
         sections.append(_Output(".shstrtab", _STRTAB, 0, 1, names.data))
@@ -305,11 +283,9 @@ class _Linker:
             start, begin = (first.offset, first.address) if index else (0, 0)
             stored, used = last.offset + len(last.data) - start, last.address + last.size - begin
             programs.append((1, protection, start, begin, begin, stored, used, self.machine.page))
-        dynamic = self.out[".dynamic"]
-        programs.append((2, 6, dynamic.offset, dynamic.address, dynamic.address, dynamic.size, dynamic.size, 8))
-        programs.append((0x6474E551, 6, 0, 0, 0, 0, 0, 16))  # PT_GNU_STACK: not executable
-        for index, program in enumerate(programs):
-            _PHDR.pack_into(file, _EHDR.size + index * _PHDR.size, *program)
+        dynamic, stack = self.out[".dynamic"], (0x6474E551, 6, 0, 0, 0, 0, 0, 16)  # PT_GNU_STACK: not executable
+        programs += [(2, 6, dynamic.offset, dynamic.address, dynamic.address, dynamic.size, dynamic.size, 8), stack]
+        file[_EHDR.size : _EHDR.size + len(programs) * _PHDR.size] = b"".join(_PHDR.pack(*program) for program in programs)
         headers = bytearray(_SHDR.size)
         for x in sections:
             file[x.offset : x.offset + len(x.data)] = x.data
@@ -418,13 +394,13 @@ def _stub_aarch64(address: int, slot: int) -> bytes:
     return struct.pack("<4I", adrp, ldr, 0xD61F0220, 0xD503201F)  # br x17; nop
 
 
-_NONE, _NEAR, _FAR, _BRANCH = map(_Patch, ("none", "distance32", "distance64", "branch26"))
+_NONE, _PC32, _PC64, _BRANCH = map(_Patch, ("none", "distance32", "distance64", "branch26"))
 _X86_64_PATCHES = {
-    0: _NONE, 2: _NEAR, 4: _NEAR, 24: _FAR,  # NONE, PC32, PLT32, PC64
+    0: _NONE, 2: _PC32, 4: _PC32, 24: _PC64,  # NONE, PC32, PLT32, PC64
     **dict.fromkeys((9, 41, 42), _Patch("distance32", got=True)),  # GOTPCREL, GOTPCRELX, REX_GOTPCRELX
 }
 _AARCH64_PATCHES = {
-    0: _NONE, 256: _NONE, 261: _NEAR, 314: _NEAR, 260: _FAR, 282: _BRANCH, 283: _BRANCH,  # NONE, PREL32, PLT32, PREL64, JUMP26, CALL26
+    0: _NONE, 256: _NONE, 261: _PC32, 314: _PC32, 260: _PC64, 282: _BRANCH, 283: _BRANCH,  # NONE, PREL32, PLT32, PREL64, JUMP26, CALL26
     275: _Patch("page"), 311: _Patch("page", got=True),  # ADR_PREL_PG_HI21, ADR_GOT_PAGE
     **{kind: _Patch("low12", shift=n) for kind, n in ((277, 0), (278, 0), (284, 1), (285, 2), (286, 3), (299, 4))},  # ADD, LDST8 to LDST128
     312: _Patch("low12", got=True, shift=3),  # LD64_GOT_LO12_NC
@@ -451,7 +427,7 @@ class _Object:
         if entry != _SHDR.size or names_at >= count:
             self.refuse("bad section header table")
         self.headers = [_Header(*fields) for fields in _SHDR.iter_unpack(self.cut(table_at, count * entry))]
-        self.names = self.content(self.headers[names_at])
+        self.names = self.cut(self.headers[names_at].offset, self.headers[names_at].size)
         sections = [self.section(header) for header in self.headers]
         self.sections = [section for section in sections if section is not None]
         tables = [index for index, header in enumerate(self.headers) if header.kind == _SYMTAB]
@@ -477,11 +453,7 @@ class _Object:
             self.refuse(f"{size} bytes at offset {offset} lie outside the file of {len(self.data)} bytes")
         return self.data[offset : offset + size]
 
-    def content(self, header: _Header) -> bytes:
-        return self.cut(header.offset, header.size)
-
     def text(self, table: bytes, offset: int) -> str:
-        """A name in a string table."""
         end = table.find(b"\0", offset)
         if end < 0:
             self.refuse("a name lies outside its string table")
@@ -491,7 +463,6 @@ class _Object:
             self.refuse("a name is not UTF-8")
 
     def section(self, header: _Header) -> _Section | None:
-        """A section, if it is loaded."""
         kind, flags, size = header.kind, header.flags, header.size
         if not flags & _ALLOC:
             return None
@@ -502,15 +473,14 @@ class _Object:
             self.refuse(f"section {name} has a bad alignment, size or protection")
         # A table without code or data of its own is dropped later; .eh_frame stays separate because its entries must be contiguous.
         output = ".text" if flags & _EXEC else ".bss" if kind == _NOBITS else ".data" if flags & _WRITE else ".rodata"
-        content = b"" if kind == _NOBITS else self.content(header)
+        content = b"" if kind == _NOBITS else self.cut(header.offset, header.size)
         return _Section(f"{self.where}, section {name}", name if name == ".eh_frame" else output, content, size, align)
 
     def read_symbols(self, table: _Header, sections: Sequence[_Section | None]) -> Iterator[_Symbol]:
-        """The symbols of a table, checked."""
         if table.size % _SYM.size or table.link >= len(self.headers):
             self.refuse("bad symbol table")
-        strings = self.content(self.headers[table.link])
-        for name_at, info, _, index, value, extent in _SYM.iter_unpack(self.content(table)):
+        strings = self.cut(self.headers[table.link].offset, self.headers[table.link].size)
+        for name_at, info, _, index, value, extent in _SYM.iter_unpack(self.cut(table.offset, table.size)):
             name, special = self.text(strings, name_at), index >= 0xFF00  # absolute (file names), common
             section = sections[index] if index < len(sections) and not special else None
             if index and section is None and info >> 4 != _LOCAL:
@@ -520,10 +490,9 @@ class _Object:
             yield _Symbol(name, info >> 4, info & 15, section, value, extent)
 
     def read_relocations(self, header: _Header, tables: Sequence[int], target: _Section) -> None:
-        """Gives a section its relocations."""
         if [header.link] != tables or header.size % _RELA.size:
             self.refuse("bad relocation table")
-        for at, info, addend in _RELA.iter_unpack(self.content(header)):
+        for at, info, addend in _RELA.iter_unpack(self.cut(header.offset, header.size)):
             # Every relocation handled here changes 4 or 8 bytes; whether 8 fit is checked by struct for the whole output section.
             if info >> 32 >= len(self.symbols) or at + 4 > len(target.data):
                 self.refuse("a relocation points outside its section or symbol table")
