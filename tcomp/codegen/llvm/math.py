@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
+from functools import reduce
 
 from tcomp.codegen.division import reciprocal
 from tcomp.ir import expr as E
@@ -85,38 +86,32 @@ def _cast(a: Expr, dtype: str, target: CpuTarget) -> Expr | None:
             return not_equal(bitcast(a, "uint16") & 0x7FFF, 0)
         case "bfloat16", "float32":
             return bitcast(cast(bitcast(a, "uint16"), "uint32") << 16, "float32")
+        case ("float16", "float32") | ("float32", "float16") if target.half_conversion:
+            return None
         case "float16", "float32":
-            return None if target.half_conversion else _half_to_float(a)
+            bits = cast(bitcast(a, "uint16"), "uint32")
+            magnitude = (bits & 0x7FFF) << 13
+            scaled = bitcast(bitcast(magnitude, "float32") * 2.0**112, "uint32")  # moves the exponent, and normalises subnormal numbers
+            special = select(magnitude < 0x0F800000, scaled, scaled | 0x7F800000)
+            return bitcast(special | ((bits & 0x8000) << 16), "float32")
         case "float32", "bfloat16":  # rounded to nearest, ties to even; a NaN stays one
             bits = bitcast(a, "uint32")
             rounded = (bits + (((bits >> 16) & 1) + 0x7FFF)) >> 16
             return bitcast(cast(select(apply("isnan", a), (bits >> 16) | 0x40, rounded), "uint16"), "bfloat16")
         case "float32", "float16":
-            return None if target.half_conversion else _float_to_half(a)
+            bits = bitcast(a, "uint32")
+            size = bits & 0x7FFFFFFF
+            small = bitcast(bitcast(size, "float32") + 0.5, "uint32") - 0x3F000000  # the sum is a multiple of the least subnormal number
+            normal = (size + (((size >> 13) & 1) + 0xC8000FFF)) >> 13  # exponent rebased by 15 - 127, wrapping around
+            special = select(const(0x7F800000, "uint32") < size, const(0x7E00, "uint32"), 0x7C00)
+            half = select(size < 0x38800000, small, select(size < 0x47800000, normal, special))
+            return bitcast(cast(half | ((bits >> 16) & 0x8000), "uint16"), "float16")
         case "float64", ("float16" | "bfloat16"):  # inexact results made odd are rounded again as `a` would be (Boldo, Melquiond 2008)
             single = cast(a, "float32")
             back = cast(single, "float64")
             bits = bitcast(single, "uint32") - cast(abs(a) < abs(back), "uint32")
             return cast(bitcast(bits | cast(not_equal(back, a), "uint32"), "float32"), dtype)
     return cast(cast(a, "float32"), dtype) if {source, dtype} & {"float16", "bfloat16"} else None
-
-
-def _half_to_float(x: Expr) -> Expr:
-    bits = cast(bitcast(x, "uint16"), "uint32")
-    magnitude = (bits & 0x7FFF) << 13
-    scaled = bitcast(bitcast(magnitude, "float32") * 2.0**112, "uint32")  # moves the exponent, and normalises subnormal numbers
-    special = select(magnitude < 0x0F800000, scaled, scaled | 0x7F800000)
-    return bitcast(special | ((bits & 0x8000) << 16), "float32")
-
-
-def _float_to_half(x: Expr) -> Expr:
-    bits = bitcast(x, "uint32")
-    size = bits & 0x7FFFFFFF
-    small = bitcast(bitcast(size, "float32") + 0.5, "uint32") - 0x3F000000  # the addition rounds to a multiple of the least subnormal
-    normal = (size + (((size >> 13) & 1) + 0xC8000FFF)) >> 13  # exponent rebased by 15 - 127, wrapping around
-    special = select(const(0x7F800000, "uint32") < size, const(0x7E00, "uint32"), 0x7C00)
-    half = select(size < 0x38800000, small, select(size < 0x47800000, normal, special))
-    return bitcast(cast(half | ((bits >> 16) & 0x8000), "uint16"), "float16")
 
 
 def _integer_power(x: Expr, y: Expr) -> Expr:
@@ -159,13 +154,9 @@ class _Float:
 
     def polynomial(self, x: Expr, coefficients: Sequence[float]) -> Expr:
         """Highest power first."""
-        result = self.c(coefficients[0])
-        for c in coefficients[1:]:
-            result = self.mad(result, x, c)
-        return result
+        return reduce(lambda result, c: self.mad(result, x, c), coefficients[1:], self.c(coefficients[0]))
 
     def ratio(self, x: Expr, numerator: Sequence[float], denominator: Sequence[float]) -> Expr:
-        """A quotient of polynomials."""
         return self.polynomial(x, numerator) / self.polynomial(x, denominator)
 
     def odd(self, x: Expr, limit: float, coefficients: tuple[Sequence[float], Sequence[float]], large: Expr) -> Expr:
@@ -195,13 +186,10 @@ class _Float:
         big = 2.0**self.mantissa  # from here on every number is an integer
         size = abs(x)
         whole = self.with_sign((size + big) - big, x)
-        match op:
-            case "floor":
-                whole = whole - select(x < whole, self.c(1), 0.0)
-            case "ceil":
-                whole = whole + select(whole < x, self.c(1), 0.0)
-            case "trunc":
-                whole = abs(whole) - select(size < abs(whole), self.c(1), 0.0)
+        if op in ("floor", "ceil"):
+            whole = whole - select(x < whole, self.c(1), 0.0) if op == "floor" else whole + select(whole < x, self.c(1), 0.0)
+        elif op == "trunc":
+            whole = abs(whole) - select(size < abs(whole), self.c(1), 0.0)
         return select(size < big, self.with_sign(whole, x), x)
 
     def by_constant(self, x: Expr, y: Expr) -> Expr | None:
@@ -261,12 +249,6 @@ class _Float:
         low, high = (bitcast((power + self.bias) << self.mantissa, self.dtype) for power in (half, integer - half))
         return x * low * high
 
-    def unless_vanishing(self, x: Expr, steps: int, result: Callable[[Expr], Expr]) -> Expr:
-        """`result(x)`, about exp(x), or 0 where it is less than 2 ** -steps. Processors take a hundred cycles for a vector with a number that
-        underflows, as masked elements of a softmax do: there another number is computed with, or the last step, if one instruction, is masked."""
-        tiny, zero = x < -steps * math.log(2), self.c(0)
-        return select(~tiny, result(x), zero) if self.scales else select(tiny, zero, result(select(tiny, zero, x)))
-
     def exp(self, x: Expr, shift: int = 0) -> Expr:
         """2**shift * exp(x), where shift is 0 or -1."""
         single = self.dtype == "float32"
@@ -283,7 +265,10 @@ class _Float:
             p = p / (self.polynomial(square, _EXP[1]) - p)
             return self.scaled(p + p + 1.0, n + shift if shift else n, integer + shift)
 
-        return self.unless_vanishing(x, steps, result)
+        # 0 below 2 ** -steps. Processors take a hundred cycles for a vector with a number that underflows, as masked elements of a softmax
+        # do: there another number is computed with, or the last step, if one instruction, is masked.
+        tiny, zero = x < -steps * math.log(2), self.c(0)
+        return select(~tiny, result(x), zero) if self.scales else select(tiny, zero, result(select(tiny, zero, x)))
 
     def fraction(self, x: Expr) -> tuple[Expr, Expr]:
         """(m, n) with x = m * 2**n and sqrt(1/2) <= m < sqrt(2), for positive finite x; n is an integer-valued float."""
@@ -326,7 +311,6 @@ class _Float:
         return _two_sum(hi, lo + self.mad(n, _LN2[1], s_lo + s_lo + cubic))
 
     def power(self, x: Expr, y: Expr) -> Expr:
-        """x ** y."""
         if y.op == "const":
             n = float(y.attr)
             if n.is_integer() and 0 <= n <= 4:
@@ -337,10 +321,8 @@ class _Float:
                 root = select(equal(x, -math.inf), self.c(math.inf), apply("sqrt", x) + 0.0)  # pow(-0, 0.5) is +0
                 return root if n > 0 else 1.0 / root
         size = abs(x)
-        if self.dtype == "float32":
-            result = cast(apply("exp", cast(y, "float64") * apply("log", cast(size, "float64"))), "float32")
-        else:
-            result = self.power64(size, y)
+        single = self.dtype == "float32"
+        result = self.power64(size, y) if not single else cast(apply("exp", cast(y, "float64") * apply("log", cast(size, "float64"))), "float32")
         result = select(equal(size, 1.0), select(apply("isnan", y), y, 1.0), result)
         whole = equal(apply("trunc", y), y)
         odd = whole & not_equal(apply("trunc", y * 0.5), y * 0.5)
@@ -407,17 +389,15 @@ class _Float:
     def quadrant(self, x: Expr) -> tuple[Expr, Expr, Expr]:
         """(sin r, cos r, n) for x = r + n * pi / 2 with |r| <= pi / 4 (Cody, Waite 1980)."""
         n, integer = self.nearest(x, 2 / math.pi)
-        r = x
-        for part in _PI_2_FUSED if self.target.fma else _PI_2:
-            r = self.mad(n, -part, r)
+        r = reduce(lambda r, part: self.mad(n, -part, r), _PI_2_FUSED if self.target.fma else _PI_2, x)
         r = maximum(minimum(r, 1.0), -1.0)  # of arguments too large to be reduced nothing is left but the bounds
         z = r * r
         sine = self.mad(r * z, self.polynomial(z, _SIN), r)
         half = z * 0.5
         whole = 1.0 - half
         cosine = whole + ((1.0 - whole) - half + z * z * self.polynomial(z, _COS))
-        invalid = equal(abs(x), math.inf)
-        return select(invalid, self.c(math.nan), sine), select(invalid, self.c(math.nan), cosine), integer
+        sine, cosine = (select(equal(abs(x), math.inf), self.c(math.nan), value) for value in (sine, cosine))
+        return sine, cosine, integer
 
     def sin(self, x: Expr) -> Expr:
         sine, cosine, n = self.quadrant(x)
