@@ -66,10 +66,10 @@ def _mangled(type_: str) -> str:
     return {"half": "f16", "float": "f32", "double": "f64", "ptr": "p0"}.get(type_, type_)
 
 
+_SCALARS = {"float32": "float", "float64": "double", "bool": "i1"}
 _FLOAT_OPS = {"add": "fadd", "sub": "fsub", "mul": "fmul", "div": "fdiv"}
 _INT_OPS = {op: op for op in ("add", "sub", "mul", "and", "or", "xor")}
 _INTRINSICS = {op: op for op in ("sqrt", "floor", "ceil", "trunc")} | {"round": "roundeven", "abs": "fabs", "popcount": "ctpop"}
-_COMPARE = {"lt": ("olt", "lt"), "le": ("ole", "le"), "eq": ("oeq", "eq"), "ne": ("une", "ne")}
 
 
 class Module:
@@ -81,7 +81,6 @@ class Module:
         self.declarations: dict[str, str] = {}
         self.regions = 0
         self.native_half = target.half_arithmetic
-        self._types: dict[tuple[str, int], str] = {}
 
     def text(self) -> str:
         """The module as text: functions, declarations, attributes."""
@@ -95,11 +94,8 @@ class Module:
 
     def type(self, dtype: str, lanes: int = 1) -> str:
         """The LLVM type of a value in registers. 16-bit floats without arithmetic of their own are handled as bits."""
-        if (found := self._types.get((dtype, lanes))) is None:
-            scalar = {"float32": "float", "float64": "double", "bool": "i1"}.get(dtype, f"i{BITS[dtype]}")
-            scalar = "half" if dtype == "float16" and self.native_half else scalar
-            found = self._types[dtype, lanes] = scalar if lanes == 1 else f"<{lanes} x {scalar}>"
-        return found
+        scalar = "half" if dtype == "float16" and self.native_half else _SCALARS.get(dtype) or f"i{BITS[dtype]}"
+        return scalar if lanes == 1 else f"<{lanes} x {scalar}>"
 
     def memory_type(self, dtype: str, lanes: int = 1) -> str:
         """The LLVM type of a value in memory: a bool is a byte there."""
@@ -125,9 +121,10 @@ class Builder:
         """The error that the kernel cannot be compiled, at `where` in it."""
         return CodegenError(what, where=f"{self.module.name}: {where}" if where else self.module.name, why=why, hint=hint)
 
-    def line(self, text: str) -> None:
-        """Add an instruction without a result."""
+    def line(self, text: str) -> str:
+        """Add an instruction without a result; returns no name."""
         self.lines.append("  " + text)
+        return ""
 
     def op(self, text: str) -> str:
         """Add an instruction; returns its result."""
@@ -167,10 +164,7 @@ class Builder:
         name = f"@llvm.{intrinsic}.{'.'.join(map(_mangled, suffix or (result,)))}"
         self.module.declarations.setdefault(name, f"declare {result} {name}({', '.join(t for t, _ in args)})")
         text = f"call {flags}{result} {name}({', '.join(f'{t} {ref}' for t, ref in args)})"
-        if result != "void":
-            return self.op(text)
-        self.line(text)
-        return ""
+        return self.op(text) if result != "void" else self.line(text)
 
     @contextmanager
     def scope(self) -> Iterator[None]:
@@ -216,10 +210,9 @@ class Builder:
         lanes, type_, (a, b) = self.alike(*args)
         if op in ("min", "max"):
             return Value(self.extremum(op, args, a, b, dtype, lanes), dtype, lanes)
-        names = _FLOAT_OPS if is_float(dtype) else _INT_OPS
-        if op not in names:
+        if (name := (_FLOAT_OPS if is_float(dtype) else _INT_OPS).get(op)) is None:
             raise self.error(f"`{op}` of {dtype} cannot be compiled")
-        return Value(self.op(f"{names[op]} {type_} {a}, {b}"), dtype, lanes)
+        return Value(self.op(f"{name} {type_} {a}, {b}"), dtype, lanes)
 
     def extremum(self, op: str, args: Sequence[Value], a: str, b: str, dtype: str, lanes: int) -> str:
         """`min` and `max`: NaN where either float is."""
@@ -268,8 +261,7 @@ class Builder:
         bits = BITS[a.dtype]
         width = min(max(lanes, 128 // bits), 512 // bits)
         part = self.module.type(a.dtype, width)
-        if lanes == 1:
-            refs = [self.spread(v, width) for v in (a, n)]
+        refs = [self.spread(v, width) for v in (a, n)] if lanes == 1 else refs
         parts = []
         for start in range(0, lanes, width):
             x, y = refs if lanes in (1, width) else [self.shuffle(type_, r, r, [k % lanes for k in range(start, start + width)]) for r in refs]
@@ -286,9 +278,8 @@ class Builder:
     def compare(self, op: str, a: Value, b: Value) -> Value:
         """A comparison, as a bool for each lane."""
         lanes, type_, (x, y) = self.alike(a, b)
-        of_floats, of_integers = _COMPARE[op]
         sign = "" if op in ("eq", "ne") else "s" if a.dtype in SIGNED else "u"
-        test = f"fcmp {of_floats}" if is_float(a.dtype) else f"icmp {sign}{of_integers}"
+        test = f"fcmp {'u' if op == 'ne' else 'o'}{op}" if is_float(a.dtype) else f"icmp {sign}{op}"
         return Value(self.op(f"{test} {type_} {x}, {y}"), "bool", lanes)
 
     def choose(self, test: Value, a: Value, b: Value) -> Value:
@@ -315,8 +306,7 @@ class Builder:
             ones = self.splat(-1, dtype, lanes)
             minus = self.op(f"icmp eq {type_} {y}, {ones}")  # the smallest integer / -1 traps: x / 1, negated
             divisor = self.either(self.op(f"or {bits} {zero}, {minus}"), type_, one, y, lanes)
-            quotient = self.op(f"sdiv {type_} {x}, {divisor}")
-            rest = self.op(f"srem {type_} {x}, {divisor}")
+            quotient, rest = (self.op(f"{op} {type_} {x}, {divisor}") for op in ("sdiv", "srem"))
             quotient = self.either(minus, type_, self.op(f"sub {type_} zeroinitializer, {quotient}"), quotient, lanes)
             result = rest if remainder else quotient
             if e.op in ("floordiv", "mod"):
@@ -357,8 +347,7 @@ class Builder:
         if e.args[1].op == "const" and 0 <= e.args[1].attr < bits:
             return Value(self.op(f"{op} {type_} {x}, {y}"), dtype, lanes)
         inside = self.op(f"icmp ult {type_} {y}, {self.splat(bits, dtype, lanes)}")
-        amount = self.either(inside, type_, y, self.splat(bits - 1, dtype, lanes), lanes)
-        shifted = self.op(f"{op} {type_} {x}, {amount}")
+        shifted = self.op(f"{op} {type_} {x}, {self.either(inside, type_, y, self.splat(bits - 1, dtype, lanes), lanes)}")
         return Value(shifted if op == "ashr" else self.either(inside, type_, shifted, "zeroinitializer", lanes), dtype, lanes)
 
     def cast(self, a: Value, dtype: str) -> Value:
@@ -374,12 +363,10 @@ class Builder:
             return self.truncated(a, dtype)
         if is_float(source):
             return Value(self.call(f"fpto{'s' if dtype in SIGNED else 'u'}i.sat", new, (old, x), suffix=(new, old)), dtype, lanes)
-        if is_float(dtype):
-            op = "sitofp" if source in SIGNED else "uitofp"
-        elif before == after:
+        if before == after and not is_float(dtype):
             return Value(x, dtype, lanes)
-        else:
-            op = "trunc" if before > after else "sext" if source in SIGNED else "zext"
+        signed = source in SIGNED
+        op = ("sitofp" if signed else "uitofp") if is_float(dtype) else "trunc" if before > after else "sext" if signed else "zext"
         return Value(self.op(f"{op} {old} {x} to {new}"), dtype, lanes)
 
     def truncated(self, a: Value, dtype: str) -> Value:
@@ -398,9 +385,8 @@ class Builder:
     def rounded(self, a: Value, offset: int, dtype: str) -> Value:
         """Floats rounded to the nearest integer (of two, the even one), plus an offset, as integers of 8 or 16 bits; saturating, NaN to 0."""
         low, high = integer_range(dtype)
-        x, wide = self.clamped(a, low - offset, high - offset, -offset), self.module.type("int32", a.lanes)
-        kind = self.module.type(a.dtype, a.lanes)
-        whole = self.call("lrint", wide, (kind, x.ref), suffix=(wide, kind))
+        wide, kind = self.module.type("int32", a.lanes), self.module.type(a.dtype, a.lanes)
+        whole = self.call("lrint", wide, (kind, self.clamped(a, low - offset, high - offset, -offset).ref), suffix=(wide, kind))
         if offset:
             whole = self.op(f"add {wide} {whole}, splat (i32 {offset})")
         return Value(self.op(f"trunc {wide} {whole} to {self.module.type(dtype, a.lanes)}"), dtype, a.lanes)
