@@ -65,15 +65,13 @@ class KernelFacts(Module):
         self.per_lane: dict[Buffer, tuple[Expr, int]] = {}  # buffers allocated inside a vectorized loop: lane variable, lanes
         self._variables: dict[Expr, tuple[Expr, ...]] = {}
         self._buffers: dict[Expr, frozenset[Buffer]] = {}
-        self._written: dict[Stmt, frozenset[Buffer]] = {}
         self.lowered = cache(lambda e: lower(e, target))  # in terms of operations that the target has; None where it has the operator itself
         self.in_bounds = cache(lambda read: in_range(read.args, read.attr.shape))  # whether a read lies inside its buffer for all values
 
     def variables(self, e: Expr) -> tuple[Expr, ...]:
         """The variables that a value depends on."""
         for node in _unknown(e, self._variables):
-            lane = self.per_lane[node.attr][:1] if node.op == "read" and node.attr in self.per_lane else ()
-            own = (node,) if node.op == "var" else lane
+            own = (node,) if node.op == "var" else self.per_lane.get(node.attr, ())[:1] if node.op == "read" else ()
             of_args = [v for a in node.args for v in self._variables[a]]
             self._variables[node] = self._variables[node.args[0]] if len(node.args) == 1 and not own else tuple(dict.fromkeys([*of_args, *own]))
         return self._variables[e]
@@ -85,12 +83,9 @@ class KernelFacts(Module):
             self._buffers[node] = own.union(*(self._buffers[a] for a in node.args))
         return self._buffers[e]
 
-    def written(self, stmt: Stmt) -> frozenset[Buffer]:
+    def written(self, stmt: Stmt) -> set[Buffer]:
         """The buffers that a statement may write."""
-        if stmt not in self._written:
-            own = [stmt.buffer] if isinstance(stmt, L.Store | L.Accumulate) else []
-            self._written[stmt] = frozenset(own).union(*(self.written(child) for child in L.children(stmt)))
-        return self._written[stmt]
+        return {s.buffer for s in L.walk(stmt) if isinstance(s, L.Store | L.Accumulate)}
 
     def unsafe(self, e: Expr) -> bool:
         """Whether evaluating `e` where it is not wanted might fault."""
@@ -117,8 +112,7 @@ class Expressions(Builder):
 
     def bind(self, v: Expr, value: Value) -> None:
         """Give a variable its value; the innermost loop is bound last."""
-        self.bound[v] = value
-        self.depth[v] = len(self.depth)
+        self.bound[v], self.depth[v] = value, len(self.depth)
 
     @contextmanager
     def masked(self, test: Value) -> Iterator[None]:
@@ -145,16 +139,14 @@ class Expressions(Builder):
 
     def read(self, e: Expr) -> Value:
         """The value of a read, which active lanes alone make where it may lie outside of its buffer."""
-        buffer = e.attr
+        buffer, mask = e.attr, self.mask
         address = self.address(buffer, e.args)
-        mask = self.mask
-        if mask is not None and (self.module.in_bounds(e) or self.padded(buffer, address)):
-            self.mask = None
+        anywhere = mask is not None and (self.module.in_bounds(e) or self.padded(buffer, address))
+        if anywhere or mask is None or (self.lane is not None and not address.shared):
+            self.mask = None if anywhere else mask
             value = self.load(buffer, address)
             self.mask = mask
             return value
-        if mask is None or (self.lane is not None and not address.shared):
-            return self.load(buffer, address)
         test = mask.ref  # one element for all lanes, wanted only if any lane is active
         if mask.lanes > 1:
             bits = self.module.type("bool", mask.lanes)
@@ -250,10 +242,8 @@ class Expressions(Builder):
 
     def address(self, buffer: Buffer, indices: tuple[Expr, ...]) -> Address:
         """Where the elements of an access lie."""
-        form = self.form(buffer, indices)
+        form, shared, varying = self.form(buffer, indices), list[Term](), list[Term]()
         offset, stride = form.offset, 0
-        shared: list[Term] = []
-        varying: list[Term] = []
         for monomial, c in form.terms:
             plain = monomial[0] if len(monomial) == 1 and monomial[0].op == "var" else None
             if plain is not None and plain in self.constants:
@@ -262,12 +252,10 @@ class Expressions(Builder):
                 stride += c
             else:
                 (varying if plain is None and self.varies(monomial) else shared).append((monomial, c))
-        index = self.index_vector(varying, stride) if varying else None
-        stride = 0 if varying else stride
-        align = itemsize(buffer.dtype)
+        index, align = self.index_vector(varying, stride) if varying else None, itemsize(buffer.dtype)
         if buffer in self.private:
             align = math.gcd(align * math.gcd(offset, *(c for _, c in shared)), ALIGN) or ALIGN
-        return Address(self.pointer(buffer, tuple(shared), offset), stride, index, align, None if shared else offset)
+        return Address(self.pointer(buffer, tuple(shared), offset), 0 if varying else stride, index, align, None if shared else offset)
 
     def varies(self, monomial: tuple[Expr, ...]) -> bool:
         """Whether a product of atoms differs between the lanes."""
@@ -308,11 +296,10 @@ class Expressions(Builder):
         ref, scalar = self.pointers[buffer], self.module.memory_type(buffer.dtype)
         for n, (monomial, c) in enumerate(terms, start=1):
             key = (buffer, terms[:n])
-            if (found := self.find(key)) is not None:
-                ref = found.ref
-            else:
-                ref = self.op(f"getelementptr {scalar}, ptr {ref}, i64 {self.scaled(monomial, c).ref}")
-                self.remember(key, Value(ref, "ptr"), [b for a in monomial for b in self.module.buffers(a)])
+            if (found := self.find(key)) is None:
+                found = Value(self.op(f"getelementptr {scalar}, ptr {ref}, i64 {self.scaled(monomial, c).ref}"), "ptr")
+                self.remember(key, found, [b for a in monomial for b in self.module.buffers(a)])
+            ref = found.ref
         if offset:
             ref = self.op(f"getelementptr {scalar}, ptr {ref}, i64 {offset}")
         self.remember(whole, Value(ref, "ptr"), [b for monomial, _ in terms for a in monomial for b in self.module.buffers(a)])
@@ -379,8 +366,7 @@ class Expressions(Builder):
         found = _rounded_bytes(whole.args[0]) if whole.op == "cast" and whole is not e else None
         if found is None or abs(shift) > EXACT or (value := self.value(found[0])).lanes == 1:
             return None
-        x, offset = found
-        low, high = integer_range(whole.args[0].dtype)
+        offset, (low, high) = found[1], integer_range(whole.args[0].dtype)
         nearest = self.unary("round", self.clamped(value, low - offset, high - offset, -offset))
         moved = self.value(const(float(shift + offset), "float32"))
         return nearest if shift + offset == 0 else self.arithmetic("add", [nearest, moved], "float32")
@@ -434,12 +420,11 @@ class Expressions(Builder):
         if folded.op not in ("lt", "le"):
             return self.value(folded) if folded is not e else self.compare(e.op, *(self.value(a) for a in e.args))
         a, b = folded.args
-        terms = linear(difference(b, a))
+        terms, strict = linear(difference(b, a)), folded.op == "lt"
         rest = {m: c for m, c in terms.items() if not self.varies(m)}
         lane_only = {m: c for m, c in terms.items() if self.varies(m)}
         assert self.lane is not None
         slope = lane_only.get((self.lane,), 0)
-        strict = folded.op == "lt"
         if len(lane_only) == 1 and abs(slope) == 1:
             # slope -1: lane < rest (+ 1 for le); slope 1: lane >= 1 - rest (- rest for le), the negation of lane < that.
             limit = from_linear(rest) + (0 if strict else 1) if slope < 0 else const(1 if strict else 0) - from_linear(rest)
@@ -498,9 +483,7 @@ def _unknown(e: Expr, facts: Mapping[Expr, Any]) -> Iterable[Expr]:
     """The sub-expressions that `facts` lacks, operands before users."""
     if e in facts:
         return ()
-    if all(a in facts for a in e.args):
-        return (e,)
-    return [node for node in E.walk(e) if node not in facts]
+    return (e,) if all(a in facts for a in e.args) else [node for node in E.walk(e) if node not in facts]
 
 
 def _rounded_bytes(e: Expr) -> tuple[Expr, int] | None:
