@@ -45,26 +45,24 @@ class KernelModule(KernelFacts):
 
     def define(self, kernel: Kernel, linkage: str = "") -> None:
         """Adds the function of a kernel."""
-        function = Function(self)
-        parameters = ["ptr %pool"]
-        for n, buffer in enumerate(kernel.buffers):
-            function.pointers[buffer] = f"%b{n}"
-            parameters.append(self.parameter(buffer, f"%b{n}", buffer in kernel.outputs))
-        for n, scalar in enumerate(kernel.scalars):
-            function.bind(scalar, Value(f"%s{n}", INDEX))
-            parameters.append(f"i64 %s{n}")
+        function = Function(self, kernel.buffers, kernel.scalars)
+        parameters = ["ptr %pool", *(self.parameter(b, ref, b in kernel.outputs) for b, ref in function.pointers.items())]
+        parameters += [f"i64 {function.bound[scalar].ref}" for scalar in kernel.scalars]
         function.statement(kernel.body)
         function.leave()
         self.functions.append(function.text(f"define {linkage} void {symbol(kernel.name)}({', '.join(parameters)}) #0"))
 
 
 class Function(Expressions):
-    """The LLVM function of a loop program."""
+    """The LLVM function of a loop program, whose parameters are pointers to buffers and scalars."""
 
     module: KernelModule
 
-    def __init__(self, module: KernelModule) -> None:
+    def __init__(self, module: KernelModule, buffers: Sequence[Buffer] = (), scalars: Sequence[Expr] = ()) -> None:
         super().__init__(module)
+        self.pointers = {buffer: f"%b{n}" for n, buffer in enumerate(buffers)}
+        for n, scalar in enumerate(scalars):
+            self.bind(scalar, Value(f"%s{n}", INDEX))
         self.chain: Stmt | None = None  # an accumulation into one element that is all that its loop does
         self.inside_parallel = False
         self.streams = False  # whether some stores are non-temporal
@@ -225,10 +223,9 @@ class Function(Expressions):
             raise self.error(f"temporary `{buffer.name}` has no constant shape", where=repr(buffer), hint="pass it as a workspace buffer")
         if buffer.scope == "shared":
             raise self.error(f"temporary `{buffer.name}` is in shared memory", where=repr(buffer), why="a CPU has none")
-        size = math.prod(int(extent.attr) for extent in extents)
+        size = math.prod(int(extent.attr) for extent in extents) * self.lanes
         if self.lane is not None:  # every lane has its own
             self.module.per_lane[buffer] = self.lane, self.lanes
-            size *= self.lanes
         taken = size * itemsize(buffer.dtype)
         if taken > L.STACK_LIMIT:
             hint = f"at most {L.STACK_LIMIT}; pass larger ones as workspace buffers"
@@ -309,18 +306,13 @@ class Function(Expressions):
             raise self.error(f"`{unknown[0]}` is used but is no parameter")
         values = [v for v in variables if v not in self.constants]
 
-        inner = Function(module)
+        inner = Function(module, buffers, values)
         inner.inside_parallel = True
         inner.constants = dict(self.constants)
         inner.private = self.private & set(buffers)
-        captured: list[tuple[str, str, str]] = []  # type, outer reference, parameter
-        written = module.written(s.body)
-        for n, buffer in enumerate(buffers):
-            captured.append(("ptr", self.pointers[buffer], module.parameter(buffer, f"%b{n}", buffer in written)))
-            inner.pointers[buffer] = f"%b{n}"
-        for n, v in enumerate(values):
-            captured.append(("i64", self.bound[v].ref, f"i64 %s{n}"))
-            inner.bind(v, Value(f"%s{n}", INDEX))
+        written = module.written(s.body)  # below: type, reference here, parameter
+        captured = [("ptr", self.pointers[b], module.parameter(b, ref, b in written)) for b, ref in inner.pointers.items()]
+        captured += [("i64", self.bound[v].ref, f"i64 {inner.bound[v].ref}") for v in values]
         inner.branch(inner.op("icmp slt i64 %begin, %end"), "chunk", "done")
         inner.counted(s.var, "%begin", "%end", "chunk", "done", lambda: inner.statement(s.body))
         inner.leave()
@@ -345,8 +337,7 @@ class Function(Expressions):
             self.line(f"store {type_} {ref}, ptr {place}")
         count = self.scalar(extent, f"the extent of loop `{s.var.name}`")
         direct, pooled, end = self.labels("direct", "pooled", "end")
-        alone = self.op("icmp eq ptr %pool, null")
-        short = self.op(f"icmp sle i64 {count}, 1")
+        alone, short = self.op("icmp eq ptr %pool, null"), self.op(f"icmp sle i64 {count}, 1")
         self.branch(self.op(f"or i1 {alone}, {short}"), direct, pooled)
         self.start(direct)
         self.line(f"call void {body}(ptr {closure}, i64 0, i64 {count})")
@@ -475,32 +466,22 @@ class Function(Expressions):
         elif self.padded(buffer, address):
             new = self.either(self.active, type_, ref, self.op(f"load {type_}, {place}"), lanes)
             self.line(f"store {type_} {new}, {place}")
-        elif address.dense:
-            args = (("ptr", address.pointer), ("i32", str(address.align)), (self.module.type("bool", lanes), self.active))
-            self.call("masked.store", "void", (type_, ref), *args, suffix=(type_, "ptr"))
         else:
-            pointers, align = (f"<{lanes} x ptr>", self.pointer_vector(buffer, address)), ("i32", str(itemsize(buffer.dtype)))
-            mask = (self.module.type("bool", lanes), self.active)
-            self.call("masked.scatter", "void", (type_, ref), pointers, align, mask, suffix=(type_, pointers[0]))
+            name, pointers, align = ("store", "ptr", address.align) if address.dense else ("scatter", f"<{lanes} x ptr>", itemsize(buffer.dtype))
+            start = address.pointer if address.dense else self.pointer_vector(buffer, address)
+            args = ((type_, ref), (pointers, start), ("i32", str(align)), (self.module.type("bool", lanes), self.active))
+            self.call(f"masked.{name}", "void", *args, suffix=(type_, pointers))
 
 
 def _free(s: L.For) -> tuple[list[Buffer], list[Expr]]:
     """The buffers and variables that the body of a loop takes from outside, in order of first use."""
-    buffers: dict[Buffer, None] = {}
-    variables: dict[Expr, None] = {}
+    buffers: list[Buffer] = []
+    variables: list[Expr] = []
     inside: set[Any] = {s.var}
     for stmt in L.walk(s.body):
-        if isinstance(stmt, L.For):
-            inside.add(stmt.var)
-        elif isinstance(stmt, L.Allocate):
-            inside.add(stmt.buffer)
-        elif isinstance(stmt, L.Store | L.Accumulate):
-            buffers[stmt.buffer] = None
-        for e in E.walk(*L.expressions(stmt)):
-            if e.op == "read":
-                buffers[e.attr] = None
-            elif e.op == "var":
-                variables[e] = None
-    for buffer in buffers:
-        variables.update(dict.fromkeys(v for d in buffer.shape for v in E.variables(as_expr(d))))
-    return [b for b in buffers if b not in inside], [v for v in variables if v not in inside]
+        inside |= {stmt.var} if isinstance(stmt, L.For) else {stmt.buffer} if isinstance(stmt, L.Allocate) else set()
+        buffers += [stmt.buffer] if isinstance(stmt, L.Store | L.Accumulate) else []
+        buffers += [r.attr for r in E.reads(*L.expressions(stmt))]
+        variables += E.variables(*L.expressions(stmt))
+    variables += [v for b in dict.fromkeys(buffers) for d in b.shape for v in E.variables(as_expr(d))]
+    return [b for b in dict.fromkeys(buffers) if b not in inside], [v for v in dict.fromkeys(variables) if v not in inside]
