@@ -12,7 +12,7 @@ from collections.abc import Iterator, Sequence
 from tcomp.codegen.llvm.builder import symbol
 from tcomp.codegen.llvm.kernel import Function, KernelModule
 from tcomp.ir import expr as E
-from tcomp.ir.expr import Dim, Expr, as_expr, substitute
+from tcomp.ir.expr import Dim, as_expr, substitute
 from tcomp.ir.loops import SERIAL, VECTORIZED, Buffer, Kernel, block, loop, store
 from tcomp.ir.program import NUMBERED, Branch, Call, Copy, Program, Ref, Repeat, SetIndex, Step, calls, refs, walk
 from tcomp.ir.verify import verify_program
@@ -33,8 +33,8 @@ def emit_program(program: Program, target: CpuTarget) -> str:
     for call in calls(program.steps):
         types = ["ptr"] * (1 + len(call.buffers)) + ["i64"] * len(call.scalars)
         module.declarations[call.symbol] = f"declare void {symbol(call.symbol)}({', '.join(types)})"
-    _Entry(module, program, "").emit()
-    _Entry(module, program, ", ptr %ticks").emit()
+    _Entry(module, program).emit("tcomp_run")
+    _Entry(module, program).emit("tcomp_run_profiled", ", ptr %ticks")
     _emit_plan(module, program)
     return module.text()
 
@@ -43,42 +43,35 @@ def _refs(steps: Sequence[Step]) -> Iterator[Ref]:
     return (ref for step in walk(steps) for ref in refs(step))
 
 
-class _Dims:
-    """Dims are read from the call's array, which kernels may write: what was read before is then forgotten."""
+class _Sized(Function):
+    """A function that reads dims from the call's array, which kernels may write: what was read before is then forgotten."""
 
-    def __init__(self, program: Program) -> None:
-        self.buffer = Buffer("dims", "int64", (max(1, len(program.dims)),))
-        self.reads: dict[Expr, Expr] = {d: self.buffer[n] for n, d in enumerate(program.dims)}
-
-    def expr(self, e: Dim) -> Expr:
-        return substitute(as_expr(e), self.reads)
-
-
-class _Entry(Function):
-    """`tcomp_run`, or with ticks `tcomp_run_profiled`."""
-
-    def __init__(self, module: KernelModule, program: Program, ticks: str) -> None:
+    def __init__(self, module: KernelModule, program: Program) -> None:
         super().__init__(module)
-        self.program, self.ticks, self.number = program, ticks, 0
-        self.dims = _Dims(program)
-        self.bases: dict[tuple[str, int], str] = {}
+        self.dims = Buffer("dims", "int64", (max(1, len(program.dims)),))
+        self.program, self.reads = program, {d: self.dims[n] for n, d in enumerate(program.dims)}
 
-    def emit(self) -> None:
+    def index(self, e: Dim) -> str:
+        return self.value(substitute(as_expr(e), self.reads)).ref
+
+
+class _Entry(_Sized):
+    """`tcomp_run`, or with `ticks`, a parameter more, `tcomp_run_profiled`."""
+
+    def emit(self, name: str, ticks: str = "") -> None:
+        self.ticks, self.number, self.bases = ticks, 0, dict[tuple[str, int], str]()
         fields = {name: self.field("%call", n) for n, name in enumerate(BASES)}
-        self.pool = fields["pool"]
-        self.pointers[self.dims.buffer] = fields["dims"]
+        self.pool, self.pointers[self.dims] = fields["pool"], fields["dims"]
         for ref in _refs(self.program.steps):
             if (ref.base, ref.index) not in self.bases:
                 numbered = ref.base in NUMBERED
                 self.bases[ref.base, ref.index] = self.field(fields[ref.base + "s"], ref.index) if numbered else fields[ref.base]
         self.steps(self.program.steps)
         self.line("ret i32 0")
-        name = "tcomp_run_profiled" if self.ticks else "tcomp_run"
-        self.module.functions.append(self.text(f"define i32 @{name}(ptr %call{self.ticks}) #0"))
+        self.module.functions.append(self.text(f"define i32 @{name}(ptr %call{ticks}) #0"))
 
     def field(self, base: str, index: int) -> str:
-        place = self.op(f"getelementptr ptr, ptr {base}, i64 {index}")
-        return self.op(f"load ptr, ptr {place}")
+        return self.op(f"load ptr, ptr {self.op(f'getelementptr ptr, ptr {base}, i64 {index}')}")
 
     def steps(self, steps: Sequence[Step]) -> None:
         for step in steps:
@@ -101,8 +94,11 @@ class _Entry(Function):
                     self.line(f'call void @"tcomp_copy"(ptr null, ptr {self.place(src)}, ptr {self.place(dst)}, i64 {count})')
                 case SetIndex(dst, value):
                     self.line(f"store i64 {self.index(value)}, ptr {self.place(dst)}")
-            if any(ref.base == "dims" for ref in _refs((step,))):
-                self.forget((self.dims.buffer,))
+            self.forget_dims(step)
+
+    def forget_dims(self, step: Step) -> None:
+        if any(ref.base == "dims" for ref in _refs((step,))):
+            self.forget((self.dims,))
 
     def run(self, call: Call) -> None:
         arguments = [f"ptr {self.pool}"] + [f"ptr {self.place(r)}" for r in call.buffers] + [f"i64 {self.index(s)}" for s in call.scalars]
@@ -114,8 +110,8 @@ class _Entry(Function):
         self.line(text)
         taken = self.op(f"sub i64 {self.clock()}, {start}")
         place = self.op(f"getelementptr i64, ptr %ticks, i64 {self.number}")
-        before = self.op(f"load i64, ptr {place}")
-        self.line(f"store i64 {self.op(f'add i64 {before}, {taken}')}, ptr {place}")
+        total = self.op(f"add i64 {self.op(f'load i64, ptr {place}')}, {taken}")
+        self.line(f"store i64 {total}, ptr {place}")
         self.number += 1
 
     def clock(self) -> str:
@@ -129,8 +125,7 @@ class _Entry(Function):
             self.steps(repeat.body)
             return None if repeat.condition is None else self.flag(repeat.condition)
 
-        if any(ref.base == "dims" for ref in _refs((repeat,))):
-            self.forget((self.dims.buffer,))
+        self.forget_dims(repeat)
         count = self.index(repeat.trips)
         head, end = self.labels("loop", "end")
         self.branch(self.op(f"icmp sgt i64 {count}, 0"), head, end)
@@ -139,27 +134,20 @@ class _Entry(Function):
     def flag(self, ref: Ref) -> str:
         return self.op(f"icmp ne i8 {self.op(f'load i8, ptr {self.place(ref)}')}, 0")
 
-    def index(self, e: Dim) -> str:
-        return self.value(self.dims.expr(e)).ref
-
     def place(self, ref: Ref) -> str:
-        base = self.bases[ref.base, ref.index]
-        offset = self.index(ref.offset)
+        base, offset = self.bases[ref.base, ref.index], self.index(ref.offset)
         return base if offset == "0" else self.op(f"getelementptr i8, ptr {base}, i64 {offset}")
 
 
 def _emit_plan(module: KernelModule, program: Program) -> None:
     """A dim that only a run will tell is -1: planned with its upper bound."""
-    function = Function(module)
-    dims = _Dims(program)
-    function.pointers[dims.buffer] = "%dims"
-    for d, read in dims.reads.items():
-        hi = E.bounds(d)[1]
-        if hi is not None:
-            dims.reads[d] = E.select(read < 0, hi, read)
+    function = _Sized(module, program)
+    function.pointers[function.dims] = "%dims"
+    for d, read in function.reads.items():
+        if (hi := E.bounds(d)[1]) is not None:
+            function.reads[d] = E.select(read < 0, hi, read)
     for n, size in enumerate([program.workspace, *(d for shape in program.output_shapes for d in shape)]):
-        value = function.value(dims.expr(size))
-        place = function.op(f"getelementptr i64, ptr %sizes, i64 {n}")
-        function.line(f"store i64 {value.ref}, ptr {place}")
+        value = function.index(size)
+        function.line(f"store i64 {value}, ptr {function.op(f'getelementptr i64, ptr %sizes, i64 {n}')}")
     function.line("ret void")
     module.functions.append(function.text("define void @tcomp_plan(ptr noalias %dims, ptr noalias %sizes) #0"))
