@@ -72,11 +72,10 @@ class Function(FunctionBuilder):
     def emit(self, stmts: Sequence[Stmt]) -> tuple[str, Launch]:
         """The text of the function, and how it is launched."""
         body = whole_vectors(L.block(*stmts))
-        for s in L.walk(body):
-            if isinstance(s, L.For) and is_thread_loop(s) and not isinstance(s.extent, int):
-                raise self.fail(f"thread loop `{s.var.name}` has the symbolic extent {s.extent}", hint="split it by a constant first")
-            if isinstance(s, L.Store | L.Accumulate):
-                self.written.add(s.buffer)
+        if symbolic := [s for s in L.walk(body) if isinstance(s, L.For) and is_thread_loop(s) and not isinstance(s.extent, int)]:
+            what = f"thread loop `{symbolic[0].var.name}` has the symbolic extent {symbolic[0].extent}"
+            raise self.fail(what, hint="split it by a constant first")
+        self.written = {s.buffer for s in L.walk(body) if isinstance(s, L.Store | L.Accumulate)}
         threads_along(body, self.block)
         self.warps.survey(body)
         threads = math.prod(self.block)
@@ -164,8 +163,6 @@ class Function(FunctionBuilder):
             case _:
                 raise self.fail(f"a {type(s).__name__} cannot be compiled for a GPU")
 
-    # ------------------------------------------------------------ outside of phases: all threads alike
-
     def block_loop(self, var: Expr, extent: Dim, axis: int) -> None:
         """A loop whose iterations are blocks of the grid."""
         if self.current is not None:
@@ -192,13 +189,12 @@ class Function(FunctionBuilder):
 
     def allocate_in_block(self, buffer: Buffer, body: Stmt) -> None:
         """A temporary that several phases use: registers of each thread, or shared memory."""
-        if buffer.scope == "register" and has_threads(body):
-            own = self.private_dims[buffer] = self.private_dimensions(buffer, body)
-            size = math.prod(self.constant(buffer, buffer.shape[d]) for d in own) // self.warps.threads_sharing(buffer)
-            self.names[buffer] = self.fresh(buffer.name)
-            self.declarations.append(f"  {MEMORY[buffer.dtype]} {self.names[buffer]}[{size}];")
-        else:
-            self.share(buffer, math.prod(self.constant(buffer, d) for d in buffer.shape))
+        if buffer.scope != "register" or not has_threads(body):
+            return self.share(buffer, math.prod(self.constant(buffer, d) for d in buffer.shape))
+        own = self.private_dims[buffer] = self.private_dimensions(buffer, body)
+        size = math.prod(self.constant(buffer, buffer.shape[d]) for d in own) // self.warps.threads_sharing(buffer)
+        self.names[buffer] = self.fresh(buffer.name)
+        self.declarations.append(f"  {MEMORY[buffer.dtype]} {self.names[buffer]}[{size}];")
 
     def declare_shared(self) -> int:
         """Declare the buffers in shared memory: as arrays, or as parts of memory that the launch requests if large; returns its size in bytes."""
@@ -268,19 +264,16 @@ class Function(FunctionBuilder):
             self.declare(s.var, "threadIdx.x")
             value = E.select(s.body.cond, leaf.value, leaf.reducer.identity) if isinstance(s.body, L.If) else leaf.value
             self.assign(parts, (s.var,), value)
-        half = self.fresh("half")
+        half, name, dtype = self.fresh("half"), self.names[parts], parts.dtype
         self.line("__syncthreads();")
         with self.braces(f"for (int {half} = {width // 2}; {half} > 0; {half} /= 2)"):
             reach = f"threadIdx.x < {half}" + (f" && threadIdx.x + {half} < {s.extent}" if width != s.extent else "")
-            name, dtype = self.names[parts], parts.dtype
             with self.braces(f"if ({reach})"):
                 a, b = (self.loaded(dtype, f"{name}[threadIdx.x{more}]") for more in ("", f" + {half}"))
                 self.line(f"{name}[threadIdx.x] = {self.stored(dtype, self.combined(leaf.reducer, a, b))};")
             self.line("__syncthreads();")
         with self.braces("if (threadIdx.x == 0)"):
             self.assign(leaf.buffer, leaf.indices, leaf.reducer(E.read(leaf.buffer, leaf.indices), E.read(parts, (E.const(0, INDEX),))))
-
-    # ------------------------------------------------------------ inside of a phase: one thread
 
     def allocate_in_thread(self, buffer: Buffer) -> None:
         """A temporary that a thread has to itself."""
@@ -297,8 +290,7 @@ class Function(FunctionBuilder):
     def loop(self, s: L.For) -> None:
         """A loop inside of a phase, by its kind."""
         if is_thread_loop(s):
-            axis = L.THREAD_AXES.index(s.kind)
-            thread = f"threadIdx.{'xyz'[axis]}"
+            axis, thread = L.THREAD_AXES.index(s.kind), f"threadIdx.{s.kind[-1]}"
             with nullcontext() if s.extent == self.block[axis] else self.braces(f"if ({thread} < {s.extent})"):
                 self.declare(s.var, thread)
                 self.statement(s.body)
@@ -334,8 +326,7 @@ class Function(FunctionBuilder):
         """Loops that accumulate into one element: it is loaded before and stored after."""
         dtype = leaf.buffer.dtype
         with self.braces(""):
-            at = self.fresh("at")
-            kind = self.type_of(self.linear(leaf.buffer, leaf.indices))
+            at, kind = self.fresh("at"), self.type_of(self.linear(leaf.buffer, leaf.indices))
             self.line(f"const {kind} {at} = {self.address(leaf.buffer, leaf.indices)};")
             place, total = f"{self.names[leaf.buffer]}[{at}]", self.fresh("total")
             self.line(f"{REGISTER[dtype]} {total} = {self.loaded(dtype, place)};")
@@ -347,11 +338,10 @@ class Function(FunctionBuilder):
     def vectorized(self, s: L.For, leaf: L.Store | L.Accumulate) -> None:
         """Lanes side by side: contiguous operands are loaded as vectors first, a contiguous result is stored as one last."""
         assert isinstance(s.extent, int)
-        lanes = s.extent
-        guarded = isinstance(s.body, L.If)
+        lanes, guarded = s.extent, isinstance(s.body, L.If)
         vectors: dict[Expr, str] = {}
-        for r in [] if guarded else _unconditional_reads(leaf.value):
-            if r.attr.scope != "register" and (at := self.vector_start(r.attr, r.args, s.var, lanes)) is not None:
+        for r in [] if guarded else [e for e in (*E.needed_operands(leaf.value), leaf.value) if e.op == "read" and e.attr.scope != "register"]:
+            if (at := self.vector_start(r.attr, r.args, s.var, lanes)) is not None:
                 kind, name = f"{self.helper('Vector')}<{MEMORY[r.attr.dtype]}, {lanes}>", self.fresh(f"{r.attr.name}_v")
                 begin = self.expression(at)
                 self.line(f"const {kind} {name} = *reinterpret_cast<const {kind}*>({self.use(r.attr)} + {begin});")
@@ -360,8 +350,7 @@ class Function(FunctionBuilder):
         if isinstance(leaf, L.Store) and not guarded and leaf.buffer.scope != "register":
             first = self.vector_start(leaf.buffer, leaf.indices, s.var, lanes)
         if first is not None:
-            result = self.fresh(f"{leaf.buffer.name}_v")
-            kind = f"{self.helper('Vector')}<{MEMORY[leaf.buffer.dtype]}, {lanes}>"
+            result, kind = self.fresh(f"{leaf.buffer.name}_v"), f"{self.helper('Vector')}<{MEMORY[leaf.buffer.dtype]}, {lanes}>"
             self.line(f"{kind} {result};")
         with self.loop_over(s.var, lanes, s.kind):
             lane = self.names[s.var]
@@ -377,8 +366,6 @@ class Function(FunctionBuilder):
     def linear(self, buffer: Buffer, indices: Sequence[Expr]) -> Expr:
         """The position of an element: row-major, or that of the register that holds it."""
         return self.warps.register_of(buffer, indices) if buffer in self.warps.distributions else super().linear(buffer, indices)
-
-    # ------------------------------------------------------------ stores
 
     def assign(self, buffer: Buffer, indices: Sequence[Expr], value: Expr) -> None:
         """Store a value."""
@@ -411,9 +398,6 @@ class Function(FunctionBuilder):
         result = self.value(reducer.combine)
         self.scopes.pop()
         return result
-
-
-# ---------------------------------------------------------------- structure
 
 
 def _thread_digits(v: Expr, indices: Sequence[Expr]) -> list[int]:
@@ -460,21 +444,10 @@ def _hoisted_conditions(s: L.For) -> tuple[Expr | None, Stmt]:
         return None, s
     conditions = E.conjuncts(body.cond)
     fixed = [c for c in conditions if not E.reads(c) and not any(x.var in E.variables(c) for x in loops)]
-    rest = [c for c in conditions if c not in fixed]
     if not fixed or any(E.reads(as_expr(x.extent)) for x in loops):
         return None, s
-    new: Stmt = body.then if not rest else L.If(E.all_of(rest), body.then)
+    rest = [c for c in conditions if c not in fixed]
+    new: Stmt = L.If(E.all_of(rest), body.then) if rest else body.then
     for x in reversed(loops):
         new = replace(x, body=new)
     return E.all_of(fixed), new
-
-
-def _unconditional_reads(value: Expr) -> list[Expr]:
-    """Reads that are evaluated whenever the value is."""
-    seen: dict[Expr, None] = {}
-    stack = [value]
-    while stack:
-        if (e := stack.pop()) not in seen:
-            seen[e] = None
-            stack.extend({"read": (), "select": e.args[:1]}.get(e.op, e.args))
-    return [e for e in seen if e.op == "read"]
