@@ -17,7 +17,7 @@ from tcomp.errors import CodegenError
 from tcomp.ir import expr as E
 from tcomp.ir.access import in_range
 from tcomp.ir.dtypes import integer_range, is_float, is_integer, itemsize
-from tcomp.ir.expr import INDEX, Dim, Expr, as_expr, bounds
+from tcomp.ir.expr import INDEX, Dim, Expr, bounds
 from tcomp.ir.loops import Buffer, Kernel, Stmt
 from tcomp.ir.simplify import from_linear, linear, simplify
 from tcomp.target import CudaTarget
@@ -35,31 +35,25 @@ _INTEGER_HELPERS = {
 
 
 class FunctionBuilder(SourceText):
-    """The text of a function and what it declares, to which the emitters of statements, copies and warp instructions add.
-
-    `names`: of buffers and variables. `scopes`: names of values of the statement at hand, by nesting. `loaded_lanes`: elements of vectors
-    that have been loaded. `private_dims`: the dimensions of register buffers that a thread has to itself. `block`: threads of a block
-    along x, y, z. `shared`: buffers in shared memory, with the elements of each. `written`: buffers that it stores to. `copies`: the phases
-    that only start copies in the background. `variables`: of its loops.
-    """
+    """The text of a function and what it declares, to which the emitters of statements, copies and warp instructions add."""
 
     def __init__(self, kernel: Kernel, target: CudaTarget, helpers: set[str]) -> None:
         super().__init__({*_RESERVED.split(), *HELPERS}, indent=1)
         self.kernel, self.target, self.helpers = kernel, target, helpers
-        self.names: dict[Buffer | Expr, str] = {}
+        self.names: dict[Buffer | Expr, str] = {}  # of buffers and variables
         self.used_buffers: dict[Buffer, None] = {}
         self.used_scalars: dict[Expr, None] = {}
-        self.private_dims: dict[Buffer, tuple[int, ...]] = {}
-        self.scopes: list[dict[Expr, str]] = [{}]
-        self.loaded_lanes: dict[Expr, str] = {}
+        self.private_dims: dict[Buffer, tuple[int, ...]] = {}  # the dimensions of register buffers that a thread has to itself
+        self.scopes: list[dict[Expr, str]] = [{}]  # names of values of the statement at hand, by nesting
+        self.loaded_lanes: dict[Expr, str] = {}  # elements of vectors that have been loaded
         self.uses: Counter[Expr] = Counter()
         self.depth = 0
         self.declarations: list[str] = []
-        self.block = [1, 1, 1]
-        self.shared: dict[Buffer, int] = {}
+        self.block = [1, 1, 1]  # its threads along x, y, z
+        self.shared: dict[Buffer, int] = {}  # buffers in shared memory, with the elements of each
         self.written: set[Buffer] = set()
-        self.copies: set[Stmt] = set()
-        self.variables: set[Expr] = set()
+        self.copies: set[Stmt] = set()  # the phases that only start copies in the background
+        self.variables: set[Expr] = set()  # of its loops
 
     def fail(self, what: str, why: str = "", hint: str = "") -> CodegenError:
         """The error that the kernel cannot be compiled."""
@@ -111,10 +105,8 @@ class FunctionBuilder(SourceText):
 
     def linear(self, buffer: Buffer, indices: Sequence[Expr]) -> Expr:
         """The row-major position of an element."""
-        position: Expr = as_expr(0)
-        for d in self.private_dims.get(buffer, range(len(buffer.shape))):
-            position = position * as_expr(buffer.shape[d]) + indices[d]
-        return simplify(position)
+        dims = self.private_dims.get(buffer, range(len(buffer.shape)))
+        return simplify(E.row_major([indices[d] for d in dims], [buffer.shape[d] for d in dims]))
 
     def vector_start(self, buffer: Buffer, indices: Sequence[Expr], lane: Expr, lanes: int) -> Expr | None:
         """The position of the first lane where the lanes are contiguous and certainly aligned to the size of the vector."""
@@ -139,9 +131,7 @@ class FunctionBuilder(SourceText):
 
     def narrow(self, e: Expr) -> bool:
         """Whether an index fits 32 bits, and whatever it is made of."""
-        if e.dtype != INDEX or e.op == "read":
-            return False
-        low, high = bounds(e)
+        low, high = bounds(e) if e.dtype == INDEX and e.op != "read" else (None, None)
         if low is None or high is None or low < -(1 << 31) or high >= 1 << 31:
             return False
         return e.op in ("var", "const", "cast") or all(self.narrow(a) for a in e.args if a.dtype == INDEX)
@@ -154,8 +144,7 @@ class FunctionBuilder(SourceText):
     def begin_statement(self, *roots: Expr) -> None:
         """A new statement, of these expressions: what was read before may be out of date."""
         self.scopes = [{} for _ in self.scopes]
-        self.uses = Counter(a for e in E.walk(*roots) for a in e.args)
-        self.uses.update(roots)
+        self.uses = Counter([*(a for e in E.walk(*roots) for a in e.args), *roots])
         self.note_scalars(*roots)
 
     def find(self, e: Expr) -> str | None:
@@ -210,7 +199,9 @@ class FunctionBuilder(SourceText):
             case "cast":
                 return self.cast(e, e.args[0], e.dtype)
             case "bitcast":
-                return self.bitcast(e.args[0], e.dtype)
+                x, given = self.value(e.args[0]), e.args[0].dtype
+                x = self.stored(given, x) if given in HALF else f"(long long){x}" if given == INDEX else x
+                return self.loaded(e.dtype, f"(unsigned short){x}") if e.dtype in HALF else f"{self.helper('bits')}<{REGISTER[e.dtype]}>({x})"
             case "reduce":
                 raise self.fail("a loop program contains a `reduce` expression")
         if e.args[0].dtype == INDEX and (e.dtype == INDEX or e.dtype == "bool") and len(e.args) == 2:
@@ -221,10 +212,9 @@ class FunctionBuilder(SourceText):
         """A choice: one expression, or branches where a side may only be evaluated if it is chosen."""
         cond, *sides = e.args
         test = self.value(cond)
-        safe = all(n.op != "read" or in_range(n.args, n.attr.shape) for side in sides for n in E.walk(side))
+        safe = all(in_range(r.args, r.attr.shape) for r in E.reads(*sides))
         before = len(self.lines)
-        if not safe:
-            self.scopes.append({})
+        self.scopes += [] if safe else [{}]
         a, b = (self.value(x) for x in sides)
         if not safe:
             self.scopes.pop()
@@ -292,8 +282,7 @@ class FunctionBuilder(SourceText):
 
     def integer_operator(self, op: str, dtype: str, args: list[str]) -> str:
         """An operator on integers, which wrap around."""
-        kind = REGISTER[dtype]
-        wide = "unsigned long long" if itemsize(dtype) == 8 else "unsigned int"
+        kind, wide = REGISTER[dtype], "unsigned long long" if itemsize(dtype) == 8 else "unsigned int"
         match op:
             case "add" | "sub" | "mul":
                 return f"({kind})(({wide}){args[0]} {_SIGNS[op]} ({wide}){args[1]})"
@@ -329,17 +318,6 @@ class FunctionBuilder(SourceText):
             least, most = (literal(n, dtype) for n in integer_range(dtype))
             return f"{self.helper('saturate')}<{kind}>({x}, ({kind}){least}, ({kind}){most})"
         return f"({'int' if self.narrow(whole) else kind}){x}"
-
-    def bitcast(self, source: Expr, dtype: str) -> str:
-        """The same bits as another type."""
-        x = self.value(source)
-        if source.dtype in HALF:
-            x = self.stored(source.dtype, x)
-        elif source.dtype == INDEX:
-            x = f"(long long){x}"
-        if dtype in HALF:
-            return self.loaded(dtype, f"(unsigned short){x}")
-        return f"{self.helper('bits')}<{REGISTER[dtype]}>({x})"
 
 
 def _suffix(dtype: str) -> str:
