@@ -8,7 +8,7 @@ in front of a barrier. Both are found by following the phases in the order in wh
 from __future__ import annotations
 
 import itertools
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from functools import reduce
 from math import lcm
@@ -46,13 +46,9 @@ def is_phase(s: Stmt) -> bool:
     return True
 
 
-def phases(s: Stmt) -> Iterator[Stmt]:
+def phases(s: Stmt) -> list[Stmt]:
     """The phases of a statement, in order."""
-    if is_phase(s):
-        yield s
-    else:
-        for child in L.children(s):
-            yield from phases(child)
+    return [s] if is_phase(s) else [phase for child in L.children(s) for phase in phases(child)]
 
 
 def threads_along(s: Stmt, sizes: list[int]) -> None:
@@ -104,8 +100,9 @@ def touched(phase: Stmt) -> Touched:
         numbers = frozenset((d, t.kind) for t in threads for d, i in enumerate(a.indices) if i is t.var)
         own = numbers if {kind for _, kind in numbers} == {t.kind for t in threads} else None
         own = None if a.statement in in_instructions else own if threads else one_thread
-        known = [a.buffer.scope == "shared" and not E.reads(i) and inside.isdisjoint(E.variables(i)) for i in a.indices]
-        found.add(Touch(a.buffer, a.writes, own, tuple(i if k else None for i, k in zip(a.indices, known, strict=True))))
+        shared = a.buffer.scope == "shared"
+        places = tuple(i if shared and not E.reads(i) and inside.isdisjoint(E.variables(i)) else None for i in a.indices)
+        found.add(Touch(a.buffer, a.writes, own, places))
     return frozenset(found)
 
 
@@ -131,7 +128,7 @@ def place(body: Stmt, copies: Collection[Stmt]) -> Placement:
 
     found = completed(Placement({}, set(_group_ends(body, copies))), False)  # the barriers that are needed anyway: copies can be waited for there
     for branches in (x for x in L.walk(body) if isinstance(x, L.If)):  # one in front of both stands for those at their beginnings
-        firsts = [next(phases(branch), branches) for branch in L.children(branches)]
+        firsts = [next(iter(phases(branch)), branches) for branch in L.children(branches)]
         if len(firsts) == 2 and all(x in found.before for x in firsts):
             one = completed(Placement({x: n for x, n in found.before.items() if x not in firsts} | {branches: None}, set(found.groups)), False)
             found = min(found, one, key=lambda p: len(p.before))
@@ -174,13 +171,10 @@ def _group_ends(s: Stmt, copies: Collection[Stmt], more: bool = False) -> Iterat
     if s in copies:
         if not more:
             yield s
-    elif isinstance(s, L.Block):
-        for inner, following in itertools.pairwise((*s.stmts, None)):
-            if inner is not None:
-                yield from _group_ends(inner, copies, following in copies)
     elif not is_phase(s):
-        for child in L.children(s):
-            yield from _group_ends(child, copies)
+        following: Iterable[Stmt | None] = (*s.stmts[1:], None) if isinstance(s, L.Block) else itertools.repeat(None)
+        for child, after in zip(L.children(s), following, strict=False):
+            yield from _group_ends(child, copies, after in copies)
 
 
 @dataclass(frozen=True, slots=True)
@@ -249,12 +243,7 @@ class _Run:
         period = lcm(*(int(e.args[1].attr) for e in moving if _ring(e, s.var)))
         ends = [] if prove(as_expr(s.extent) > 0) else [state]
         seen, last = set(), bounds(s.var)[1]
-        for iteration in itertools.count():
-            if iteration == s.extent:
-                ends = [state]
-                break
-            if last is not None and iteration > last:  # how many there are is not known, but there are no more
-                break
+        for iteration in itertools.count() if last is None else range(last + 1):  # how many there are is not known, but no more than these
             self.values[s.var] = iteration
             state = self.follow(s.body, state)
             moment = (iteration if exact else iteration % period, state)
@@ -262,11 +251,13 @@ class _Run:
                 break
             seen.add(moment)
             ends.append(state)
+            if iteration + 1 == s.extent:
+                ends = [state]
+                break
         self.values.pop(s.var, None)
         return replace(reduce(_join, ends), barrier=None, since=0)  # a wait inside would be repeated by all iterations
 
     def phase(self, s: Stmt, state: _State) -> _State:
-        """The state behind a phase."""
         found = frozenset(replace(a, places=tuple(map(self.place, a.places))) for a in self.accesses[s])
         state = self.arrive(s, found, state)
         if s not in self.copies:
@@ -286,8 +277,7 @@ class _Run:
                 self.faults.append(s)
             return state
         if conflict:
-            before.setdefault(s, None)
-            state = state.passed(s, before[s])
+            state = state.passed(s, before.setdefault(s, None))
         if not self.waits:
             return state
         if _conflict(state.started, found):
@@ -298,8 +288,7 @@ class _Run:
         if needed is None:
             return state
         if state.barrier is None or needed < state.since:
-            before.setdefault(s, None)
-            state = state.passed(s, before[s])
+            state = state.passed(s, before.setdefault(s, None))
         assert state.barrier is not None
         most, pending = needed - state.since, before[state.barrier]
         before[state.barrier] = most if pending is None else min(most, pending)
@@ -321,8 +310,7 @@ class _Run:
 
 def _short(v: Expr) -> bool:
     """Whether a loop has few iterations: each is told from the others."""
-    high = bounds(v)[1]
-    return high is not None and high < MAX_TRACKED
+    return (high := bounds(v)[1]) is not None and high < MAX_TRACKED
 
 
 def _ring(place: Expr, v: Expr) -> bool:
