@@ -3,9 +3,8 @@
 Each thread copies 4, 8 or 16 bytes at a time (`cp.async`, from sm_80 on), zeros where a condition does not hold; or one thread copies a
 whole run (`cp.async.bulk`, from sm_90 on). Of those, each group in flight has a barrier object in shared memory: a thread announces the
 bytes of a run there before it starts the copy, and arrives when the group is complete; the object completes a phase when all threads have
-arrived and all bytes. The objects are a ring of a power of two: group n has object n % ring and completes its phase of parity n / ring %
-2; all threads wait for all groups in order, then for each other, so that no object completes a phase while a thread still waits for the
-one before.
+arrived and all bytes. The objects are a ring of a power of two: group n has object n % ring and completes its phase of parity n / ring % 2;
+all threads wait for all groups in order, then for each other, so that no object completes a phase while a thread waits for the one before.
 
 Source: PTX ISA 8.5, sections 9.7.9 (cp.async, cp.async.bulk), 9.7.13.15 (mbarrier: phases, expected bytes) and 9.7.15.4 (proxies).
 """
@@ -69,9 +68,8 @@ def copy_of(f: FunctionBuilder, s: Stmt, lanes: L.For | None) -> ThreadCopy | No
     condition, source = None, s.value
     if source.op == "select" and (zero := source.args[2]).op == "const" and zero.attr == 0 and math.copysign(1, zero.attr) > 0:
         condition, source, _ = source.args
-    if source.op != "read" or source.attr.scope != "global":
-        return None
-    if E.reads(*s.indices, *source.args, *([] if condition is None else [condition])):
+    conditions = [] if condition is None else [condition]
+    if source.op != "read" or source.attr.scope != "global" or E.reads(*s.indices, *source.args, *conditions):
         return None
     count = 1 if lanes is None else lanes.extent
     if not isinstance(count, int) or (lanes is not None and not f.target.vector_access):
@@ -102,35 +100,30 @@ def whole_vectors(s: Stmt) -> Stmt:
 
 def without_lane(condition: Expr, lanes: L.For) -> Expr:
     """An equal condition, without the lane in those conjuncts that hold for all lanes or for none: `4 * i + lane < 12` is `4 * i < 12`."""
-    count = lanes.extent
-    return E.all_of([_without_lane(c, lanes.var, count) if isinstance(count, int) else c for c in E.conjuncts(condition)])
+    lane, count = lanes.var, lanes.extent
+
+    def without(c: Expr) -> Expr:
+        if not isinstance(count, int) or c.op not in ("lt", "le") or c.args[0].dtype != INDEX or lane not in E.variables(c) or E.reads(c):
+            return c
+        terms = dict(linear(difference(c.args[1], c.args[0])))  # a < b is 0 < b - a
+        terms[()] = terms.get((), 0) + (c.op == "le")
+        step, whole = terms.pop((lane,), 0), not any(lane in E.variables(*m) or n % count for m, n in terms.items() if m)
+        known = whole and (step, terms[()] % count) in ((-1, 0), (1, 1))  # lane < D or -D < lane: D is that many vectors, or one element more
+        return E.binary("lt", 0, from_linear(terms)) if known else c
+
+    return E.all_of([without(c) for c in E.conjuncts(condition)])
 
 
-def _without_lane(c: Expr, lane: Expr, lanes: int) -> Expr:
-    if c.op not in ("lt", "le") or c.args[0].dtype != INDEX or lane not in E.variables(c) or E.reads(c):
-        return c
-    terms = dict(linear(difference(c.args[1], c.args[0])))  # a < b is 0 < b - a
-    terms[()] = terms.get((), 0) + (c.op == "le")
-    step = terms.pop((lane,), 0)
-    if any(lane in E.variables(*m) or n % lanes for m, n in terms.items() if m):
-        return c
-    if (step, terms[()] % lanes) not in ((-1, 0), (1, 1)):  # lane < D or -D < lane, where D is that many vectors, or one element more
-        return c
-    return E.binary("lt", 0, from_linear(terms))
-
-
-def bulk_copies(s: Stmt) -> Iterator[L.Call]:
+def bulk_copies(s: Stmt) -> list[L.Call]:
     """The bulk copies in a statement."""
-    yield from (x for x in L.walk(s) if isinstance(x, L.Call) and isinstance(x.instruction.emission, CopyOp))
+    return [x for x in L.walk(s) if isinstance(x, L.Call) and isinstance(x.instruction.emission, CopyOp)]
 
 
 class BulkCopies:
     """The bulk copies of one `__global__` function; false if it has none. `threads`: how many along each axis start some, and arrive."""
 
     def __init__(self, function: FunctionBuilder) -> None:
-        self.function = function
-        self.threads = [1, 1, 1]
-        self.ring = 0
+        self.function, self.threads, self.ring = function, [1, 1, 1], 0
         self.objects = self.started = self.waited = ""
 
     def __bool__(self) -> bool:
@@ -138,8 +131,7 @@ class BulkCopies:
 
     def survey(self, body: Stmt, barriers: Placement) -> None:
         """Count the threads and the groups of copies. Raises `CodegenError` for what cannot be copied in bulk."""
-        f = self.function
-        calls = list(bulk_copies(body))
+        f, calls = self.function, bulk_copies(body)
         for s in calls:
             features = s.instruction.features
             if not any(map(f.target.executes, features)):
@@ -149,15 +141,14 @@ class BulkCopies:
             source = s.instruction.leaf.value.attr
             if (buffer := match(s.instruction, s.body).accesses[source][0]) in f.written:
                 raise f.fail(f"`{buffer.name}` is written in a function that copies it in bulk", hint="copy it by threads")
-        for phase in phases(body):
-            if any(bulk_copies(phase)):
-                if phase not in f.copies:
-                    what = "a bulk copy is in one phase with statements that are no copies into shared memory"
-                    raise f.fail(what, f"\n{phase}", "divide the loops")
-                if (twice := written_twice(phase)) is not None:
-                    why = "copies in the background arrive in any order"
-                    raise f.fail(f"elements of `{twice.name}` may be copied to more than once between two barriers", f"{why}\n{phase}")
-                threads_along(phase, self.threads)
+        for phase in filter(bulk_copies, phases(body)):
+            if phase not in f.copies:
+                what = "a bulk copy is in one phase with statements that are no copies into shared memory"
+                raise f.fail(what, f"\n{phase}", "divide the loops")
+            if (twice := written_twice(phase)) is not None:
+                why = f"copies in the background arrive in any order\n{phase}"
+                raise f.fail(f"elements of `{twice.name}` may be copied to more than once between two barriers", why)
+            threads_along(phase, self.threads)
         if calls:
             if (most := pending_groups(body, f.copies, barriers)) > MAX_TRACKED:
                 raise f.fail(f"more than {MAX_TRACKED} groups of copies may be under way", hint="wait for some earlier")
@@ -165,8 +156,7 @@ class BulkCopies:
 
     def begin(self) -> None:
         """The barrier objects, before anybody uses one."""
-        f = self.function
-        objects = Buffer("arrived", "uint64", (self.ring,), "shared")
+        f, objects = self.function, Buffer("arrived", "uint64", (self.ring,), "shared")
         f.share(objects, self.ring)
         self.objects, self.started, self.waited = f.names[objects], f.fresh("started"), f.fresh("waited")
         f.line(f"{self.only([1, 1, 1])}{f.helper('prepare_groups')}<{self.ring}>({self.objects}, {math.prod(self.threads)});")
@@ -176,10 +166,7 @@ class BulkCopies:
 
     def start(self, s: L.Call) -> None:
         """One thread announces the bytes of a run, and starts its copy."""
-        f = self.function
-        instruction, op, matched = s.instruction, s.instruction.emission, match(s.instruction, s.body)
-        assert isinstance(op, CopyOp)
-        places = []
+        f, instruction, matched, places = self.function, s.instruction, match(s.instruction, s.body), []
         for operand in (instruction.result, instruction.leaf.value.attr):
             buffer = matched.accesses[operand][0]
             start = f.linear(buffer, matched.indices(operand, dict.fromkeys(instruction.places()[operand], as_expr(0))))
@@ -192,13 +179,13 @@ class BulkCopies:
         f.line(f"// {instruction.name}")
         to, source = f"(unsigned int)__cvta_generic_to_shared({places[0]})", f"__cvta_generic_to_global({places[1]})"
         group = f"{f.helper('announce')}({self.objects} + {self.started} % {self.ring}, {size})"
-        f.line(f'asm volatile("{op.code} [%0], [%1], {size}, [%2];" :: "r"({to}), "l"({source}), "r"({group}) : "memory");')
+        f.line(f'asm volatile("{instruction.emission.code} [%0], [%1], {size}, [%2];" :: "r"({to}), "l"({source}), "r"({group}) : "memory");')
 
     def complete(self) -> None:
         """The group, by the threads that start copies, whether they have started one of it or not."""
-        f = self.function
-        f.line(f"{self.only(self.threads)}{f.helper('arrive')}({self.objects} + {self.started} % {self.ring});")
-        f.line(f"++{self.started};")
+        arrive = self.function.helper("arrive")
+        self.function.line(f"{self.only(self.threads)}{arrive}({self.objects} + {self.started} % {self.ring});")
+        self.function.line(f"++{self.started};")
 
     def only(self, threads: Sequence[int]) -> str:
         """The condition of a statement that the first threads along each axis execute; nothing if these are all."""
@@ -207,7 +194,6 @@ class BulkCopies:
 
     def wait(self, pending: int) -> None:
         """For all groups but the newest ones."""
-        f = self.function
-        newest = f" + {pending}" if pending else ""
+        f, newest = self.function, f" + {pending}" if pending else ""
         with f.braces(f"for (; {self.waited}{newest} < {self.started}; ++{self.waited})"):
             f.line(f"{f.helper('wait_for_group')}({self.objects} + {self.waited} % {self.ring}, {self.waited} / {self.ring} % 2);")
