@@ -57,8 +57,7 @@ class WarpInstructions:
 
     def survey(self, body: Stmt) -> None:
         """Find which register buffers the threads of a warp share, and how wide that makes a block."""
-        f = self.function
-        calls = [s for s in L.walk(body) if isinstance(s, L.Call) and not isinstance(s.instruction.emission, CopyOp)]
+        f, calls = self.function, _warp_calls(body)
         for s in calls:
             self.distribute(s)
         together = max((s.instruction.threads for s in calls), default=1)
@@ -70,10 +69,9 @@ class WarpInstructions:
 
     def distribute(self, s: L.Call) -> None:
         """The register buffers that an instruction touches are distributed over the threads as it says."""
-        f = self.function
-        instruction, op = s.instruction, s.instruction.emission
+        f, instruction = self.function, s.instruction
         archs = [x for x in instruction.features if x.startswith("sm_")]
-        if not isinstance(op, WarpOp) or not any(map(f.target.executes, archs)):
+        if not isinstance(instruction.emission, WarpOp) or not any(map(f.target.executes, archs)):
             why = f"it needs {' or '.join(instruction.features)}" + " alone" * any(capability(x)[1] for x in archs)
             raise f.fail(f"the target `{f.target}` has no instruction `{instruction.name}`", why)
         matched = match(instruction, s.body)
@@ -91,8 +89,7 @@ class WarpInstructions:
     def threads_of(self, phase: Stmt) -> int:
         """How many neighbouring threads execute a phase of instructions; 0 if it has none. Nothing else may be in it then."""
         fail = self.function.fail
-        instructions = [s.instruction for s in L.walk(phase) if isinstance(s, L.Call) and not isinstance(s.instruction.emission, CopyOp)]
-        if not instructions:
+        if not (instructions := [s.instruction for s in _warp_calls(phase)]):
             return 0
         for x in plain_statements(phase):
             if isinstance(x, L.For) and x.kind == "thread.x":
@@ -111,16 +108,13 @@ class WarpInstructions:
     def register_of(self, buffer: Buffer, indices: Sequence[Expr]) -> Expr:
         """Which register of a distributed buffer holds an element that a plain statement touches. That it is one of this thread is proved from
         the fragment."""
-        f, distribution = self.function, self.distributions[buffer]
+        f, distribution, place, number = self.function, self.distributions[buffer], as_expr(0), as_expr(0)
         fragment, dims = distribution.fragment, distribution.dims
         lane = next((v for v in E.variables(*indices) if v in self.lanes), as_expr(0))
-        sizes = dict(zip(dims, distribution.sizes, strict=False))
-        number: Expr = as_expr(0)
-        for v in dict.fromkeys(E.variables(*(indices[d] for d in dims))):
+        sizes, last = dict(zip(dims, distribution.sizes, strict=False)), bounds(lane)[1]
+        for v in E.variables(*(indices[d] for d in dims)):
             step = tuple(simplify(E.substitute(indices[d], {v: v + 1}) - indices[d]) for d in dims)
             number = number + v * distribution.steps.get(step, 0)
-        place: Expr = as_expr(0)
-        last = bounds(lane)[1]
         proved = len(sizes) == len(fragment.indices) and last is not None and last < fragment.threads
         for d in f.private_dims[buffer]:
             size, whole = sizes.get(d, 1), f.constant(buffer, buffer.shape[d])
@@ -142,20 +136,18 @@ class WarpInstructions:
     @contextmanager
     def around(self, phase: Stmt) -> Iterator[None]:
         """Around a phase: if its instructions run in the background, what they need in front of them, and a wait for all of them behind."""
-        f = self.function
-        calls = [s for s in L.walk(phase) if isinstance(s, L.Call) and isinstance(s.instruction.emission, WarpOp) and s.instruction.background]
-        if not calls:
-            yield
-            return
+        f, calls = self.function, [s for s in _warp_calls(phase) if s.instruction.background]
         sums = list(dict.fromkeys(match(s.instruction, s.body).accesses[s.instruction.result][0] for s in calls))
         for b in sums:
             if b not in f.names:
                 what = f"register buffer `{b.name}` is allocated in one phase with the instructions that add to it in the background"
                 raise f.fail(what, hint="outside")
             f.line(f"{f.helper('settle')}({f.names[b]});")
-        f.line(f"{f.helper('begin_products')}();")
+        if calls:
+            f.line(f"{f.helper('begin_products')}();")
         yield
-        f.line(f"{f.helper('finish_products')}();")
+        if calls:
+            f.line(f"{f.helper('finish_products')}();")
         for b in sums:
             f.line(f"settle({f.names[b]});")
 
@@ -171,17 +163,18 @@ class WarpInstructions:
             return call.multiply() if call.op.code else call.assign()
 
 
+def _warp_calls(s: Stmt) -> list[L.Call]:
+    return [x for x in L.walk(s) if isinstance(x, L.Call) and not isinstance(x.instruction.emission, CopyOp)]
+
+
 class _Operation:
     """One `Call` of an instruction: where its operands lie, and its text."""
 
     def __init__(self, warps: WarpInstructions, s: L.Call) -> None:
         self.function, self.distributions, self.instruction = warps.function, warps.distributions, s.instruction
-        self.matched, op = match(s.instruction, s.body), s.instruction.emission
-        assert isinstance(op, WarpOp)
-        self.op = op
-        self.result = s.instruction.result
+        self.matched, self.op, self.result = match(s.instruction, s.body), s.instruction.emission, s.instruction.result
         operands = {b.name: b for b in s.instruction.meaning.buffers}
-        self.factors = [operands[name] for name in dict.fromkeys(op.arguments) if name != self.result.name]
+        self.factors = [operands[name] for name in dict.fromkeys(self.op.arguments) if name != self.result.name]
         self.constraint = "+f" if is_float(self.result.dtype) else "+r"
 
     def multiply(self) -> None:
@@ -225,10 +218,8 @@ class _Operation:
 
     def descriptor(self, operand: Buffer) -> str:
         """Where an operand made of core matrices starts, and the distances of its core matrices along the reduction and across it."""
-        f, indices = self.function, self.instruction.places()[operand]
-        zero = {i: as_expr(0) for i in indices}
-        buffer = self.matched.accesses[operand][0]
-        size = itemsize(buffer.dtype)
+        f, indices, buffer = self.function, self.instruction.places()[operand], self.matched.accesses[operand][0]
+        zero, size = dict.fromkeys(indices, as_expr(0)), itemsize(buffer.dtype)
         start = f.linear(buffer, self.matched.indices(operand, zero))
         ends = [f.linear(buffer, self.matched.indices(operand, zero | {indices[d]: as_expr(1)})) for d in (1, 0)]
         distances = [difference(end, start) for end in ends]
@@ -241,12 +232,12 @@ class _Operation:
 
     def packed(self, operand: Buffer) -> list[str]:
         """The 32-bit registers of an operand, elements in order from the lowest bits."""
-        f, found = self.function, []
+        f, buffer, found = self.function, self.matched.accesses[operand][0], []
         factor = next(e for e in self.instruction.factors() if any(r.attr is operand for r in E.reads(e)))
-        per = 4 // itemsize(factor.dtype)
+        per, name = 4 // itemsize(factor.dtype), f.use(buffer)
         for first in range(0, self.instruction.fragment(operand).count, per):
-            buffer, places = self.matched.accesses[operand][0], [self.indices(operand, n) for n in range(first, first + per)]
-            starts, name = [f.linear(buffer, i) for i in places], f.use(buffer)
+            places = [self.indices(operand, n) for n in range(first, first + per)]
+            starts = [f.linear(buffer, i) for i in places]
             together = [simplify(x - starts[0]) for x in starts] == [as_expr(n) for n in range(per)]
             aligned = all(c % per == 0 for c in linear(starts[0]).values()) and f.target.vector_access
             if factor.op != "read":
@@ -255,9 +246,8 @@ class _Operation:
             elif per > 1 and together and aligned:
                 found.append(f"*reinterpret_cast<const unsigned int*>({name} + {f.expression(starts[0])})")
             else:
-                width = 32 // per
-                elements = [f"(unsigned int)({REGISTER[f'uint{width}']}){name}[{f.expression(x)}]" for x in starts]
-                found.append(" | ".join(f"{element} << {n * width}" for n, element in enumerate(elements)))
+                elements = [f"(unsigned int)({REGISTER[f'uint{32 // per}']}){name}[{f.expression(x)}]" for x in starts]
+                found.append(" | ".join(f"{element} << {n * 32 // per}" for n, element in enumerate(elements)))
         return found
 
     def indices(self, operand: Buffer, number: int) -> tuple[Expr, ...]:
@@ -266,15 +256,13 @@ class _Operation:
         return self.matched.indices(operand, dict(zip(self.instruction.places()[operand], places, strict=True)))
 
     def elements(self, operand: Buffer) -> list[str]:
-        """The places of all elements of an operand that this thread holds."""
         return [self.element(operand, n) for n in range(self.instruction.fragment(operand).count)]
 
     def element(self, operand: Buffer, number: int) -> str:
         """The place of an element: in memory, or in the registers of this thread."""
         f, buffer = self.function, self.matched.accesses[operand][0]
         if buffer in self.distributions:  # an operand of the instruction
-            count = self.distributions[buffer].fragment.count
-            return f"{f.names[buffer]}[{f.expression(self.tile(operand) * count + number)}]"
+            return f"{f.names[buffer]}[{f.expression(self.tile(operand) * self.distributions[buffer].fragment.count + number)}]"
         return f"{f.names[buffer]}[{f.address(buffer, self.indices(operand, number))}]"
 
     def tile(self, operand: Buffer) -> Expr:
@@ -282,8 +270,7 @@ class _Operation:
         f, instruction, (buffer, indices) = self.function, self.instruction, self.matched.accesses[operand]
         extents = {x.var: int(x.extent) for x in instruction.loops}
         moving = {self.matched.loops[i]: extents[i] for i in instruction.places()[operand] if i in self.matched.loops}
-        at = {v: as_expr(0) for v in moving}
-        number: Expr = as_expr(0)
+        at, number = dict.fromkeys(moving, as_expr(0)), as_expr(0)
         for d in f.private_dims[buffer]:
             size = math.prod(n for v, n in moving.items() if v in E.variables(indices[d]))
             start, whole = simplify(E.substitute(indices[d], at)), f.constant(buffer, buffer.shape[d])
