@@ -3,8 +3,8 @@
     void gemm(double C[restrict 1000][1100], ...) {
       for (long i = 0; i < 1000; i++) {
 
-Symbolic sizes are parameters before the arrays. Names stay the same but for `.`, which becomes `_`. Loops of all kinds run in order. Operators mean what
-`ir.interpreters.semantics` says where integers wrap around (`FLAGS`). `PRELUDE` comes before all functions of a file.
+Symbolic sizes are parameters before the arrays. Names stay but for `.`, which becomes `_`. Loops of all kinds run in order. Operators mean
+what `ir.interpreters.semantics` says where integers wrap around (`FLAGS`). `PRELUDE` comes before all functions of a file.
 """
 
 from __future__ import annotations
@@ -189,22 +189,17 @@ class CText(SourceText):
                 with self.braces("for (;;)"):
                     self.line(f"if (!({self.term(cond)})) break;")
                     self.statement(body)
-            case L.If(cond, then, otherwise):
-                with self.braces(f"if ({self.term(cond)})"):
-                    self.statement(then)
-                if otherwise is not None:
-                    with self.braces("else"):
-                        self.statement(otherwise)
+            case L.If(cond):
+                for head, branch in zip((f"if ({self.term(cond)})", "else"), L.children(stmt), strict=False):
+                    with self.braces(head):
+                        self.statement(branch)
             case L.Store(b, indices, value):
                 self.line(f"{self.element(b, indices)} = {self.term(value)};")
             case L.Accumulate(b, indices, value, reducer):
-                place = self.element(b, indices)
+                place, update = self.element(b, indices), UPDATES.get(reducer.name, "=")
                 if reducer.name == "sum" and (opposite := _negative(value)) is not None:
-                    self.line(f"{place} -= {self.term(opposite)};")
-                elif reducer.name in UPDATES:
-                    self.line(f"{place} {UPDATES[reducer.name]} {self.term(value)};")
-                else:
-                    self.line(f"{place} = {self.term(reducer(E.read(b, indices), value))};")
+                    value, update = opposite, "-="
+                self.line(f"{place} {update} {self.term(value if update != '=' else reducer(E.read(b, indices), value))};")
             case L.Allocate(b, body):
                 self.line(f"{c_type(b.dtype)} {self.name(b.name, b)}{''.join(f'[{self.term(as_expr(d))}]' for d in b.shape)};")
                 self.statement(body)
@@ -262,8 +257,7 @@ class CText(SourceText):
             case "cast":
                 return f"({c_type(e.dtype)}){self.term(e.args[0], PREFIX)}"
             case "bitcast":
-                source = f"{{ {self.term(e.args[0])} }}"
-                return f"((union {{ {c_type(e.args[0].dtype)} from; {c_type(e.dtype)} to; }}){source}).to"
+                return f"((union {{ {c_type(e.args[0].dtype)} from; {c_type(e.dtype)} to; }}){{ {self.term(e.args[0])} }}).to"
             case "select":
                 return self.choice(e, precedence)
             case "isnan" | "isinf":
@@ -273,8 +267,7 @@ class CText(SourceText):
             case "abs" if e.dtype in UNSIGNED or e.dtype == "bool":
                 return self.term(e.args[0], precedence)
             case "neg" | "not" if e.dtype == "bool" or BITS[e.dtype] > 16:
-                sign = "-" if e.op == "neg" else "!" if e.dtype == "bool" else "~"
-                text = sign + self.term(e.args[0], PREFIX)
+                text = ("-" if e.op == "neg" else "!" if e.dtype == "bool" else "~") + self.term(e.args[0], PREFIX)
                 return f"({text})" if precedence >= PREFIX else text
         if e.args[0].dtype == "bool" and e.op in LOGICAL:
             return self.infix(*LOGICAL[e.op], e, precedence)
@@ -353,18 +346,15 @@ def _natural(loop: L.For) -> tuple[int, Expr, Stmt]:
     step, start = max(found, key=lambda form: (found[form], form == plain), default=plain)
     if (step, start) == plain:
         return 1, start, loop.body
-    named = E.var(v.name)
-    place = {v: simplify((named - start) * step)}
+    place = {v: simplify((E.var(v.name) - start) * step)}
     return step, start, L.map_expressions(loop.body, lambda e: simplify(E.substitute(e, place)) if v in E.variables(e) else e)
 
 
 def _negative(e: Expr) -> Expr | None:
     """x, where `e` is -x or the product of -x and something."""
-    if e.op == "neg":
-        return e.args[0]
-    if e.op == "mul" and (first := _negative(e.args[0])) is not None:
-        return first * e.args[1]
-    return None
+    if e.op != "mul":
+        return e.args[0] if e.op == "neg" else None
+    return None if (first := _negative(e.args[0])) is None else first * e.args[1]
 
 
 def _constant(e: Expr) -> str:
@@ -373,8 +363,7 @@ def _constant(e: Expr) -> str:
     if not is_float(e.dtype):
         if e.dtype in UNSIGNED:
             return f"{e.attr}u"
-        least = integer_range(e.dtype)[0]
-        return str(e.attr) if e.attr >= 0 else f"({e.attr + 1} - 1)" if e.attr == least else f"({e.attr})"
+        return str(e.attr) if e.attr >= 0 else f"({e.attr + 1} - 1)" if e.attr == integer_range(e.dtype)[0] else f"({e.attr})"
     c_type(e.dtype)
     if not math.isfinite(e.attr):
         return "NAN" if math.isnan(e.attr) else "INFINITY" if e.attr > 0 else "(-INFINITY)"
