@@ -64,7 +64,7 @@ def program_code(program: Program, kernels: Mapping[str, bytes], target: CudaTar
     """The code section of an artifact. `kernels` are the results of `kernel_code` by symbol. Raises `IRError` for a malformed program."""
     verify_program(program)
     dims: dict[Expr, Any] = {d: ["dim", n] for n, d in enumerate(program.dims)}
-    steps = _steps(program.steps, dims)
+    steps = [_step(step, dims) for step in program.steps]
     entries = {symbol: json.loads(code) for symbol, code in kernels.items()}
     if any(isinstance(step, SetIndex) for step in walk(program.steps)):
         launch = Launch(f"{SET_INDEX}_0", (1, 1, 1), (1, 1, 1), (0,), (0,))
@@ -91,26 +91,23 @@ def _dumped(value: Any) -> bytes:
     return json.dumps(value, sort_keys=True, separators=(",", ":")).encode()
 
 
-def _steps(steps: Sequence[Step], names: dict[Expr, Any]) -> list[Any]:
+def _step(step: Step, names: Mapping[Expr, Any]) -> dict[str, Any]:
     """`names` are the dims and the variables of the loops around."""
-    found: list[Any] = []
-    for step in steps:
-        match step:
-            case Call(symbol, buffers, scalars, label):
-                places = [_place(b, names) for b in buffers]
-                found.append({"call": symbol, "label": label, "buffers": places, "scalars": [size_data(d, names, label) for d in scalars]})
-            case Branch(cond, then, otherwise):
-                found.append({"branch": _place(cond, names), "then": _steps(then, names), "else": _steps(otherwise, names)})
-            case Repeat(var, trips, body, condition):
-                inside = {**names, var: ["loop", var.name]}
-                end = None if condition is None else _place(condition, inside)
-                trip_count = size_data(trips, names, "a loop")
-                found.append({"repeat": var.name, "trips": trip_count, "body": _steps(body, inside), "condition": end})
-            case Copy(dst, src, count):
-                found.append({"copy": _place(dst, names), "from": _place(src, names), "bytes": size_data(count, names, "a copy")})
-            case SetIndex(dst, value):
-                found.append({"index": _place(dst, names), "value": size_data(value, names, "a loop")})
-    return found
+    match step:
+        case Call(symbol, buffers, scalars, label):
+            places, sizes = [_place(b, names) for b in buffers], [size_data(d, names, label) for d in scalars]
+            return {"call": symbol, "label": label, "buffers": places, "scalars": sizes}
+        case Branch(cond, then, otherwise):
+            sides = [[_step(s, names) for s in side] for side in (then, otherwise)]
+            return {"branch": _place(cond, names), "then": sides[0], "else": sides[1]}
+        case Repeat(var, trips, body, condition):
+            inside = {**names, var: ["loop", var.name]}
+            trip_count, end = size_data(trips, names, "a loop"), None if condition is None else _place(condition, inside)
+            return {"repeat": var.name, "trips": trip_count, "body": [_step(s, inside) for s in body], "condition": end}
+        case Copy(dst, src, count):
+            return {"copy": _place(dst, names), "from": _place(src, names), "bytes": size_data(count, names, "a copy")}
+        case SetIndex(dst, value):
+            return {"index": _place(dst, names), "value": size_data(value, names, "a loop")}
 
 
 def _place(ref: Ref, names: Mapping[Expr, Any]) -> list[Any]:

@@ -12,13 +12,12 @@ from tcomp.errors import CodegenError, TargetError
 
 @dataclass(frozen=True, slots=True)
 class Usage:
-    """What one function takes on one architecture: registers of a thread, bytes of shared memory of a block, bytes that a thread spills to
-    and keeps in local memory."""
+    """What one function takes on one architecture."""
 
-    registers: int
-    shared: int
-    spilled: int
-    stack: int
+    registers: int  # of a thread
+    shared: int  # bytes of shared memory of a block
+    spilled: int  # bytes that a thread spills to local memory
+    stack: int  # bytes that a thread keeps in local memory
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,8 +44,7 @@ def compile_text(text: str, arch: str, name: str = "kernel") -> Binary:
         if status != nvrtc.nvrtcResult.NVRTC_SUCCESS:
             raise CodegenError("NVRTC refused the generated code", where=f"{name} for {arch}", why=log)
         cubin = _text(nvrtc.nvrtcGetCUBINSize, nvrtc.nvrtcGetCUBIN, program)
-        ptx = _text(nvrtc.nvrtcGetPTXSize, nvrtc.nvrtcGetPTX, program)
-        return Binary(cubin, ptx, _usage(log))
+        return Binary(cubin, _text(nvrtc.nvrtcGetPTXSize, nvrtc.nvrtcGetPTX, program), _usage(log))
     finally:
         nvrtc.nvrtcDestroyProgram(program)
 
@@ -94,14 +92,8 @@ def _text(size: Any, get: Any, program: Any) -> bytes:
 
 def _usage(log: str) -> dict[str, Usage]:
     """The figures that the assembler reports for each function."""
-
-    def number(report: str, pattern: str) -> int:
-        return int(found[1]) if (found := re.search(pattern, report)) else 0
-
     figures = (r"Used (\d+) registers", r"(\d+) bytes smem", r"(\d+) bytes spill stores", r"(\d+) bytes spill loads", r"(\d+) bytes stack frame")
-    usage: dict[str, Usage] = {}
     _, *parts = re.split(r"Compiling entry function '(\w+)'", log)
-    for name, report in zip(parts[::2], parts[1::2], strict=True):
-        registers, shared, stores, loads, stack = (number(report, figure) for figure in figures)
-        usage[name] = Usage(registers, shared, stores + loads, stack)
-    return usage
+    reports = zip(parts[::2], parts[1::2], strict=True)
+    found = {name: [int((re.findall(figure, report) or [0])[0]) for figure in figures] for name, report in reports}
+    return {name: Usage(registers, shared, stores + loads, stack) for name, (registers, shared, stores, loads, stack) in found.items()}
