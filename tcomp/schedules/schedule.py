@@ -173,8 +173,7 @@ class Schedule(Primitives):
                 try:
                     self.apply(step.primitive, *step.arguments, **dict(step.options))
                 except ScheduleError as error:
-                    where = f"step {number}, {str(step)[:200]}\n{error.where}".rstrip()
-                    refused = error.restated(ScheduleError, where=where)
+                    refused = error.restated(ScheduleError, where=f"step {number}, {str(step)[:200]}\n{error.where}".rstrip())
                     refused.witness = error.witness
                     raise refused from error
         return self

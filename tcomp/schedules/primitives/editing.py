@@ -118,11 +118,6 @@ def fresh(kernel: L.Kernel, name: str) -> str:
     return unused(name, {*loops_of(kernel), *buffers_of(kernel)}, "{}{}", 2)
 
 
-def last_part(name: str) -> str:
-    """What a loop is called within its stage: names of loops that are made of it end so."""
-    return name.rsplit(".", 1)[-1]
-
-
 def part_name(kernel: L.Kernel, part: str, stage: L.Buffer, loop: str) -> str:
     """A name for the copy of a stage's loop in another nest, called `part`: `C.init.i` for the loop `C.i` in the part `C.init`."""
     return fresh(kernel, f"{part}.{loop.removeprefix(f'{stage.name}.')}")

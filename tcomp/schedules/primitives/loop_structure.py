@@ -217,7 +217,7 @@ def fuse(kernel: L.Kernel, outer: Loop, inner: Loop) -> tuple[L.Kernel, str]:
     _check_extents_fixed(first, second)
     rows, columns = _size(kernel, first.extent), _size(kernel, second.extent)
     extent = as_dim(rows * columns)
-    v = loop_var(fresh(kernel, f"{first.var.name}_{editing.last_part(second.var.name)}"), extent)
+    v = loop_var(fresh(kernel, f"{first.var.name}_{second.var.name.rpartition('.')[2]}"), extent)
     body = rebind(second.body, {first.var: v // columns, second.var: v % columns})
     return replaced(kernel, {first: L.For(v, extent, body, first.kind)}), v.name
 
@@ -265,8 +265,7 @@ def _parted(kernel: L.Kernel, target: L.For, point: Dim) -> tuple[L.Kernel, str,
 def _check_extents_fixed(*loops: L.For) -> None:
     """Refuse if a loop changes its own extent, which is computed once, before the first iteration."""
     for x, r in ((loop, r) for loop in loops for r in E.reads(as_expr(loop.extent))):
-        inside = editing.writes(x.body, r.attr)
-        refuse_if(inside, f"the extent of `{x.var.name}` reads `{r.attr.name}`, which is written inside the loop")
+        refuse_if(editing.writes(x.body, r.attr), f"the extent of `{x.var.name}` reads `{r.attr.name}`, which is written inside the loop")
 
 
 def _size(kernel: L.Kernel, extent: Dim) -> Expr:
@@ -379,8 +378,7 @@ def tensorize(kernel: L.Kernel, loop: Loop, instruction: Instruction | str, reas
       }
     """
     target = find_loop(kernel, loop)
-    executed = any(isinstance(s, L.Call) for s in editing.path(kernel.body, target))
-    refuse_if(executed, f"loop `{loop}` is executed by an instruction already")
+    refuse_if(any(isinstance(s, L.Call) for s in editing.path(kernel.body, target)), f"loop `{loop}` is executed by an instruction already")
     try:
         wanted = instruction if isinstance(instruction, Instruction) else named(instruction)
         match(wanted, target)

@@ -244,8 +244,7 @@ def _in_blocks(kernel: L.Kernel, top: _Reduction, sums: Sequence[_Sum], factor: 
 
     def raised(a: _Sum) -> Iterator[L.Stmt]:
         """What has been summed up so far, relative to the new maximum; and the terms of the block."""
-        result = E.read(a.update.buffer, a.update.indices)
-        store = L.Store(a.update.buffer, a.update.indices, result * E.read(scale, a.at))
+        store = L.Store(a.update.buffer, a.update.indices, E.read(a.update.buffer, a.update.indices) * E.read(scale, a.at))
         yield nest(a, guard(a.nest.element_conditions, store), f"{a.update.buffer.name}.scaled")
         v = loop_var(fresh(kernel, f"{a.along.var.name}.i"), factor)
         weight = E.read(weights, (*a.at, v))

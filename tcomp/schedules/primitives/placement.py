@@ -141,9 +141,8 @@ def compute_at(kernel: L.Kernel, stage: Stage, loop: Loop, scope: str = "global"
     refuse_if(repeated, f"`{stage}` may keep elements from an earlier iteration of the loops around it")
     box = box_touched(target.body, buffer, clip=scope != "register")
     local = editing.temporary(buffer.name, buffer.dtype, box.extent, scope)
-    nests = _moved(kernel, point, box, local)
     readers = editing.swap_buffer(target.body, buffer, local, lambda at: tuple(i - b for i, b in zip(at, box.base, strict=True)))
-    new = replace(target, body=L.Allocate(local, L.block(*nests, readers)))
+    new = replace(target, body=L.Allocate(local, L.block(*_moved(kernel, point, box, local), readers)))
     return nesting(kernel.with_body(without_allocation(rebuild(kernel.body, {**without, target: new}.get), buffer)))
 
 

@@ -65,9 +65,8 @@ def rfactor(kernel: L.Kernel, stage: Stage, loop: Loop, lanes: int) -> tuple[L.K
     body = editing.rebind(enclose(found.loops[depth + 1 :], body), {target.var: index})
     around = [*found.loops[:depth], L.For(outer, outer_extent, body, target.kind)]
     around.insert(found.loops.index(found.reduction_loops[0]), L.For(lane, lanes, body))
-    sums = enclose(around, guard([index < extent], body))
 
-    last = [editing.last_part(x.var.name) for x in found.spatial]  # the loops of partial results: numbered where names are not unique
+    last = [x.var.name.rpartition(".")[2] for x in found.spatial]  # the loops of partial results: numbered where names are not unique
     last = [t if [*last, "lane"].count(t) == 1 else f"{t}{n}" for n, t in enumerate(last)]
     last = [t if last.count(t) == 1 else f"{t}_{n}" for n, t in enumerate(last)]
     short = {x.var.name: t for x, t in zip(found.spatial, last, strict=True)}
@@ -82,7 +81,7 @@ def rfactor(kernel: L.Kernel, stage: Stage, loop: Loop, lanes: int) -> tuple[L.K
     final = for_each_element(final_lane, L.Accumulate(buffer, places, E.read(partial, (*places, final_lane)), reducer))
     # What clears the result goes with the reduction of the partial results, so that these can be moved as one stage.
     clear = [s for s in _before(kernel, nest)[-1:] if all(x.buffer is buffer for x in editing.stores(s)) and not editing.reads([s])]
-    new = L.Allocate(partial, L.block(init, renamed(sums, name), *clear, final))
+    new = L.Allocate(partial, L.block(init, renamed(enclose(around, guard([index < extent], body)), name), *clear, final))
     changed = replaced(kernel, {nest: new, **dict.fromkeys(clear, L.Block(()))})
     outside = editing.enclosing(changed, new)
     for x in outside:  # where nothing is accumulated, an element is read and written all the same
@@ -154,9 +153,8 @@ def _check_elements(found: Nest) -> None:
     """Refuses unless each element belongs to one iteration of the spatial loops, whichever that of the reduction loops is."""
     assert isinstance(found.leaf, L.Accumulate)
     name, reduced, places = found.writes.name, {x.var for x in found.reduction_loops}, found.leaf.indices
-    spatial = ", ".join(x.var.name for x in found.spatial)
     shared = {x.var for x in found.spatial} - determined([places], {x.var for x in found.loops})
-    refuse_if(shared, f"iterations of {spatial} may accumulate into one element of `{name}`")
+    refuse_if(shared, f"iterations of {', '.join(x.var.name for x in found.spatial)} may accumulate into one element of `{name}`")
     refuse_if(E.reads(*places), f"the places of `{name}` that are accumulated into depend on data")
     for x in found.spatial:
         refuse_if(reduced & set(E.variables(as_expr(x.extent))), f"the extent of `{x.var.name}` depends on a reduction loop: {x.extent}")

@@ -258,9 +258,8 @@ def set_scope(kernel: L.Kernel, buffer: Stage, scope: str) -> L.Kernel:
       'register'
     """
     old = editing.find_temporary(kernel, buffer, ", it is in global memory")
-    new = editing.temporary(old.name, old.dtype, old.shape, scope)
     editing.check_shared_memory(kernel, scope, editing.scope_of(kernel, old))
-    return replace_buffer(kernel, old, new)
+    return replace_buffer(kernel, old, editing.temporary(old.name, old.dtype, old.shape, scope))
 
 
 def promote(kernel: L.Kernel, loop: Loop, buffer: Stage, name: str, anew: bool = False) -> tuple[L.Kernel, BufferCopy]:
@@ -448,7 +447,7 @@ def _merge(kernel: L.Kernel, pairs: set[Pair], dims: dict[L.Buffer, int]) -> L.K
         if not isinstance(s, L.For) or not isinstance(s.body, L.For) or (s.var, s.body.var) not in pairs:
             return None
         extent = as_dim(simplify(as_expr(s.extent) * as_expr(s.body.extent)))
-        joined[s.var] = loop_var(f"{s.var.name}_{editing.last_part(s.body.var.name)}", extent)
+        joined[s.var] = loop_var(f"{s.var.name}_{s.body.var.name.rpartition('.')[2]}", extent)
         return L.For(joined[s.var], extent, rebuild(s.body.body, visit), s.kind)
 
     def merged(d: int, at: editing.Indices) -> editing.Indices:
