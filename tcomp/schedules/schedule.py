@@ -19,12 +19,12 @@ from typing import Any, Concatenate, ParamSpec, Self, TypeVar, TypeVarTuple, ove
 
 from tcomp.errors import IRError, ScheduleError
 from tcomp.ir import loops as L
-from tcomp.ir.expr import INDEX, Dim, Expr, as_dim
+from tcomp.ir.expr import Expr, as_dim
 from tcomp.ir.fallback import Fallback, FallbackKind
 from tcomp.ir.instruction import Instruction
 from tcomp.ir.layout import Layout
 from tcomp.ir.te import Tensor, is_placeholder, tensors
-from tcomp.ir.text.parser import parse_expr, parse_kernel
+from tcomp.ir.text.parser import parse_kernel
 from tcomp.ir.verify import verify_kernel
 from tcomp.schedules.analysis.legality import proving
 from tcomp.schedules.handles import Loop
@@ -342,13 +342,8 @@ def _step(kernel: L.Kernel, name: str, arguments: Sequence[Any], options: dict[s
 
 def _run(kernel: L.Kernel, step: Step) -> Any:
     """What the primitive of a step returns. Raises `ScheduleError` where it refuses, or instructions would not execute what they mean."""
-    signature = _signature(step.primitive)
-    bound = signature.bind(*step.arguments, **dict(step.options))
-    for parameter, value in bound.arguments.items():
-        if isinstance(value, str) and _is_size(signature.parameters[parameter]):
-            bound.arguments[parameter] = _size(kernel, step, value)
     try:
-        result = PRIMITIVES[step.primitive](kernel, *bound.args, **bound.kwargs)
+        result = PRIMITIVES[step.primitive](kernel, *step.arguments, **dict(step.options))
         loop_structure.check_calls(result[0] if isinstance(result, tuple) else result)
         return result
     except editing.Refusal as refusal:
@@ -373,11 +368,6 @@ def _misused(kernel: L.Kernel, primitive: str, why: str) -> ScheduleError:
     return ScheduleError(f"`{primitive}` takes other arguments", where=f"kernel `{kernel.name}`", why=why, hint=hint)
 
 
-def _is_size(parameter: inspect.Parameter) -> bool:
-    """Whether a parameter is a number that may be symbolic."""
-    return {int, Expr} <= set(typing.get_args(parameter.annotation))
-
-
 def _plain(kernel: L.Kernel, primitive: str, parameter: inspect.Parameter, value: Any) -> Any:
     """What a trace says of an argument: None, a boolean, an integer, a name, or text."""
     types = typing.get_args(parameter.annotation) or (parameter.annotation,)
@@ -390,7 +380,7 @@ def _plain(kernel: L.Kernel, primitive: str, parameter: inspect.Parameter, value
             return str(value)
         case Instruction() if str in types:
             return text_of(value)
-        case Expr() if _is_size(parameter):
+        case Expr() if {int, Expr} <= {*types}:  # a size
             value = as_dim(value)
             return value if isinstance(value, int) else str(value)
         case Expr() if str in types and value.op == "var":
@@ -402,16 +392,3 @@ def _plain(kernel: L.Kernel, primitive: str, parameter: inspect.Parameter, value
         case _ if int in types and not isinstance(value, bool) and hasattr(value, "__index__"):
             return int(value)
     raise _misused(kernel, primitive, f"`{parameter.name}` cannot be {value!r:.80}, which is of type {type(value).__name__}")
-
-
-def _size(kernel: L.Kernel, step: Step, text: str) -> Dim:
-    """The size that a text means, over the kernel's sizes and loops."""
-    names = {**{name: x.var for name, x in editing.loops_of(kernel).items()}, **{v.name: v for v in kernel.scalars}}
-    try:
-        size = parse_expr(text, names)
-        if size.dtype != INDEX:
-            raise IRError(f"it is of type {size.dtype}")
-        return as_dim(size)
-    except IRError as error:
-        known = f"it may use {', '.join(v.name for v in kernel.scalars)}" if kernel.scalars else "all sizes of this kernel are integers"
-        raise ScheduleError(f"`{text}` is no size", where=f"{step} on kernel `{kernel.name}`", why=error.what, hint=known) from None

@@ -6,12 +6,13 @@ from __future__ import annotations
 from dataclasses import replace
 from math import gcd
 
-from tcomp.errors import IRError
+from tcomp.errors import IRError, ScheduleError
 from tcomp.ir import expr as E, loops as L
 from tcomp.ir.access import within
-from tcomp.ir.expr import Dim, Expr, as_dim, as_expr, loop_var
+from tcomp.ir.expr import INDEX, Dim, Expr, as_dim, as_expr, loop_var
 from tcomp.ir.instruction import Instruction, match
 from tcomp.ir.simplify import prove, quotient, same_dim, simplify
+from tcomp.ir.text.parser import parse_expr
 from tcomp.schedules.analysis.legality import disorder, race
 from tcomp.schedules.handles import Loop, LoopCopy, Size
 from tcomp.schedules.instructions import named
@@ -242,7 +243,8 @@ def partition(kernel: L.Kernel, loop: Loop, point: Size) -> tuple[L.Kernel, str,
     }
     """
     target = find_loop(kernel, loop)
-    assert not isinstance(point, str)  # `Schedule.apply` made an expression of it
+    if isinstance(point, str):
+        point = _parsed_size(kernel, point)
     _check_extents_fixed(target)
     around = {x.var for x in editing.enclosing(kernel, target)}
     for v in E.variables(as_expr(point)):
@@ -250,6 +252,19 @@ def partition(kernel: L.Kernel, loop: Loop, point: Size) -> tuple[L.Kernel, str,
     inside = _size(kernel, point) is as_expr(point) and _at_most(as_expr(point), as_expr(target.extent))
     refuse_if(not inside, f"cannot prove that {point} lies between 0 and the extent of `{loop}`, {target.extent}")
     return _parted(kernel, target, point)
+
+
+def _parsed_size(kernel: L.Kernel, text: str) -> Dim:
+    """The size that a text means, over the kernel's sizes and loops."""
+    names = {**{name: x.var for name, x in editing.loops_of(kernel).items()}, **{v.name: v for v in kernel.scalars}}
+    try:
+        size = parse_expr(text, names)
+        if size.dtype != INDEX:
+            raise IRError(f"it is of type {size.dtype}")
+        return as_dim(size)
+    except IRError as error:
+        known = f"it may use {', '.join(v.name for v in kernel.scalars)}" if kernel.scalars else "all sizes of this kernel are integers"
+        raise ScheduleError(f"`{text}` is no size", where=f"a partition in kernel `{kernel.name}`", why=error.what, hint=known) from None
 
 
 def _parted(kernel: L.Kernel, target: L.For, point: Dim) -> tuple[L.Kernel, str, LoopCopy]:
