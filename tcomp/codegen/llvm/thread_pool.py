@@ -1,9 +1,8 @@
 """The thread pool, as LLVM IR that is compiled for the target and linked into every multi-threaded model.
 
 The caller of a parallel region splits it into contiguous chunks, writes one into the mailbox of each worker (128 bytes: a cache line and
-its prefetched neighbour) and increments its `seq`; the worker runs the chunk and sets `done` to that. Regions do not nest. Both sides
-spin for 50 us, all but the first three offering their core to other threads, then sleep in the kernel on the word they watch (Dekker's
-protocol):
+its prefetched neighbour) and increments its `seq`; the worker runs the chunk and sets `done` to that. Regions do not nest. Both sides spin
+for 50 us, after the first three offering their core to other threads, then sleep in the kernel on the word they watch (Dekker's protocol):
 
     sleeper:  flag := 1;  fence;  while word is old: futex_wait(word, old)
     waker:    word := new;  fence;  if flag: futex_wake(word)
@@ -14,8 +13,6 @@ for equality. The floating-point mode of the caller travels with the chunk: othe
 """
 
 from __future__ import annotations
-
-from dataclasses import dataclass
 
 from tcomp.errors import TargetError
 
@@ -38,7 +35,6 @@ _THREADS = "  %threads.at = getelementptr %pool, ptr %pool, i64 0, i32 1"
 
 
 def _box(name: str, number: str) -> str:
-    """IR of the address of a mailbox."""
     return f"  %{name} = getelementptr %pool, ptr %pool, i64 0, i32 3, i64 %{number}"
 
 
@@ -55,13 +51,6 @@ def _load(*fields: str) -> str:
 def _store(**values: str) -> str:
     """IR that stores into fields of the mailbox `%box`."""
     return "\n".join(f"{_at('box', f)}\n  store {MAILBOX[f]} {value}, ptr %{f}.at" for f, value in values.items())
-
-
-@dataclass(frozen=True)
-class _Arch:
-    system_calls: tuple[int, int, int]  # the numbers of futex, prctl, rt_sigprocmask
-    pause: str  # an instruction that takes 10 to 60 ns
-    functions: str  # the time in ticks, ticks in 50 us, the floating-point mode
 
 
 _X86_64 = """\
@@ -116,9 +105,9 @@ define internal void @set_mode(i64 %mode) alwaysinline {
   call void @llvm.aarch64.set.fpcr(i64 %mode)
   ret void
 }"""
-_ARCHES = {
-    "x86_64": _Arch((202, 157, 14), "call void @llvm.x86.sse2.pause()", _X86_64),
-    "aarch64": _Arch((98, 167, 135), "call void @llvm.aarch64.isb(i32 15)", _AARCH64),  # `yield` is a no-op on most cores
+_ARCHES = {  # numbers of the system calls futex, prctl, rt_sigprocmask; an instruction that takes 10 to 60 ns; functions: ticks, mode
+    "x86_64": (202, 157, 14, "call void @llvm.x86.sse2.pause()", _X86_64),
+    "aarch64": (98, 167, 135, "call void @llvm.aarch64.isb(i32 15)", _AARCH64),  # `yield` is a no-op on most cores
 }
 
 
@@ -126,10 +115,9 @@ def pool_ir(triple: str) -> str:
     """The pool's LLVM IR for a Linux target triple such as `x86_64-unknown-linux-gnu`: it defines EXPORTS and needs IMPORTS, and is compiled with
     the relocation model `pic`. Raises TargetError for a processor without a pool."""
     name = triple.partition("-")[0]
-    arch = _ARCHES.get({"arm64": "aarch64", "amd64": "x86_64"}.get(name, name))
-    if arch is None:
+    if (name := {"arm64": "aarch64", "amd64": "x86_64"}.get(name, name)) not in _ARCHES:
         raise TargetError(f"there is no thread pool for {triple!r}", hint=f"use 1 thread, or one of {', '.join(_ARCHES)}")
-    futex, prctl, sigprocmask = arch.system_calls
+    futex, prctl, sigprocmask, pause, functions = _ARCHES[name]
     # All but ILL, TRAP, BUS, FPE and SEGV, which belong to the thread that causes them.
     blocked = (1 << 64) - 1 - sum(1 << signal - 1 for signal in (4, 5, 7, 8, 11))
     declarations = "\n".join(f"declare {t.replace('(', f'@{name}(', 1)}" for name, t in LIBRARY.items())
@@ -144,7 +132,7 @@ target triple = "{triple}"
 @name = internal constant [6 x i8] c"tcomp\\00"
 
 {declarations}
-{arch.functions}
+{functions}
 
 define internal void @futex_wait(ptr %word, i32 %old) noinline {{
   %r = call i64 (i64, ...) @syscall(i64 {futex}, ptr %word, i32 128, i32 %old, ptr null)
@@ -168,7 +156,7 @@ spin:
   %changed = icmp ne i32 %early, %old
   br i1 %changed, label %spun, label %pause
 pause:
-  {arch.pause}
+  {pause}
   %now = call i64 @clock()
   %waited = sub i64 %now, %start
   %soon = icmp ult i64 %waited, %patience
