@@ -65,11 +65,11 @@ class Function(Expressions):
             self.bind(scalar, Value(f"%s{n}", INDEX))
         self.chain: Stmt | None = None  # an accumulation into one element that is all that its loop does
         self.inside_parallel = False
-        self.streams = False  # whether some stores are non-temporal
+        self.has_non_temporal = False  # whether some stores are
 
     def leave(self) -> None:
         """Return. On x86 non-temporal stores are in no order with the others, by which threads tell that they are done."""
-        if self.streams and self.target.arch == "x86_64":
+        if self.has_non_temporal and self.target.arch == "x86_64":
             self.module.declarations.setdefault("llvm.x86.sse.sfence", "declare void @llvm.x86.sse.sfence()")
             self.line("call void @llvm.x86.sse.sfence()")
         self.line("ret void")
@@ -86,8 +86,8 @@ class Function(Expressions):
                 self.conditional(self.fold(cond), then, otherwise)
             case L.While(cond, body):
                 self.repeat(cond, body)
-            case L.Store(buffer, indices, value, streamed):
-                self.store(s, buffer, indices, value, streamed)
+            case L.Store(buffer, indices, value, non_temporal):
+                self.store(s, buffer, indices, value, non_temporal)
             case L.Accumulate(buffer, indices, value, reducer):
                 self.accumulate(s, buffer, indices, value, reducer)
             case L.Allocate(buffer, body):
@@ -139,8 +139,7 @@ class Function(Expressions):
         before = self.block
         self.start(head)
         self.count += 1
-        i, after = f"%i{self.count}", f"%n{self.count}"
-        place = len(self.lines)
+        i, after, place = f"%i{self.count}", f"%n{self.count}", len(self.lines)
         self.lines.append("")  # the phi, when the last block of the body is known
         with self.scope():
             self.bind(v, Value(i, INDEX))
@@ -170,13 +169,10 @@ class Function(Expressions):
     def conditional(self, cond: Expr, then: Stmt, otherwise: Stmt | None) -> None:
         """A condition: a branch, or a mask where lanes differ."""
         if cond.op == "const":
-            if (chosen := then if cond.attr else otherwise) is not None:
-                self.statement(chosen)
-            return
+            return self.statement((then if cond.attr else otherwise) or L.block())
         narrow = otherwise is None and isinstance(then, L.Store) and itemsize(then.buffer.dtype) < 4
         if narrow and (only := self.only_lane(cond)) is not None:
-            self.lane_by_lane(then, (only,))  # LLVM 22 narrows the store of a single lane wrongly: four bytes are written
-            return
+            return self.lane_by_lane(then, (only,))  # LLVM 22 narrows the store of a single lane wrongly: four bytes are written
         test = self.value(cond)
         if test.lanes > 1:
             with self.masked(test):
@@ -265,8 +261,7 @@ class Function(Expressions):
             at = dict(zip((x.var for x in loops), point, strict=True))
             self.constants |= {v: at[own] for own, v in matched.loops.items()}
             types, arguments = [], []
-            for name in op.arguments:
-                b = operands[name]
+            for b in (operands[name] for name in op.arguments):
                 key, width = (b, *(at[i] for i in places[b])), 1 if b is result else op.group
                 if key not in registers:
                     address = self.address(*matched.accesses[b])
@@ -277,8 +272,7 @@ class Function(Expressions):
                 types.append(self.module.type(b.dtype, op.lanes * width))
                 arguments.append(f"{types[-1]} {registers[key]}")
             self.module.declarations.setdefault(op.code, f"declare {total} @{op.code}({', '.join(types)})")
-            written = (result, *(at[i] for i in places[result]))
-            registers[written] = self.op(f"call {total} @{op.code}({', '.join(arguments)})")
+            registers[result, *(at[i] for i in places[result])] = self.op(f"call {total} @{op.code}({', '.join(arguments)})")
         for v in matched.loops.values():
             del self.constants[v]
         for key, address in addresses.items():
@@ -300,8 +294,7 @@ class Function(Expressions):
         name = f"{module.name}.{module.regions}"
         module.regions += 1
         buffers, variables = _free(s)
-        unknown = [b.name for b in buffers if b not in self.pointers]
-        unknown += [v.name for v in variables if v not in self.bound and v not in self.constants]
+        unknown = [x.name for x in (*buffers, *variables) if x not in self.pointers | self.bound | self.constants]
         if unknown:
             raise self.error(f"`{unknown[0]}` is used but is no parameter")
         values = [v for v in variables if v not in self.constants]
@@ -319,9 +312,9 @@ class Function(Expressions):
         # A function with parameters of its own: `noalias` would be lost if the body read its pointers from the closure.
         parameters = ", ".join([*(p for _, _, p in captured), "i64 %begin", "i64 %end"])
         module.functions.append(inner.text(f"define internal void {symbol(name)}({parameters}) noinline #0"))
-        types = [type_ for type_, _, _ in captured]
-        loads = [f"  %p{n} = getelementptr i64, ptr %closure, i64 {n}\n  %c{n} = load {type_}, ptr %p{n}" for n, type_ in enumerate(types)]
-        arguments = ", ".join([*(f"{type_} %c{n}" for n, type_ in enumerate(types)), "i64 %begin", "i64 %end"])
+        types = [*enumerate(type_ for type_, _, _ in captured)]
+        loads = [f"  %p{n} = getelementptr i64, ptr %closure, i64 {n}\n  %c{n} = load {type_}, ptr %p{n}" for n, type_ in types]
+        arguments = ", ".join([*(f"{type_} %c{n}" for n, type_ in types), "i64 %begin", "i64 %end"])
         head = f"define internal void {symbol(name + '.body')}(ptr %closure, i64 %begin, i64 %end) #0 {{"
         module.functions.append("\n".join([head, *loads, f"  call void {symbol(name)}({arguments})", "  ret void", "}"]))
         return symbol(name + ".body"), [(type_, ref) for type_, ref, _ in captured]
@@ -333,8 +326,7 @@ class Function(Expressions):
         closure = f"%c{self.count}"
         self.slots.append(f"  {closure} = alloca [{max(1, len(captured))} x i64], align 16")
         for n, (type_, ref) in enumerate(captured):
-            place = self.op(f"getelementptr i64, ptr {closure}, i64 {n}")
-            self.line(f"store {type_} {ref}, ptr {place}")
+            self.line(f"store {type_} {ref}, ptr {self.op(f'getelementptr i64, ptr {closure}, i64 {n}')}")
         count = self.scalar(extent, f"the extent of loop `{s.var.name}`")
         direct, pooled, end = self.labels("direct", "pooled", "end")
         alone, short = self.op("icmp eq ptr %pool, null"), self.op(f"icmp sle i64 {count}, 1")
@@ -343,29 +335,27 @@ class Function(Expressions):
         self.line(f"call void {body}(ptr {closure}, i64 0, i64 {count})")
         self.jump(end)
         self.start(pooled)
-        entry = self.op("load ptr, ptr %pool")
-        self.line(f"call void {entry}(ptr %pool, ptr {body}, ptr {closure}, i64 {count})")
+        self.line(f"call void {self.op('load ptr, ptr %pool')}(ptr %pool, ptr {body}, ptr {closure}, i64 {count})")
         self.jump(end)
         self.start(end)
         self.forget(self.module.written(s.body))
 
-    def store(self, s: Stmt, buffer: Buffer, indices: tuple[Expr, ...], value: Expr, streamed: bool) -> None:
+    def store(self, s: Stmt, buffer: Buffer, indices: tuple[Expr, ...], value: Expr, non_temporal: bool) -> None:
         """Store a value, in all lanes."""
         address, stored = self.address(buffer, indices), self.value(value)
         if self.lane is not None and address.shared and (stored.lanes > 1 or self.mask is not None):
             return self.lane_by_lane(s)
         dense = address.dense and self.mask is None and buffer not in self.private
-        if streamed and dense and 8 * itemsize(buffer.dtype) * self.lanes % self.target.vector_bits == 0:  # whole vector registers
-            self.stream(buffer, address, stored)
+        if non_temporal and dense and 8 * itemsize(buffer.dtype) * self.lanes % self.target.vector_bits == 0:  # whole vector registers
+            self.store_non_temporal(buffer, address, stored)
         else:
             self.write(buffer, address, stored)
         self.forget((buffer,))
 
-    def stream(self, buffer: Buffer, address: Address, value: Value) -> None:
+    def store_non_temporal(self, buffer: Buffer, address: Address, value: Value) -> None:
         """A non-temporal store, where the address is aligned to whole vectors, as such stores have to be."""
-        self.streams = True
-        size = self.target.vector_bits // 8
-        start = self.op(f"ptrtoint ptr {address.pointer} to i64")
+        self.has_non_temporal, value = True, Value(self.spread(value, self.lanes), value.dtype, self.lanes)
+        size, start = self.target.vector_bits // 8, self.op(f"ptrtoint ptr {address.pointer} to i64")
         aligned = self.op(f"icmp eq i64 {self.op(f'and i64 {start}, {size - 1}')}, 0")
         yes, no, end = self.labels("aligned", "unaligned", "end")
         self.branch(aligned, yes, no)
@@ -385,8 +375,7 @@ class Function(Expressions):
         sums = reducer.combine.op == "add" and set(reducer.combine.args) == {reducer.lhs, reducer.rhs}
         native = value.dtype in ("float32", "float64") or (value.dtype == "float16" and self.module.native_half)
         if sums and native and self.target.fma and value.op == "mul" and s is not self.chain:
-            a, b = (self.value(factor) for factor in value.args)
-            new = self.fma(a, b, self.load(buffer, address))
+            new = self.fma(self.value(value.args[0]), self.value(value.args[1]), self.load(buffer, address))
         else:
             term = self.value(value)
             new = self.combined(reducer, self.load(buffer, address), term)
@@ -436,8 +425,7 @@ class Function(Expressions):
         vector = self.bound.pop(lane)
         self.lane, self.lanes, self.mask = None, 1, None
         for n in range(lanes) if some is None else some:
-            self.constants[lane] = n
-            end = None
+            self.constants[lane], end = n, ""
             if mask is not None:
                 active = mask.ref if mask.lanes == 1 else self.op(f"extractelement {self.module.type('bool', lanes)} {mask.ref}, i64 {n}")
                 yes, end = self.labels("lane", "end")
@@ -445,7 +433,7 @@ class Function(Expressions):
                 self.start(yes)
             with self.scope():
                 self.statement(s)
-            if end is not None:
+            if end:
                 self.jump(end)
                 self.start(end)
         del self.constants[lane]
@@ -456,8 +444,7 @@ class Function(Expressions):
         """Store to an address, in the lanes that are active."""
         scalar = self.lane is None or address.shared
         lanes = 1 if scalar else self.lanes
-        type_ = self.module.memory_type(buffer.dtype, lanes)
-        ref = self.spread(value, lanes)
+        type_, ref = self.module.memory_type(buffer.dtype, lanes), self.spread(value, lanes)
         if buffer.dtype == "bool":
             ref = self.op(f"zext {self.module.type('bool', lanes)} {ref} to {type_}")
         place = f"ptr {address.pointer}, align {address.align}"

@@ -67,6 +67,14 @@ def test_machine_code() -> None:
     assert "sfence" not in emit_kernel(lower("p", p.inputs, p.outputs), HOST)
 
 
+def test_one_value_for_all_lanes() -> None:
+    """It is broadcast before the branch between aligned and other stores, both of which take it."""
+    a = te.placeholder((9,), name="A")
+    p = Program((a,), (te.compute((9, 64), lambda i, j: a[i], name="C"),), {})
+    for got, want in zip(native(p, scheduled(p).kernel), expected(p), strict=True):
+        p.same(got, want)
+
+
 @pytest.mark.parametrize("offset", [0, 4, 32, 60])
 def test_unaligned_memory(offset: int) -> None:
     p = addition(4, 64)
