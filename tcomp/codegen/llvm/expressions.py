@@ -200,12 +200,10 @@ class Expressions(Builder):
         if (found := self.find((buffer, "column", offset))) is not None:
             return found.ref
         scalar, type_ = self.module.memory_type(buffer.dtype), self.module.memory_type(buffer.dtype, lanes)
-        rows = []
-        for row in range(lanes):
-            place = start + row * lanes
+        rows, bit = [], 1
+        for place in range(start, start + lanes * lanes, lanes):
             pointer = self.op(f"getelementptr {scalar}, ptr {self.pointers[buffer]}, i64 {place}")
-            rows.append(self.op(f"load {type_}, ptr {pointer}, align {math.gcd(place * itemsize(buffer.dtype), ALIGN) or ALIGN}"))
-        bit = 1
+            rows.append(self.op(f"load {type_}, ptr {pointer}, align {math.gcd(place * itemsize(buffer.dtype), ALIGN)}"))
         while bit < lanes:
             low = [lane if not lane & bit else lanes + (lane ^ bit) for lane in range(lanes)]
             high = [lane ^ bit if not lane & bit else lanes + lane for lane in range(lanes)]
@@ -217,8 +215,7 @@ class Expressions(Builder):
 
     def strided(self, buffer: Buffer, address: Address, lanes: int) -> str:
         """Every `stride`-th element, by contiguous loads that stay within the first and last element, and shuffles."""
-        scalar, type_ = self.module.memory_type(buffer.dtype), self.module.memory_type(buffer.dtype, lanes)
-        stride = address.stride
+        scalar, type_, stride = self.module.memory_type(buffer.dtype), self.module.memory_type(buffer.dtype, lanes), address.stride
         starts = [n * lanes for n in range(stride - 1)] + [(lanes - 1) * (stride - 1)] if stride > 0 else [1 - lanes]
         parts = []
         for start in starts:
@@ -254,7 +251,7 @@ class Expressions(Builder):
                 (varying if plain is None and self.varies(monomial) else shared).append((monomial, c))
         index, align = self.index_vector(varying, stride) if varying else None, itemsize(buffer.dtype)
         if buffer in self.private:
-            align = math.gcd(align * math.gcd(offset, *(c for _, c in shared)), ALIGN) or ALIGN
+            align = math.gcd(align * math.gcd(offset, *(c for _, c in shared)), ALIGN)
         return Address(self.pointer(buffer, tuple(shared), offset), 0 if varying else stride, index, align, None if shared else offset)
 
     def varies(self, monomial: tuple[Expr, ...]) -> bool:
@@ -359,9 +356,8 @@ class Expressions(Builder):
         if e.op != "cast":
             return None
         if (found := _rounded_bytes(e)) is not None:
-            x, offset = found
-            value = self.value(x)
-            return self.rounded(value, offset, e.dtype) if value.lanes > 1 else None
+            value = self.value(found[0])
+            return self.rounded(value, found[1], e.dtype) if value.lanes > 1 else None
         whole, shift = _plus_constant(e.args[0]) if e.dtype == "float32" and e.args[0].dtype == "int32" else (e, 0)
         found = _rounded_bytes(whole.args[0]) if whole.op == "cast" and whole is not e else None
         if found is None or abs(shift) > EXACT or (value := self.value(found[0])).lanes == 1:
@@ -460,14 +456,13 @@ class Expressions(Builder):
         """A choice whose sides are computed only if they are wanted."""
         yes, no, end = self.labels("then", "else", "end")
         self.branch(test.ref, yes, no)
-        outer, sides = self.lines, []
+        outer, sides, arms = self.lines, [], []
         for label, side in ((yes, a), (no, b)):
             self.lines = []
             self.start(label)
             with self.scope():
                 sides.append((self.value(side), self.lines, self.block))
         lanes = max(value.lanes for value, _, _ in sides)
-        arms = []
         for value, lines, block in sides:
             self.lines = lines
             with self.scope():
