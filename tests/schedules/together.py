@@ -8,7 +8,8 @@ from dataclasses import replace
 
 import numpy as np
 
-from tcomp.codegen.llvm.kernel import KernelModule
+from tcomp.codegen.llvm.expressions import KernelModule
+from tcomp.codegen.llvm.kernel import define
 from tcomp.codegen.llvm.machine_code import compile_ir
 from tcomp.errors import CodegenError
 from tcomp.ir.dtypes import to_numpy
@@ -68,7 +69,7 @@ def _for_cpu(kernel: Kernel) -> Kernel:
 
 def _define(module: KernelModule, kernel: Kernel) -> None:
     try:
-        module.define(kernel)
+        define(module, kernel)
     except CodegenError:
         raise
     except Exception as error:

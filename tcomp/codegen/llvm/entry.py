@@ -10,7 +10,8 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 
 from tcomp.codegen.llvm.builder import symbol
-from tcomp.codegen.llvm.kernel import Function, KernelModule
+from tcomp.codegen.llvm.expressions import KernelModule
+from tcomp.codegen.llvm.kernel import Function, define
 from tcomp.ir import expr as E
 from tcomp.ir.expr import Dim, as_expr, substitute
 from tcomp.ir.loops import SERIAL, VECTORIZED, Buffer, Kernel, block, loop, store
@@ -29,7 +30,7 @@ def emit_program(program: Program, target: CpuTarget) -> str:
     src, dst = Buffer("src", "uint8", (n,)), Buffer("dst", "uint8", (n,))
     lanes = loop("i", n // 64, lambda i: loop("l", 64, lambda v: store(dst, (i * 64 + v,), src[i * 64 + v]), VECTORIZED))
     rest = loop("j", n % 64, lambda j: store(dst, (n // 64 * 64 + j,), src[n // 64 * 64 + j]), SERIAL)
-    module.define(Kernel("tcomp_copy", (src, dst), (dst,), (n,), block(lanes, rest)), "internal")
+    define(module, Kernel("tcomp_copy", (src, dst), (dst,), (n,), block(lanes, rest)), "internal")
     for call in calls(program.steps):
         types = ["ptr"] * (1 + len(call.buffers)) + ["i64"] * len(call.scalars)
         module.declarations[call.symbol] = f"declare void {symbol(call.symbol)}({', '.join(types)})"

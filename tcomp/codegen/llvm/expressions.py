@@ -56,17 +56,22 @@ class Form(NamedTuple):
     inner: frozenset[Expr]
 
 
-class KernelFacts(Module):
-    """A module, and what is known about the expressions of the loop programs in it."""
+class KernelModule(Module):
+    """A module of loop programs, and what is known about the expressions in them. `overlapping`: buffers that may share memory with others."""
 
-    def __init__(self, name: str, target: CpuTarget, notes: Sequence[str] = ()) -> None:
+    def __init__(self, name: str, target: CpuTarget, notes: Sequence[str] = (), overlapping: frozenset[Buffer] = frozenset()) -> None:
         super().__init__(name, target, notes)
+        self.overlapping = overlapping
         self.forms: dict[Any, Form] = {}
         self.per_lane: dict[Buffer, tuple[Expr, int]] = {}  # buffers allocated inside a vectorized loop: lane variable, lanes
         self._variables: dict[Expr, tuple[Expr, ...]] = {}
         self._buffers: dict[Expr, frozenset[Buffer]] = {}
         self.lowered = cache(lambda e: lower(e, target))  # in terms of operations that the target has; None where it has the operator itself
         self.in_bounds = cache(lambda read: in_range(read.args, read.attr.shape))  # whether a read lies inside its buffer for all values
+
+    def parameter(self, buffer: Buffer, ref: str, written: bool) -> str:
+        """A pointer parameter with what is known of its memory."""
+        return f"ptr{'' if buffer in self.overlapping else ' noalias'} nonnull{'' if written else ' readonly'} {ref}"
 
     def variables(self, e: Expr) -> tuple[Expr, ...]:
         """The variables that a value depends on."""
@@ -95,9 +100,9 @@ class KernelFacts(Module):
 class Expressions(Builder):
     """The values of expressions at one place of a function."""
 
-    module: KernelFacts
+    module: KernelModule
 
-    def __init__(self, module: KernelFacts) -> None:
+    def __init__(self, module: KernelModule) -> None:
         super().__init__(module)
         self.readers: dict[Buffer, list[Any]] = {}  # keys of memoised values that depend on the content of a buffer
         self.constants: dict[Expr, int] = {}

@@ -14,7 +14,7 @@ from collections.abc import Callable, Collection, Sequence
 from typing import Any
 
 from tcomp.codegen.llvm.builder import Value, iota, symbol
-from tcomp.codegen.llvm.expressions import ALIGN, MAX_LANES, Address, Expressions, KernelFacts
+from tcomp.codegen.llvm.expressions import ALIGN, MAX_LANES, Address, Expressions, KernelModule
 from tcomp.ir import expr as E, loops as L
 from tcomp.ir.dtypes import is_float, itemsize
 from tcomp.ir.expr import INDEX, Expr, as_expr
@@ -28,35 +28,23 @@ MAX_OPERATIONS = 1 << 12  # intrinsics that one instruction of a program may bec
 def emit_kernel(kernel: Kernel, target: CpuTarget, over: Collection[tuple[Buffer, Buffer]] = ()) -> str:
     """LLVM IR text of a kernel. The two of a pair in `over` may lie in the same memory: they are read and written in the order of the
     program. Raises `CodegenError` naming the loop or buffer for what a CPU kernel cannot be."""
-    module = KernelModule(kernel.name, target, kernel.notes)
-    module.overlapping = frozenset(b for pair in over for b in pair)
-    module.define(kernel)
+    module = KernelModule(kernel.name, target, kernel.notes, frozenset(b for pair in over for b in pair))
+    define(module, kernel)
     return module.text()
 
 
-class KernelModule(KernelFacts):
-    """A module made of loop programs."""
-
-    overlapping: frozenset[Buffer] = frozenset()
-
-    def parameter(self, buffer: Buffer, ref: str, written: bool) -> str:
-        """A pointer parameter with what is known of its memory."""
-        return f"ptr{'' if buffer in self.overlapping else ' noalias'} nonnull{'' if written else ' readonly'} {ref}"
-
-    def define(self, kernel: Kernel, linkage: str = "") -> None:
-        """Adds the function of a kernel."""
-        function = Function(self, kernel.buffers, kernel.scalars)
-        parameters = ["ptr %pool", *(self.parameter(b, ref, b in kernel.outputs) for b, ref in function.pointers.items())]
-        parameters += [f"i64 {function.bound[scalar].ref}" for scalar in kernel.scalars]
-        function.statement(kernel.body)
-        function.leave()
-        self.functions.append(function.text(f"define {linkage} void {symbol(kernel.name)}({', '.join(parameters)}) #0"))
+def define(module: KernelModule, kernel: Kernel, linkage: str = "") -> None:
+    """Add the function of a kernel to a module."""
+    function = Function(module, kernel.buffers, kernel.scalars)
+    parameters = ["ptr %pool", *(module.parameter(b, ref, b in kernel.outputs) for b, ref in function.pointers.items())]
+    parameters += [f"i64 {function.bound[scalar].ref}" for scalar in kernel.scalars]
+    function.statement(kernel.body)
+    function.leave()
+    module.functions.append(function.text(f"define {linkage} void {symbol(kernel.name)}({', '.join(parameters)}) #0"))
 
 
 class Function(Expressions):
     """The LLVM function of a loop program, whose parameters are pointers to buffers and scalars."""
-
-    module: KernelModule
 
     def __init__(self, module: KernelModule, buffers: Sequence[Buffer] = (), scalars: Sequence[Expr] = ()) -> None:
         super().__init__(module)

@@ -21,10 +21,10 @@ def compile_ir(ir_text: str, target: CpuTarget, opt_level: int = 2) -> bytes:
         return bytes(machine.emit_object(module))
 
 
-def assembly(ir_text: str, target: CpuTarget, opt_level: int = 2) -> str:
+def assembly(ir_text: str, target: CpuTarget) -> str:
     """The same as assembly text, for people and for tests."""
     with _lock:
-        module, machine = _optimised(ir_text, target, opt_level)
+        module, machine = _optimised(ir_text, target, 2)
         return str(machine.emit_assembly(module))
 
 
