@@ -282,7 +282,8 @@ class Function(Expressions):
         name = f"{module.name}.{module.regions}"
         module.regions += 1
         buffers, variables = _free(s)
-        unknown = [x.name for x in (*buffers, *variables) if x not in self.pointers | self.bound | self.constants]
+        unknown = [b.name for b in buffers if b not in self.pointers]
+        unknown += [v.name for v in variables if v not in self.bound and v not in self.constants]
         if unknown:
             raise self.error(f"`{unknown[0]}` is used but is no parameter")
         values = [v for v in variables if v not in self.constants]
