@@ -52,8 +52,7 @@ class Target(ABC):
     @functools.cache
     def host() -> CpuTarget:
         """This machine. Raises `TargetError` on an architecture without a code generator."""
-        arch = _ARCHITECTURES.get(platform.machine().lower())
-        if arch is None:
+        if (arch := _ARCHITECTURES.get(platform.machine().lower())) is None:
             raise TargetError(f"no code generator for this machine ({platform.machine()})", hint=f"known: {', '.join(FEATURES)}")
         cpu, features = _processor()
         present = ALL_FEATURES[arch].intersection(features)
@@ -84,10 +83,8 @@ class Target(ABC):
     def manifest(self) -> dict[str, Any]:
         """What artifacts say of the target they are made for."""
 
-    @property
-    def precision(self) -> str | None:
-        """In which products of float32 matrices are computed; None where there is no choice."""
-        return None
+    precision: str | None = None
+    """In which products of float32 matrices are computed; None where there is no choice."""
 
     def runs_on(self, machine: Target) -> bool:
         """Whether code made for this target can run on a machine."""
@@ -97,9 +94,7 @@ class Target(ABC):
 @dataclass(frozen=True)
 class CpuTarget(Target):
     """A CPU. `arch` is "x86_64" or "aarch64"; `cpu` is LLVM's name of the processor; `features` are those of LLVM's feature names that it
-    has and that generated code may use, sorted. `l1`, `l2` (per core) and `l3` (shared) are bytes of data cache. `cores` counts
-    physical cores.
-    """
+    has and that generated code may use, sorted. `l1`, `l2` (per core) and `l3` (shared) are bytes of data cache, `cores` physical cores."""
 
     arch: str
     cpu: str
@@ -206,6 +201,8 @@ class CudaTarget(Target):
     precision: str = "fp32"
     vector_access: bool = True
 
+    triple = family = "cuda"
+
     @property
     def _options(self) -> list[str]:
         """What is not usual, sorted."""
@@ -215,19 +212,9 @@ class CudaTarget(Target):
         return " ".join(["cuda", f"-arch={','.join(self.archs)}", *(f"-{option}" for option in self._options)])
 
     @property
-    def triple(self) -> str:
-        """Not one of LLVM's."""
-        return "cuda"
-
-    @property
     def machine(self) -> str:
         """All architectures."""
         return f"cuda-{','.join(self.archs)}"
-
-    @property
-    def family(self) -> str:
-        """All GPUs share one model."""
-        return "cuda"
 
     @property
     def manifest(self) -> dict[str, Any]:
@@ -269,20 +256,16 @@ def _processor() -> tuple[str, list[str]]:
 
         return llvm.get_host_cpu_name(), sorted(name for name, on in llvm.get_host_cpu_features().items() if on)
 
-    described = set()
     with suppress(OSError):
-        described = set(_DESCRIPTION.findall(Path("/proc/cpuinfo").read_text(encoding="utf-8", errors="replace")))
-    if not described:
-        return asked()
-    cpu, features = cache.recall("processors", cache.name(llvmlite.__version__, platform.machine(), *sorted(described)), asked)
-    return cpu, features
+        if described := sorted(set(_DESCRIPTION.findall(Path("/proc/cpuinfo").read_text(encoding="utf-8", errors="replace")))):
+            cpu, features = cache.recall("processors", cache.name(llvmlite.__version__, platform.machine(), *described), asked)
+            return cpu, features
+    return asked()
 
 
 def capability(arch: str) -> tuple[int, bool]:
     """The compute capability of a GPU architecture, and whether its code runs on no other: (90, True) of "sm_90a"."""
-    match = re.fullmatch(r"sm_(\d+)(a?)", arch)
-    assert match is not None
-    return int(match[1]), bool(match[2])
+    return int(arch.removeprefix("sm_").removesuffix("a")), arch.endswith("a")
 
 
 def _gpu(arch: str) -> Gpu:
@@ -318,9 +301,8 @@ def _cpu(words: list[str], text: str) -> CpuTarget:
 
 def _cuda(words: list[str], text: str) -> CudaTarget:
     options = _options(words, r"(arch|precision)=(\S+)|(scalar)()", text, "cuda -arch=sm_80,sm_90a -precision=tf32 (or fp16, bf16)")
-    archs = tuple(dict.fromkeys(options["arch"].split(","))) if "arch" in options else _USUAL_GPUS
-    for arch in archs:
-        _one_of(arch, CUDA_ARCHITECTURES, "GPU architecture", text)
+    given = options["arch"].split(",") if "arch" in options else _USUAL_GPUS
+    archs = tuple(_one_of(arch, CUDA_ARCHITECTURES, "GPU architecture", text) for arch in dict.fromkeys(given))
     precision = _one_of(options.get("precision", "fp32"), _PRECISIONS, "precision", text)
     target = CudaTarget(archs, precision, "scalar" not in options)
     if precision != "fp32" and target.compute_capability < 80:
@@ -332,8 +314,7 @@ def _options(words: list[str], pattern: str, text: str, hint: str) -> dict[str, 
     """The options behind the first word, by name, each at most once."""
     found: dict[str, str] = {}
     for word in words[1:]:
-        match = re.fullmatch(f"-(?:{pattern})", word)
-        if match is None:
+        if (match := re.fullmatch(f"-(?:{pattern})", word)) is None:
             raise TargetError(f"unknown option `{word}`", where=text, hint=hint)
         name, value = (part for part in match.groups() if part is not None)
         if name in found:
@@ -349,8 +330,7 @@ def _one_of(name: str, known: Iterable[str], what: str, text: str, shown: Iterab
 
 
 def _size(value: str, what: str, text: str) -> int:
-    match = re.fullmatch(r"(\d{1,9})([KM]?)", value)
-    if match is None or int(match[1]) == 0:
+    if (match := re.fullmatch(r"(\d{1,9})([KM]?)", value)) is None or int(match[1]) == 0:
         raise TargetError(f"`{value}` is no {'count' if what == 'cores' else 'size'} for -{what}", where=text, hint="as in 32K, 2M")
     return int(match[1]) << {"": 0, "K": 10, "M": 20}[match[2]]
 

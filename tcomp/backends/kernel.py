@@ -49,9 +49,8 @@ class CompiledKernel:
     @classmethod
     def from_json(cls, record: Mapping[str, Any]) -> CompiledKernel:
         """Raises `ValueError`, `KeyError` or `TypeError` for what is no kernel."""
-        code = base64.b64decode(record["code"], validate=True)
+        code, in_place = base64.b64decode(record["code"], validate=True), tuple((int(n), int(m)) for n, m in record["in_place"])
         scalars, temporaries, todo = (tuple(map(str, record[field])) for field in ("scalars", "temporaries", "work"))
-        in_place = tuple((int(n), int(m)) for n, m in record["in_place"])
         return cls(str(record["symbol"]), code, scalars, temporaries, str(record["schedule"]), todo, in_place)
 
 

@@ -16,11 +16,10 @@ import subprocess
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from queue import SimpleQueue
 from types import MappingProxyType
-from typing import Self
 
 import tcomp
 from tcomp import cache
@@ -40,13 +39,14 @@ def compile_kernels(
     decisions: Mapping[str, Decisions] = MappingProxyType({}),
 ) -> dict[str, CompiledKernel]:
     """Each distinct text compiled, from the cache where possible. `on_progress` gets (kernels done, kernels in all), `decisions` are those
-    of the schedules, by text.
-
-    Raises `CodegenError`, naming the kernel, when one cannot be compiled.
-    """
+    of the schedules, by text. Raises `CodegenError`, naming the kernel, when one cannot be compiled."""
     maker = *backend.identity, backend.toolchain
     wanted = {t: cache.name(t, *maker, *([encode(decisions[t])] if decisions.get(t) else []))[:32] for t in dict.fromkeys(texts)}
-    results = {text: found for text, name in wanted.items() if (found := _load(name)) is not None}
+    results: dict[str, CompiledKernel] = {}
+    for text, name in wanted.items():
+        with suppress(ValueError, KeyError, TypeError):  # not stored, or damaged
+            if (found := CompiledKernel.from_json(cache.load("kernels", name))).symbol == _symbol(name):
+                results[text] = found
     missing = [text for text in wanted if text not in results]
     on_progress(len(results), len(wanted))
     for text, compiled in _compiled(missing, wanted, backend, decisions):
@@ -67,8 +67,9 @@ def _compiled(
         return
     with ExitStack() as stack:
         idle = SimpleQueue[_Worker]()
-        for _ in range(_jobs()):
-            idle.put(stack.enter_context(_Worker()))
+        for worker in [_Worker() for _ in range(_jobs())]:
+            stack.callback(worker.close)
+            idle.put(worker)
 
         def compiled(text: str) -> tuple[str, CompiledKernel]:
             worker = idle.get()
@@ -111,10 +112,7 @@ class _Worker:
     def __init__(self) -> None:
         self.process: subprocess.Popen[bytes] | None = None
 
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *error: object) -> None:
+    def close(self) -> None:
         if self.process is not None:
             self.process.communicate()
 
@@ -157,14 +155,6 @@ def _serve() -> None:
 
 def _symbol(name: str) -> str:
     return f"kernel_{name}"
-
-
-def _load(name: str) -> CompiledKernel | None:
-    try:
-        compiled = CompiledKernel.from_json(cache.load("kernels", name))
-    except (ValueError, KeyError, TypeError):
-        return None
-    return compiled if compiled.symbol == _symbol(name) else None
 
 
 if __name__ == "__main__":

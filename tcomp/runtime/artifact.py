@@ -11,18 +11,16 @@ All integers are little-endian. Offsets count from the start of the file.
         96    32  zero
        128        manifest (see tcomp.runtime.manifest), then code, then weights
 
-The code is an ELF shared object with the interface of include/tcomp.h. The weights section starts at a multiple of 4096
-and each weight at a multiple of 64 in it, so that the file can be mapped: pages are read when first used and shared
-between processes. The last section ends the file.
+The code is an ELF shared object with the interface of include/tcomp.h. The weights section starts at a multiple of 4096 and each weight at
+a multiple of 64 in it, so that the file can be mapped: pages are read when first used and shared between processes. The last section ends
+the file.
 
-Checks. Reading verifies every offset and size against the file, the header and manifest against their SHA-256, and the
-code against the SHA-256 in the manifest. Weights have one SHA-256 each in the manifest, checked only on request
-(`verify`), since that reads all of them: it runs at 1-2 GB/s with SHA instructions (a CRC-32 runs at about the same
-speed and proves less), against microseconds for mapping.
+Checks. Reading verifies every offset and size against the file, the header and manifest against their SHA-256, and the code against the
+SHA-256 in the manifest. Weights have one SHA-256 each in the manifest, checked only on request (`verify`), since that reads all of them:
+at 1-2 GB/s with SHA instructions (a CRC-32 is about as fast and proves less), against microseconds for mapping.
 
-Trust. A checksum shows damage, not intent: an artifact holds native code, and loading it is as trusting as loading a
-shared library. A file that is mapped must not be changed in place; `write_artifact` and `save` replace it instead
-(write next to it, then rename).
+Trust. A checksum shows damage, not intent: an artifact holds native code, and loading it is as trusting as loading a shared library. A file
+that is mapped must not be changed in place; `write_artifact` and `save` replace it instead (write next to it, then rename).
 """
 
 from __future__ import annotations
@@ -102,8 +100,7 @@ def write_artifact(
 
         os.ftruncate(descriptor, weights_at + weights_size)
         with ThreadPoolExecutor(len(os.sched_getaffinity(0))) as pool:  # the large ones first, so that none is left over at the end
-            for _ in pool.map(put, sorted(range(len(names)), key=lambda number: -buffers[number].nbytes)):
-                pass
+            list(pool.map(put, sorted(range(len(names)), key=lambda number: -buffers[number].nbytes)))
         final = text(digests)
         header = (head + hashlib.sha256(head + final).digest()).ljust(_HEADER_SIZE, b"\0")
         _write_at(descriptor, 0, memoryview((header + final).ljust(code_at, b"\0") + code))
@@ -121,12 +118,8 @@ def read_artifact(source: Source) -> Artifact:
         return Artifact(_copied(source), "the given bytes")
     try:
         if isinstance(source, (str, os.PathLike)):
-            where = os.fspath(source)
-            descriptor = os.open(where, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)  # a FIFO must not block
-            try:
-                return Artifact(_mapped(descriptor), where)
-            finally:
-                os.close(descriptor)
+            with open(source, "rb", opener=lambda path, flags: os.open(path, flags | os.O_NONBLOCK)) as file:  # a FIFO must not block
+                return Artifact(_mapped(file.fileno()), os.fspath(source))
         source.flush()
         return Artifact(_mapped(source.fileno()), str(getattr(source, "name", "the given file")))
     except io.UnsupportedOperation:
@@ -159,8 +152,8 @@ class Artifact:
             what = f"the artifact has layout version {version}, this runtime reads version {_VERSION}"
             raise ArtifactError(what, where=where, hint="compile the model again, or use the tcomp release that wrote it")
         places = list(zip(sections[::2], sections[1::2], strict=True))
-        end = max(offset + size for offset, size in places)
-        if end != image.size or any(offset < _HEADER_SIZE for offset, _ in places) or sections[2] % _PAGE:
+        end = max(map(sum, places))
+        if end != image.size or min(sections[::2]) < _HEADER_SIZE or sections[2] % _PAGE:
             raise damaged(f"it has {image.size} bytes, its header tells of {end}")
         if places[2][1] > MANIFEST_LIMIT:
             raise ArtifactError(f"the manifest has {places[2][1]} bytes, more than the {MANIFEST_LIMIT} allowed", where=where)
@@ -172,9 +165,8 @@ class Artifact:
         if hashlib.sha256(self.code).hexdigest() != self.manifest.code_sha256:
             raise damaged("the code does not match its checksum")
         self._places = {weight.name: (weight.offset, weight.size) for weight in self.manifest.weights}
-        for name, (offset, size) in self._places.items():
-            if offset % _ALIGN or offset + size > self.weights.size:
-                raise ArtifactError(f"weight {name!r} lies outside the weights section, or is not aligned", where=where)
+        if bad := [name for name, (offset, size) in self._places.items() if offset % _ALIGN or offset + size > self.weights.size]:
+            raise ArtifactError(f"weight {bad[0]!r} lies outside the weights section, or is not aligned", where=where)
 
     @property
     def image(self) -> memoryview:

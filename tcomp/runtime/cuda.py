@@ -23,7 +23,7 @@ import numpy as np
 from tcomp.errors import DeviceError, InputError
 from tcomp.runtime.artifact import Artifact
 from tcomp.runtime.loaded_model import Array, LoadedModel, admit, check_sizes
-from tcomp.runtime.plan import KernelCode, Plan, evaluate
+from tcomp.runtime.plan import KernelCode, Plan, dim_values, evaluate
 
 Shapes = tuple[tuple[int, ...], ...]
 
@@ -55,25 +55,23 @@ class CudaModule(LoadedModel):
             self._device.synchronize()
 
     def _profile(self, inputs: Mapping[str, object], runs: int) -> list[tuple[str, float]]:
-        names = self._plan.labels
-        totals = [0.0] * len(names)
+        totals = [0.0] * len(self._plan.labels)
+        calls: list[tuple[int, Callable[[], float]]] = []  # with the moments of their starts; -1 is the end of a run
         with self._lock, self._device.guarded():
             session = self._session(self._admitted(self._ordered(inputs)))
             for _ in range(runs):
-                numbers: list[int] = []
-                moments: list[Callable[[], float]] = []
                 mark = self._device.stopwatch()
 
-                def watch(number: int, numbers: list[int] = numbers, moments: list[Any] = moments, mark: Any = mark) -> None:
-                    numbers.append(number)
-                    moments.append(mark())
+                def watch(number: int, mark: Callable[[], Callable[[], float]] = mark) -> None:
+                    calls.append((number, mark()))
 
                 self._plan.execute(self._device, self._functions, session.dims, session.places, watch)
-                moments.append(mark())
+                calls.append((-1, mark()))
                 self._device.synchronize()
-                for number, (start, end) in zip(numbers, pairwise([moment() for moment in moments]), strict=True):
-                    totals[number] += end - start
-        return [(name, total / runs) for name, total in zip(names, totals, strict=True)]
+            for (number, start), (_, end) in pairwise(calls):
+                if number >= 0:
+                    totals[number] += end() - start()
+        return [(name, total / runs) for name, total in zip(self._plan.labels, totals, strict=True)]
 
     def replays(self, inputs: Mapping[str, object], runs: int = 20) -> list[float]:
         """Seconds of `runs` replays of all launches, by the device's clock, without transfers; after a run that does not count."""
@@ -135,15 +133,13 @@ class _Session:
     def __init__(self, module: CudaModule, shapes: Shapes) -> None:
         device, plan = module._device, module._plan
         self.dims = module._bind(shapes)
-        values: dict[tuple[str, int | str], int] = {("dim", n): d for n, d in enumerate(self.dims)}
+        values = dim_values(self.dims)
         workspace = evaluate(plan.workspace, values)
         self.shapes = [tuple(evaluate(d, values) for d in shape) for shape in plan.outputs]
         check_sizes(workspace, self.shapes)
-        sizes = {("workspace", 0): workspace}
-        sizes |= {("input", n): prod(shape) * d.itemsize for n, (shape, (_, d)) in enumerate(zip(shapes, module._admission, strict=True))}
-        results = zip(self.shapes, module._output_dtypes, strict=True)
-        sizes |= {("output", n): prod(shape) * d.itemsize for n, (shape, d) in enumerate(results)}
-        self.memory = {key: device.allocate(size) for key, size in sizes.items()}
+        arrays = (("input", shapes, [d for _, d in module._admission]), ("output", self.shapes, module._output_dtypes))
+        sizes = {(kind, n): prod(s) * dtypes[n].itemsize for kind, several, dtypes in arrays for n, s in enumerate(several)}
+        self.memory = {key: device.allocate(size) for key, size in {("workspace", 0): workspace, **sizes}.items()}
         self.places = {key: device.address(m) for key, m in self.memory.items()} | {("weights", 0): device.address(module._weights)}
         self._launch = partial(plan.execute, device, module._functions, self.dims, self.places)
         self._capture = device.capture
@@ -197,10 +193,8 @@ class CupyDevice:
 
     def load(self, kernel: KernelCode) -> dict[str, Any]:
         """Load the code of a kernel; its functions by name."""
-        driver = self.cupy.cuda.driver
-        module = driver.moduleLoadData(best_code(kernel, self.capability))
-        self.modules.append(module)
-        found = {}
+        driver, found = self.cupy.cuda.driver, {}
+        self.modules.append(module := driver.moduleLoadData(best_code(kernel, self.capability)))
         for launch in kernel.launches:
             function = driver.moduleGetFunction(module, launch.function)
             if launch.shared:
@@ -234,10 +228,9 @@ class CupyDevice:
         runtime, data = self.cupy.cuda.runtime, array.reshape(-1).view(np.uint8)
         if not data.size:
             return
-        if self.staging is None or self.staging.nbytes < min(data.size, _PINNED):
+        if (size := min(data.size, _PINNED)) > (0 if self.staging is None else self.staging.nbytes):
             self.stream.synchronize()  # a copy from the one that goes may be under way
-            memory = self.cupy.cuda.alloc_pinned_memory(min(data.size, _PINNED))
-            self.staging = np.frombuffer(memory, np.uint8, min(data.size, _PINNED))
+            self.staging = np.frombuffer(self.cupy.cuda.alloc_pinned_memory(size), np.uint8, size)
         for begin in range(0, data.size, self.staging.nbytes):
             piece = data[begin : begin + self.staging.nbytes]
             self.stream.synchronize()  # the staging buffer is free again
@@ -262,13 +255,11 @@ class CupyDevice:
         where = getattr(value, "__dlpack_device__", None)
         if where is None or where()[0] != 2:  # kDLCUDA
             return None
-        cupy = self.cupy
         if where()[1] != self.device.id:
             why = f"it lies on GPU {where()[1]}, the model on GPU {self.device.id}"
             raise InputError("an input lies on another GPU", why=why, hint="copy it there first")
-        array = value if isinstance(value, cupy.ndarray) else cupy.from_dlpack(value)
-        array = cupy.ascontiguousarray(array)
-        self.stream.wait_event(cupy.cuda.get_current_stream().record())  # what computes it may still be running
+        array = self.cupy.ascontiguousarray(value if isinstance(value, self.cupy.ndarray) else self.cupy.from_dlpack(value))
+        self.stream.wait_event(self.cupy.cuda.get_current_stream().record())  # what computes it may still be running
         return array
 
     def device_array(self, shape: Sequence[int], dtype: np.dtype[Any], source: int) -> Any:
@@ -337,12 +328,10 @@ def best_code(kernel: KernelCode, capability: int) -> bytes:
     """
     best: tuple[int, bytes] = (0, b"")
     for arch, cubin in kernel.cubins.items():
-        match = re.fullmatch(r"sm_(\d+)(a?)", arch)
-        if match is None:
-            continue
-        number, own = int(match[1]), bool(match[2])
-        if number == capability if own else number // 10 == capability // 10 and number <= capability:
-            best = max(best, (2 * number + own, cubin))
+        if match := re.fullmatch(r"sm_(\d+)(a?)", arch):
+            number, own = int(match[1]), bool(match[2])
+            if number == capability if own else number // 10 == capability // 10 and number <= capability:
+                best = max(best, (2 * number + own, cubin))
     if best[1]:
         return best[1]
     oldest = re.search(rb"\.target sm_(\d+)(a?)", kernel.ptx)

@@ -85,13 +85,8 @@ def default_threads() -> int:
 
 def physical_cores() -> int:
     """Distinct cores that this process may use: two SMT siblings share the vector units that generated code keeps busy."""
-    siblings = set()
-    for cpu in os.sched_getaffinity(0):
-        try:
-            siblings.add(Path(f"/sys/devices/system/cpu/cpu{cpu}/topology/thread_siblings_list").read_text().strip())
-        except OSError:
-            siblings.add(str(cpu))
-    return len(siblings)
+    siblings = {str(cpu): f"/sys/devices/system/cpu/cpu{cpu}/topology/thread_siblings_list" for cpu in os.sched_getaffinity(0)}
+    return len({Path(path).read_text().strip() if os.access(path, os.R_OK) else cpu for cpu, path in siblings.items()})
 
 
 def cpu_quota(root: Path = Path("/")) -> float | None:
@@ -101,23 +96,18 @@ def cpu_quota(root: Path = Path("/")) -> float | None:
     except OSError:
         return None
     quotas = []
-    for line in lines:
-        _, controllers, path = line.split(":", 2)
-        if controllers and "cpu" not in controllers.split(","):
-            continue
-        base = root / "sys/fs/cgroup" / controllers
-        # A group is bounded by all groups above it. Inside a container the path may be the host's: then only the root is visible.
-        folder = base / path.strip("/")
-        quotas += [_quota_of(group) for group in (folder, *folder.parents) if group.is_relative_to(base)]
+    for _, controllers, path in (line.split(":", 2) for line in lines):
+        if not controllers or "cpu" in controllers.split(","):
+            # A group is bounded by all groups above it. Inside a container the path may be the host's: then only the root is visible.
+            folder = (base := root / "sys/fs/cgroup" / controllers) / path.strip("/")
+            quotas += [_quota_of(group) for group in (folder, *folder.parents) if group.is_relative_to(base)]
     return min((quota for quota in quotas if quota is not None), default=None)
 
 
 def _quota_of(group: Path) -> float | None:
     try:
-        if (group / "cpu.max").exists():
-            quota, period = (group / "cpu.max").read_text().split()
-        else:
-            quota, period = ((group / f"cpu.cfs_{word}_us").read_text() for word in ("quota", "period"))
+        one = group / "cpu.max"  # of version 2
+        quota, period = one.read_text().split() if one.exists() else [(group / f"cpu.cfs_{w}_us").read_text() for w in ("quota", "period")]
         return None if quota == "max" or int(quota) <= 0 else int(quota) / int(period)
     except (OSError, ValueError, ZeroDivisionError):
         return None

@@ -50,14 +50,12 @@ class LoadedModel(ABC):
     threads: int
 
     def __init__(self, artifact: Artifact) -> None:
-        self.artifact = artifact
-        self.manifest = manifest = artifact.manifest
-        self.inputs, self.outputs = manifest.inputs, manifest.outputs
-        self._names = [spec.name for spec in manifest.inputs]
-        self._admission = [(spec, numpy_dtype(spec.dtype)) for spec in manifest.inputs]
-        self._output_names = [spec.name for spec in manifest.outputs]
-        self._output_dtypes = [numpy_dtype(spec.dtype) for spec in manifest.outputs]
-        self._dim_index = {dim.name: index for index, dim in enumerate(manifest.dims)}
+        self.artifact, self.manifest = artifact, artifact.manifest
+        self.inputs, self.outputs = self.manifest.inputs, self.manifest.outputs
+        self._names, self._output_names = ([spec.name for spec in specs] for specs in (self.inputs, self.outputs))
+        self._admission = [(spec, numpy_dtype(spec.dtype)) for spec in self.inputs]
+        self._output_dtypes = [numpy_dtype(spec.dtype) for spec in self.outputs]
+        self._dim_index = {dim.name: index for index, dim in enumerate(self.manifest.dims)}
 
     @abstractmethod
     def _execute(self, values: list[Any]) -> list[Any]:
@@ -78,11 +76,10 @@ class LoadedModel(ABC):
     def run(self, inputs: Mapping[str, object]) -> dict[str, Array]:
         """Run the model on named inputs: output name -> fresh ndarray (aligned to 64 bytes).
 
-        Inputs are arrays (NumPy, or anything with `__dlpack__` or `__array__`) of exactly the declared element type, or
-        Python numbers and lists whose values fit it. bfloat16 is ml_dtypes.bfloat16 where that is installed, else
-        uint16 holding the bits. An output with data-dependent extents is a view of the leading corner of a larger
-        array. Raises InputError if a name, type, rank or extent does not fit, or if the model itself reports an error
-        (an index out of bounds, ...).
+        Inputs are arrays (NumPy, or anything with `__dlpack__` or `__array__`) of exactly the declared element type, or Python numbers and
+        lists whose values fit it. bfloat16 is ml_dtypes.bfloat16 where that is installed, else uint16 holding the bits. An output with
+        data-dependent extents is a view of the leading corner of a larger array. Raises InputError if a name, type, rank or extent does
+        not fit, or if the model itself reports an error (an index out of bounds, ...).
         """
         return dict(zip(self._output_names, self._execute(self._ordered(inputs)), strict=True))
 
@@ -96,9 +93,9 @@ class LoadedModel(ABC):
     def profile(self, inputs: Mapping[str, object], runs: int = 10) -> list[tuple[str, float]]:
         """(name, seconds) of every kernel call in program order: means over `runs` runs, after one that does not count.
 
-        On CPUs, kernels are timed by a cycle counter. Its rate comes from the wall-clock time of the same runs, so that
-        the times add up to that of a whole run, and what passes between kernels is shared out among them. On a GPU they
-        are launched one by one. Raises ArtifactError for code that cannot be profiled, else as `run`.
+        On CPUs, kernels are timed by a cycle counter. Its rate comes from the wall-clock time of the same runs, so that the times add up to
+        that of a whole run, and what passes between kernels is shared out among them. On a GPU they are launched one by one. Raises
+        ArtifactError for code that cannot be profiled, else as `run`.
         """
         if runs < 1:
             raise InputError(f"runs must be at least 1, not {runs}")
@@ -168,22 +165,16 @@ def _refuse_shape(spec: TensorSpec, shape: Shape, why: str) -> NoReturn:
     raise InputError(f"input {spec.name!r} has the wrong shape: expected {expected}, got {shape}", why=why)
 
 
-# ---------------------------------------------------------------- from whatever a caller passes to dense arrays
-
-
 def admit(value: object, spec: TensorSpec, dtype: np.dtype[Any]) -> Array:
     """`value` as a C-contiguous, aligned ndarray of exactly `dtype`; its shape is not checked.
 
-    Arrays (NumPy's, or of any library with DLPack or `__array__`) must have the right element type and are copied only
-    if they are not contiguous or not aligned. Python numbers and nested lists of them are converted if every value
-    survives: integers exactly, floats up to rounding but not to infinity. Raises InputError naming the input.
+    Arrays (NumPy's, or of any library with DLPack or `__array__`) must have the right element type and are copied only if they are not
+    contiguous or not aligned. Python numbers and nested lists of them are converted if every value survives: integers exactly, floats up
+    to rounding but not to infinity. Raises InputError naming the input.
     """
-    if isinstance(value, np.ndarray | np.generic):
-        array: Array = np.asarray(value)
-    elif isinstance(value, bool | int | float | complex | list | tuple):
+    if isinstance(value, bool | int | float | complex | list | tuple) and not isinstance(value, np.generic):
         return _convert(value, spec, dtype)
-    else:
-        array = _import(value, spec)
+    array: Array = np.asarray(value) if isinstance(value, np.ndarray | np.generic) else _import(value, spec)
     if array.dtype != dtype:
         why = f"expected {spec.dtype}{'' if dtype.name == spec.dtype else f' (as {dtype.name})'}, got {array.dtype}"
         hint = f"convert it, for example with .astype({dtype.name!r})"
@@ -223,9 +214,8 @@ def _convert(value: object, spec: TensorSpec, dtype: np.dtype[Any]) -> Array:
                 survives = np.isfinite(array.astype(np.complex128)) | ~np.isfinite(given.astype(np.complex128))
         if np.all(survives):
             return array
-    why = f"expected {spec.dtype}, got Python values of type {given.dtype}"
-    hint = "pass an array of the right element type"
-    raise InputError(f"input {spec.name!r} cannot be converted without loss", why=why, hint=hint)
+    what, why = f"input {spec.name!r} cannot be converted without loss", f"expected {spec.dtype}, got Python values of type {given.dtype}"
+    raise InputError(what, why=why, hint="pass an array of the right element type")
 
 
 def random_array(generator: np.random.Generator, shape: tuple[int, ...], dtype: np.dtype[Any]) -> Array:

@@ -9,10 +9,9 @@
      "weights": [{"name": "w", "offset": 0, "size": 16, "sha256": "..."}],
      "code_sha256": "...", "notes": {}}
 
-`features` lists, by LLVM's names, the instruction-set extensions that the code uses. An output's shape is for people
-(its extents come from `tcomp_plan`), except that an integer there is a promise. `max` may be null: unbounded. `threads`
-may be null: as many as the machine offers. Dims come in the order of `tcomp_call.dims`; those not data-dependent must
-occur in an input's shape. `notes` is free.
+`features` lists, by LLVM's names, the instruction-set extensions that the code uses. An output's shape is for people (its extents come from
+`tcomp_plan`), except that an integer there is a promise. `max` may be null: unbounded. `threads` may be null: as many as the machine offers.
+Dims come in the order of `tcomp_call.dims`; those not data-dependent must occur in an input's shape. `notes` is free.
 """
 
 from __future__ import annotations
@@ -45,8 +44,8 @@ _EXTENDED |= dict.fromkeys(("float4_e2m1fn", "int4", "uint4", "int2", "uint2"), 
 def numpy_dtype(name: str) -> np.dtype[Any]:
     """The NumPy type of arrays with elements `name`.
 
-    Types that NumPy lacks (bfloat16, ...) are those of ml_dtypes where that is installed, otherwise unsigned integers
-    holding the raw bits. Raises ArtifactError for an unknown name.
+    Types that NumPy lacks (bfloat16, ...) are those of ml_dtypes where that is installed, otherwise unsigned integers holding the raw bits.
+    Raises ArtifactError for an unknown name.
     """
     if name in _NATIVE:
         return np.dtype(name)
@@ -114,8 +113,7 @@ class Manifest:
 def dump_manifest(manifest: dict[str, Any]) -> bytes:
     """Canonical JSON: sorted keys, no spaces, UTF-8. Raises ArtifactError for values that JSON lacks."""
     try:
-        text = json.dumps(manifest, sort_keys=True, separators=(",", ":"), ensure_ascii=False, allow_nan=False)
-        return text.encode()
+        return json.dumps(manifest, sort_keys=True, separators=(",", ":"), ensure_ascii=False, allow_nan=False).encode()
     except (TypeError, ValueError, RecursionError) as problem:
         raise ArtifactError("the manifest cannot be written as JSON", why=str(problem)) from None
 

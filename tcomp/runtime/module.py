@@ -11,7 +11,7 @@ import time
 import weakref
 from _ctypes import dlclose
 from collections.abc import Callable, Mapping
-from contextlib import suppress
+from contextlib import nullcontext, suppress
 from dataclasses import dataclass, field
 from itertools import islice
 from math import prod
@@ -40,8 +40,7 @@ class Module(LoadedModel):
 
     def __init__(self, artifact: Artifact, threads: int | None = None, code_path: str | os.PathLike[str] | None = None) -> None:
         """Prefer `Module.load`. Raises ArtifactError if this machine cannot run the code, InputError for a bad number of threads."""
-        manifest = artifact.manifest
-        check_target(manifest.triple, manifest.features)
+        check_target(artifact.manifest.triple, artifact.manifest.features)
         if threads is not None and (not isinstance(threads, int) or not 1 <= threads <= 4096):
             raise InputError(f"threads must be between 1 and 4096, not {threads}")
         super().__init__(artifact)
@@ -53,8 +52,8 @@ class Module(LoadedModel):
             if threads not in (None, 1):
                 raise InputError(f"cannot run with {threads} threads: the model was compiled for one", hint="compile it with more")
             threads = 1
-        self.threads = threads or manifest.threads or default_threads()
-        self._grows = any(dim.data_dependent for dim in manifest.dims)
+        self.threads = threads or self.manifest.threads or default_threads()
+        self._grows = any(dim.data_dependent for dim in self.manifest.dims)
         self._plans: dict[tuple[Shape, ...], _Plan] = {}
 
     @classmethod
@@ -110,58 +109,50 @@ class Module(LoadedModel):
 
         pid = os.getpid()
         process = self._processes.get(pid) or self._processes.setdefault(pid, _Process())
-        if self.threads == 1:
-            error, dims = self._call(process.frames, plan, values, outputs, None, run or self._code.run)
-        else:
-            with process.lock:
-                if process.pool is None and self._code.pool_create is not None:
-                    process.pool = self._code.pool_create(self.threads, None)
-                error, dims = self._call(process.frames, plan, values, outputs, process.pool, run or self._code.run)
+        with nullcontext() if self.threads == 1 else process.lock:
+            if self.threads > 1 and process.pool is None and self._code.pool_create is not None:
+                process.pool = self._code.pool_create(self.threads, None)
+            error, dims = self._call(process, plan, values, outputs, run or self._code.run)
         if error:
             messages = self.manifest.errors
             raise InputError(f"the model stopped: {messages[error - 1] if 1 <= error <= len(messages) else f'unknown error {error}'}")
         return outputs if dims is None else self._slice(outputs, plan, dims)
 
     def _call(
-        self, frames: list[_Frame], plan: _Plan, inputs: list[Array], outputs: list[Array], pool: int | None, run: Callable[[int], int]
+        self, process: _Process, plan: _Plan, inputs: list[Array], outputs: list[Array], run: Callable[[int], int]
     ) -> tuple[int, list[int] | None]:
         """The error code, and the dims if the run determined some."""
         try:
-            frame = frames.pop()
+            frame = process.frames.pop()
         except IndexError:
             frame = _Frame(self.artifact.weights, len(self._names), len(self._output_names), len(self._dim_index))
-        frame.prepare(plan, pool, self._grows)
+        frame.prepare(plan, process.pool, self._grows)
         for index, array in enumerate(inputs):
             frame.inputs[index] = array.__array_interface__["data"][0]
         for index, array in enumerate(outputs):
             frame.outputs[index] = array.__array_interface__["data"][0]
         error = run(frame.address)
         dims = list(frame.dims) if self._grows else None
-        frames.append(frame)
+        process.frames.append(frame)
         return error, dims
 
     def _make_plan(self, shapes: tuple[Shape, ...]) -> _Plan:
         dims = self._bind(shapes)
         workspace, extents = self._sizes(dims)
-        outputs = []
-        for shape, dtype in zip(extents, self._output_dtypes, strict=True):
-            size = prod(shape) * dtype.itemsize
+        outputs = [(shape, d, prod(shape) * d.itemsize) for shape, d in zip(extents, self._output_dtypes, strict=True)]
+        for shape, _, size in outputs:
             if size > MEMORY_LIMIT:
                 raise InputError(f"an output would have the shape {shape}: {size >> 40} TiB", hint="run with smaller inputs")
-            outputs.append((shape, dtype, size))
-        plan = _Plan(dims, workspace, outputs)
         if len(self._plans) >= MAX_PLANS:
             self._plans.clear()
-        self._plans[shapes] = plan
-        return plan
+        return self._plans.setdefault(shapes, _Plan(dims, workspace, outputs))
 
     def _sizes(self, dims: list[int]) -> tuple[int, list[Shape]]:
         """Bytes of workspace and the shapes of the outputs for these dims, as the code tells them."""
         sizes = (ctypes.c_int64 * (1 + sum(len(spec.shape) for spec in self.outputs)))()
         self._code.plan((ctypes.c_int64 * max(1, len(dims)))(*dims), sizes)
-        workspace, *extents = sizes
-        flat = iter(extents)
-        shapes = [tuple(islice(flat, len(spec.shape))) for spec in self.outputs]
+        workspace, extents = sizes[0], iter(sizes[1:])
+        shapes = [tuple(islice(extents, len(spec.shape))) for spec in self.outputs]
         check_sizes(workspace, shapes)
         for spec, shape in zip(self.outputs, shapes, strict=True):
             if any(isinstance(promised, int) and promised != extent for promised, extent in zip(spec.shape, shape, strict=True)):
@@ -173,12 +164,10 @@ class Module(LoadedModel):
         if any(dim.data_dependent and value < 0 for dim, value in zip(self.manifest.dims, dims, strict=True)):
             raise ArtifactError(f"the code did not determine its data-dependent dims: {dims}")
         _, extents = self._sizes(dims)
-        for index, (shape, (bound, _, _)) in enumerate(zip(extents, plan.outputs, strict=True)):
-            if shape != bound:
-                if any(extent > most for extent, most in zip(shape, bound, strict=True)):
-                    raise ArtifactError(f"output {self.outputs[index]} grew to {shape}, beyond its bound {bound}")
-                outputs[index] = outputs[index][tuple(map(slice, shape))]
-        return outputs
+        for spec, shape, (bound, _, _) in zip(self.outputs, extents, plan.outputs, strict=True):
+            if any(extent > most for extent, most in zip(shape, bound, strict=True)):
+                raise ArtifactError(f"output {spec} grew to {shape}, beyond its bound {bound}")
+        return [a if a.shape == shape else a[tuple(map(slice, shape))] for a, shape in zip(outputs, extents, strict=True)]
 
 
 class _Plan(NamedTuple):
@@ -226,8 +215,7 @@ class _Frame:
         if plan.workspace > self._workspace.size:
             self._workspace = Workspace(plan.workspace)
             self.call.workspace = self._workspace.address
-        for index, value in enumerate(plan.dims):
-            self.dims[index] = value
+        self.dims[:] = [*plan.dims]
         self._plan = plan
 
 
@@ -255,8 +243,7 @@ class Call(ctypes.Structure):
 
 class NativeCode:
     """A model's shared object, loaded. `pool_create` and `pool_destroy` are None in code built for one thread, `run_profiled` in code that
-    cannot be profiled.
-    """
+    cannot be profiled."""
 
     def __init__(self, code: bytes, path: str | os.PathLike[str] | None = None) -> None:
         """Load `code` from memory, or from a file written to `path`. Raises ArtifactError if it cannot be loaded."""
@@ -291,14 +278,14 @@ def open_library(code: bytes, path: str | os.PathLike[str] | None = None) -> tup
     The descriptor stays open as long as the library is loaded: the loader knows libraries by path, and would take a
     later one with the same descriptor number, hence the same path, for this one. Raises ArtifactError.
     """
+    if path is None:
+        with suppress(OSError):  # no memory files or no /proc, or memory files may not be executed here
+            return _open_in_memory(code)
     try:
         if path is not None:
             return _open_file(code, Path(path)), None
-        try:
-            return _open_in_memory(code)
-        except OSError:  # no memory files or no /proc, or memory files may not be executed here
-            with tempfile.TemporaryDirectory(prefix="tcomp-") as folder:
-                return _open_file(code, Path(folder, "model.so")), None
+        with tempfile.TemporaryDirectory(prefix="tcomp-") as folder:
+            return _open_file(code, Path(folder, "model.so")), None
     except OSError as problem:
         raise ArtifactError("the artifact's code cannot be loaded", why=str(problem)) from None
 

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated, Any
 
 from tcomp.errors import ArtifactError
-from tcomp.runtime.schema import LIMIT, load_json, read, refuse
+from tcomp.runtime.schema import LIMIT, Where, load_json, read, refuse
 
 if TYPE_CHECKING:
     from tcomp.runtime.cuda import CupyDevice
@@ -34,8 +34,11 @@ _OPERATORS: dict[str, Callable[[int, int], int]] = {
     "max": max,
 }
 Size = Any  # an int, or a list: ["dim", n], ["scalar", n], ["loop", name], [operator, Size, Size]
-Values = Mapping[tuple[str, int | str], int]
+Values = dict[tuple[str, int | str], int]
+Places = Mapping[tuple[str, int], int]
+Watch = Callable[[int], None]
 Names = Mapping[str, set[int | str]]  # the dims, scalars and loops that a size may mention
+Array = tuple[Any, ...]
 Operand = Annotated[int, range(MAX_BUFFERS + 1)]
 
 
@@ -60,16 +63,6 @@ class KernelCode:
     ptx: bytes
 
 
-@dataclass(frozen=True, slots=True)
-class _Content:
-    """The objects of a plan, whose parts are checked below."""
-
-    kernels: dict[str, Any]
-    steps: tuple[Any, ...]
-    workspace: Any
-    outputs: tuple[tuple[Any, ...], ...]
-
-
 class Plan:
     """Steps over the memories of a run.
 
@@ -82,22 +75,24 @@ class Plan:
 
     def __init__(self, code: bytes, dims: int, inputs: int, outputs: int) -> None:
         """Raises ArtifactError for code that is no plan of a model with so many dims, inputs and outputs."""
-        content = read(_Content, load_json(code, "the launch plan"), "plan")
+        content = read(dict, load_json(code, "the launch plan"), "plan")
         self._memories = {"input": inputs, "output": outputs, "weights": 1, "workspace": 1}
-        self.kernels = {name: _kernel(entry, name) for name, entry in content.kernels.items()}
-        self.workspace, self.outputs = content.workspace, content.outputs
+        kernels: dict[str, Any] = read(dict, content.get("kernels"), "plan", "kernels")
+        self.kernels = {name: _kernel(entry, name) for name, entry in kernels.items()}
+        self.workspace = content.get("workspace")
+        self.outputs = read(tuple[tuple[Any, ...], ...], content.get("outputs"), "plan", "outputs")
         self.labels: list[str] = []
         self.branches = False
         names: Names = {"dim": set(range(dims))}
         if len(self.outputs) != outputs:
             refuse(("plan", "outputs"), f"{outputs} shapes")
         for size in (self.workspace, *(d for shape in self.outputs for d in shape)):
-            _check_size(size, names, "a size")
-        self._steps = [self._checked(step, {**names, "loop": set()}, 0) for step in content.steps]
+            _check_size(size, names, ("plan",))
+        self._steps = self._checked(content.get("steps"), {**names, "loop": set()}, "plan", "steps")
 
     def count(self, dims: Sequence[int]) -> int:
         """How many kernels a run calls if no loop ends early."""
-        values: dict[tuple[str, int | str], int] = {("dim", n): d for n, d in enumerate(dims)}
+        values = dim_values(dims)
 
         def calls(step: dict[str, Any]) -> int:
             if "branch" in step:
@@ -110,16 +105,11 @@ class Plan:
         return sum(map(calls, self._steps))
 
     def execute(
-        self,
-        device: CupyDevice,
-        functions: Mapping[str, Any],
-        dims: Sequence[int],
-        place: Mapping[tuple[str, int], int],
-        watch: Callable[[int], None] = lambda number: None,
+        self, device: CupyDevice, functions: Mapping[str, Any], dims: Sequence[int], place: Places, watch: Watch = lambda number: None
     ) -> None:
-        """Run the steps. `functions` are loaded functions by name, `place` the addresses of the memories: ("input", n), ("output", n),
-        ("weights", 0), ("workspace", 0). `watch` is told the number of each call (an index of `labels`) before it is made."""
-        values: dict[tuple[str, int | str], int] = {("dim", n): d for n, d in enumerate(dims)}
+        """Run the steps. `functions` are loaded functions by name, `place` the addresses of the memories: ("input", n),
+        ("output", n), ("weights", 0), ("workspace", 0). `watch` is told the number of each call (an index of `labels`) before it is made."""
+        values = dim_values(dims)
 
         def address(p: list[Any]) -> int:
             return place[p[0], p[1]] + evaluate(p[2], values)
@@ -153,57 +143,56 @@ class Plan:
 
         run(self._steps)
 
-    def _checked(self, value: Any, names: Names, depth: int) -> dict[str, Any]:
-        """A step, with the numbers of its calls. `names` are what its sizes may mention."""
-        where = f"a step at depth {depth}"
-        s = dict(read(dict, value, where))
-        if depth > MAX_DEPTH:
-            refuse((where,), f"no more than {MAX_DEPTH} nested steps")
+    def _checked(self, value: Any, names: Names, *where: str | int) -> list[dict[str, Any]]:
+        """Steps, with the numbers of their calls. `names` are what their sizes may mention."""
+        if len(where) > 2 * MAX_DEPTH:
+            refuse(where[:2], f"no more than {MAX_DEPTH} nested steps")
+        steps = read(Array, value, *where)
+        return [self._checked_step(read(dict, step, *where, n), names, *where, n) for n, step in enumerate(steps)]
 
-        def steps(key: str, names: Names) -> list[dict[str, Any]]:
-            return [self._checked(step, names, depth + 1) for step in read(tuple[Any, ...], s.get(key), where, key)]
-
-        if "call" in s:
-            kernel = self.kernels.get(read(str, s["call"], where, "call")) or refuse((where, "call"), "the name of a kernel")
-            buffers, scalars = (read(tuple[Any, ...], s.get(key), where, key) for key in ("buffers", "scalars"))
-            for place in buffers:
-                self._check_place(place, names)
-            for size in scalars:
-                _check_size(size, names, where)
-            for launch in kernel.launches:
-                if max(launch.buffers, default=-1) >= len(buffers) or max(launch.scalars, default=-1) >= len(scalars):
-                    refuse((where, "call"), "as many buffers and scalars as its launches take")
-                for size in launch.grid:
-                    _check_size(size, {"scalar": set(range(len(scalars)))}, where)
-            s["number"] = len(self.labels)
-            self.labels.append(str(s.get("label", s["call"])))
-        elif "branch" in s:
-            self._check_place(s["branch"], names)
-            self.branches = True
-            s |= {"then": steps("then", names), "else": steps("else", names)}
-        elif "repeat" in s:
-            _check_size(s.get("trips"), names, where)
-            inside = {**names, "loop": names["loop"] | {read(str, s["repeat"], where, "repeat")}}
-            s["body"] = steps("body", inside)
-            if s.setdefault("condition", None) is not None:
-                self._check_place(s["condition"], inside)
-                self.branches = True
-        elif "copy" in s:
-            self._check_place(s["copy"], names)
-            self._check_place(s.get("from"), names)
-            _check_size(s.get("bytes"), names, where)
-        elif "index" in s and "tcomp_set_index" in self.kernels:
-            self._check_place(s["index"], names)
-            _check_size(s.get("value"), names, where)
-        else:
-            refuse((where,), "a call, branch, repeat, copy, or an index with a kernel tcomp_set_index")
+    def _checked_step(self, s: dict[str, Any], names: Names, *where: str | int) -> dict[str, Any]:
+        places: Sequence[Any] = ()
+        sizes: Sequence[Any] = ()
+        match s:
+            case {"call": symbol}:
+                kernel = self.kernels.get(read(str, symbol, *where, "call")) or refuse((*where, "call"), "the name of a kernel")
+                places, sizes = (read(Array, s.get(key), *where, key) for key in ("buffers", "scalars"))
+                for launch in kernel.launches:
+                    if max(launch.buffers, default=-1) >= len(places) or max(launch.scalars, default=-1) >= len(sizes):
+                        refuse((*where, "call"), "as many buffers and scalars as its launches take")
+                    for size in launch.grid:
+                        _check_size(size, {"scalar": set(range(len(sizes)))}, where)
+                s["number"] = len(self.labels)
+                self.labels.append(str(s.get("label", symbol)))
+            case {"branch": place}:
+                places, self.branches = [place], True
+                s |= {key: self._checked(s.get(key), names, *where, key) for key in ("then", "else")}
+            case {"repeat": name}:
+                _check_size(s.get("trips"), names, where)
+                names = {**names, "loop": names["loop"] | {read(str, name, *where, "repeat")}}
+                s["body"] = self._checked(s.get("body"), names, *where, "body")
+                if s.setdefault("condition", None) is not None:
+                    places, self.branches = [s["condition"]], True
+            case {"copy": target}:
+                places, sizes = [target, s.get("from")], [s.get("bytes")]
+            case {"index": target} if "tcomp_set_index" in self.kernels:
+                places, sizes = [target], [s.get("value")]
+            case _:
+                refuse(where, "a call, branch, repeat, copy, or an index with a kernel tcomp_set_index")
+        for place in places:
+            match place:
+                case [str(memory), int(number), offset] if type(number) is int and 0 <= number < self._memories.get(memory, 0):
+                    _check_size(offset, names, where)
+                case _:
+                    refuse(where, f"[memory, index, offset] of a memory that the model has, not {place!r:.200}")
+        for size in sizes:
+            _check_size(size, names, where)
         return s
 
-    def _check_place(self, p: Any, names: Names) -> None:
-        formed = type(p) is list and len(p) == 3 and type(p[0]) is str and type(p[1]) is int
-        if not formed or not 0 <= p[1] < self._memories.get(p[0], 0):
-            refuse(("place",), "[memory, index, offset] of a memory that the model has")
-        _check_size(p[2], names, "place")
+
+def dim_values(dims: Sequence[int]) -> Values:
+    """What sizes over the dims are evaluated with."""
+    return {("dim", n): d for n, d in enumerate(dims)}
 
 
 def evaluate(size: Size, values: Values) -> int:
@@ -220,22 +209,21 @@ def evaluate(size: Size, values: Values) -> int:
 
 def size_of(size: Any, dims: Sequence[int]) -> int:
     """The value of an unchecked size expression over the artifact's dims. Raises ArtifactError if it is malformed."""
-    _check_size(size, {"dim": set(range(len(dims)))}, "a size")
-    return evaluate(size, {("dim", n): d for n, d in enumerate(dims)})
+    _check_size(size, {"dim": set(range(len(dims)))}, ("a size",))
+    return evaluate(size, dim_values(dims))
 
 
-def _check_size(size: Any, names: Names, where: str, depth: int = 0) -> None:
-    if type(size) is int and abs(size) <= LIMIT:
-        return
-    if type(size) is not list or depth > MAX_DEPTH or not size or type(size[0]) is not str:
-        refuse((where,), "a size")
-    if size[0] in _OPERATORS:
-        if len(size) != 3:
-            refuse((where,), "an operator with two operands")
-        for operand in size[1:]:
-            _check_size(operand, names, where, depth + 1)
-    elif len(size) != 2 or not isinstance(size[1], int | str) or size[1] not in names.get(size[0], set()):
-        refuse((where,), "a size over known dims")
+def _check_size(size: Any, names: Names, where: Where, depth: int = 0) -> None:
+    match size:
+        case int() if type(size) is int and abs(size) <= LIMIT:
+            return
+        case [str(operator), left, right] if operator in _OPERATORS and depth < MAX_DEPTH:
+            _check_size(left, names, where, depth + 1)
+            _check_size(right, names, where, depth + 1)
+        case [str(kind), int() | str() as name] if name in names.get(kind, ()):
+            return
+        case _:
+            refuse(where, f"a size over known dims: a number, [dim, n], or [operator, size, size], not {size!r:.200}")
 
 
 def _kernel(entry: Any, name: str) -> KernelCode:
