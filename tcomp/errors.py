@@ -13,10 +13,8 @@ E = TypeVar("E", bound="TcompError")
 
 
 class TcompError(Exception):
-    """Base of every error that tcomp raises on purpose.
-
-    `what` is one sentence; `where`, `why` and `hint` are optional and printed on lines of their own.
-    """
+    """Base of every error that tcomp raises on purpose. `what` is one sentence; `where`, `why` and `hint` are optional and printed on lines
+    of their own."""
 
     def __init__(self, what: str, *, where: str = "", why: str = "", hint: str = "") -> None:
         self.what, self.where, self.why, self.hint = what, where, why, hint
@@ -63,10 +61,8 @@ class ProgramError(TcompError):
 
 
 class ScheduleError(TcompError):
-    """A schedule step is illegal or does not apply; shows the loops concerned.
-
-    `witness`, where two iterations would get into conflict, is such a pair (a `tcomp.schedules.analysis.legality.Witness`).
-    """
+    """A schedule step is illegal or does not apply; shows the loops concerned. `witness`, where two iterations would get into conflict, is
+    such a pair (a `tcomp.schedules.analysis.legality.Witness`)."""
 
     witness: object | None = None
 

@@ -67,11 +67,9 @@ class Computed:
 
 
 class InPlace:
-    """A compiled kernel. `f(*arrays)` takes one array for each of the kernel's buffers, in order, reads and writes them where they are,
-    and returns None. Sizes of the kernel that no array's shape tells follow as integers, in order or by name.
-
-    Arrays are C-contiguous, of the declared dtypes, and do not overlap where one is written; what fits not raises `InputError`.
-    """
+    """A compiled kernel. `f(*arrays)` takes one array for each of the kernel's buffers, in order, reads and writes them where they are, and
+    returns None. Sizes of the kernel that no array's shape tells follow as integers, in order or by name. Arrays are C-contiguous, of the
+    declared dtypes, and do not overlap where one is written; what fits not raises `InputError`."""
 
     def __init__(self, schedule: Schedule, backend: Backend, threads: int | None) -> None:
         if backend.on_device:

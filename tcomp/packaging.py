@@ -28,10 +28,13 @@ from tcomp.ir.graph import IF, KERNEL, LOOP, Constant, Graph, Node, Value
 from tcomp.ir.layout import Layout
 from tcomp.ir.simplify import prove
 from tcomp.ir.text.parser import parse_expr
+from tcomp.options import CompileOptions
 from tcomp.passes.memory_plan import Plan, byte_size
 from tcomp.runtime.artifact import plan_weights
 from tcomp.schedules.cost.roofline import Work
-from tcomp.target import Target
+
+Kernels = Mapping[Node, CompiledKernel]
+NotFused = Sequence[tuple[str, Fallback]]  # (value, why it is stored)
 
 
 def _graphs(graph: Graph, kernels: bool) -> Iterator[Graph]:
@@ -80,7 +83,7 @@ def collect_weights(graph: Graph) -> Weights:
 # ---------------------------------------------------------------- host program
 
 
-def assemble(graph: Graph, dims: Sequence[Expr], kernels: Mapping[Node, CompiledKernel], plan: Plan, weights: Weights) -> P.Program:
+def assemble(graph: Graph, dims: Sequence[Expr], kernels: Kernels, plan: Plan, weights: Weights) -> P.Program:
     """The steps of the model's entry function."""
     steps = _Assembly(graph, dims, kernels, plan, weights).steps(graph, 0)
     return P.Program(tuple(dims), _workspace(graph, plan.size), tuple(v.shape for v in graph.outputs), tuple(steps))
@@ -89,8 +92,7 @@ def assemble(graph: Graph, dims: Sequence[Expr], kernels: Mapping[Node, Compiled
 def _workspace(graph: Graph, size: Dim) -> Dim:
     """Bytes of workspace; -1 for dims that would make an extent negative (a window larger than the image): no run may happen then."""
     extents = dict.fromkeys(d for g in _graphs(graph, kernels=True) for v in g.values() for d in v.shape if isinstance(d, Expr))
-    doubtful = [e for e in extents if not prove(e >= 0)]
-    if not doubtful:
+    if not (doubtful := [e for e in extents if not prove(e >= 0)]):
         return size
     while len(doubtful) > 1:  # a balanced tree
         doubtful = [minimum(a, b) for a, b in zip_longest(doubtful[::2], doubtful[1::2], fillvalue=doubtful[0])]
@@ -101,7 +103,7 @@ def _workspace(graph: Graph, size: Dim) -> Dim:
 class _Assembly:
     """Steps of a graph and of the bodies in it, and where each value lives."""
 
-    def __init__(self, graph: Graph, dims: Sequence[Expr], kernels: Mapping[Node, CompiledKernel], plan: Plan, weights: Weights) -> None:
+    def __init__(self, graph: Graph, dims: Sequence[Expr], kernels: Kernels, plan: Plan, weights: Weights) -> None:
         self.dims = {d.name: d for d in dims}
         self.kernels, self.plan, self.weights = kernels, plan, weights
         self.fixed = {v: P.Ref("input", n, 0) for n, v in enumerate(graph.inputs)}
@@ -193,8 +195,7 @@ def symbolic_dims(graph: Graph) -> list[Expr]:
     """The symbolic dims that input shapes bind. Raises `UnsupportedError` where others cannot be computed from these."""
     extents = [(v, d) for v in graph.inputs for d in v.shape if isinstance(d, Expr)]
     dims = list(dict.fromkeys(d for _, d in extents if d.op == "var"))
-    free = {v.name for value in graph.values() for d in value.shape if isinstance(d, Expr) for v in variables(d) if v not in dims}
-    if free:
+    if free := {v.name for value in graph.values() for d in value.shape if isinstance(d, Expr) for v in variables(d) if v not in dims}:
         hint = "fix it with dims={'name': size} or --dim name=size"
         raise UnsupportedError(f"the size {', '.join(sorted(free))} is not given by any input's shape", hint=hint)
     for v, d in extents:
@@ -204,14 +205,7 @@ def symbolic_dims(graph: Graph) -> list[Expr]:
     return dims
 
 
-def manifest(
-    graph: Graph,
-    dims: Sequence[Expr],
-    target: Target,
-    threads: int | None,
-    kernels: Mapping[Node, CompiledKernel],
-    not_fused: Sequence[tuple[str, Fallback]],
-) -> dict[str, Any]:
+def manifest(graph: Graph, dims: Sequence[Expr], options: CompileOptions, kernels: Kernels, not_fused: NotFused) -> dict[str, Any]:
     """JSON: the fields of `runtime.manifest.Manifest` except those that `write_artifact` adds."""
     schedules: dict[str, list[str]] = {}  # of each distinct kernel, with the names of the nodes that it computes
     for node, compiled in kernels.items():
@@ -225,24 +219,22 @@ def manifest(
 
     return {
         "producer": f"tcomp {tcomp.__version__}",
-        **target.manifest,
+        **options.backend.target.manifest,
         "inputs": specs(graph.inputs),
         "outputs": specs(graph.outputs),
         "dims": [{"name": d.name, "min": bounds(d)[0] or 0, "max": bounds(d)[1], "data_dependent": False} for d in dims],
-        "threads": threads,
+        "threads": options.threads,
         "errors": [],
         "notes": {
             "kernels": [node.name for node in kernels],
             "facts": _facts(graph, dims, kernels, not_fused),
             "schedules": [{"kernels": names, "schedule": json.loads(schedule)} for schedule, names in schedules.items()],
-            "target": str(target),
+            "target": str(options.backend.target),
         },
     }
 
 
-def _facts(
-    graph: Graph, dims: Sequence[Expr], kernels: Mapping[Node, CompiledKernel], not_fused: Sequence[tuple[str, Fallback]]
-) -> list[dict[str, Any]]:
+def _facts(graph: Graph, dims: Sequence[Expr], kernels: Kernels, not_fused: NotFused) -> list[dict[str, Any]]:
     """For each kernel, in order: the fields of `Work` for all its calls of a run, as sizes over the dims (see `runtime.plan`); `layout` of
     its results; `not_fused`, why these are stored (see `passes.partition`). Work is left out where it depends on data: in branches and
     `while` loops."""

@@ -66,8 +66,7 @@ def compile_graph(graph: Graph, options: CompileOptions | None = None, report: R
 
 def graph_passes(options: CompileOptions, report: Report) -> list[tuple[str, Callable[[Graph], Graph]]]:
     """Graph -> Graph, in order. Each is verified, timed and dumped on request by the runner."""
-    backend, decide, notes = options.backend, options.decide, report.notes
-    wanted = backend.graph_options
+    backend, decide, notes, wanted = options.backend, options.decide, report.notes, options.backend.graph_options
     halos, choose = wanted.halos, decide.algorithm if decide else algorithms.as_suggested
     predict = partial(predicted_seconds, backend=backend) if halos else None
 
@@ -113,12 +112,9 @@ def compile_partitioned(graph: Graph, options: CompileOptions, report: Report) -
 
 
 def package(graph: Graph, kernels: Mapping[Node, CompiledKernel], options: CompileOptions, report: Report | None = None) -> Artifact:
-    """A partitioned graph and its compiled kernels -> artifact: memory plan, host program, linking, weights.
-
-    The artifact is `options.file`, mapped: weights are in memory once, as pages of that file.
-    """
-    report = report or Report()
-    dims = symbolic_dims(graph)
+    """A partitioned graph and its compiled kernels -> artifact: memory plan, host program, linking, weights. The artifact is
+    `options.file`, mapped: weights are in memory once, as pages of that file."""
+    report, dims = report or Report(), symbolic_dims(graph)
     names = {d.name: d for d in dims}
     temporaries = {n: [as_dim(parse_expr(t, names)) for t in k.temporaries] for n, k in kernels.items() if k.temporaries}
 
@@ -132,13 +128,11 @@ def package(graph: Graph, kernels: Mapping[Node, CompiledKernel], options: Compi
     if options.dump is not None:
         options.dump.mkdir(parents=True, exist_ok=True)
         (options.dump / "95-program.txt").write_text(str(program), encoding="utf-8")
-    distinct = {k.symbol: k.code for k in kernels.values()}
-    code = options.backend.link(program, distinct)
+    code = options.backend.link(program, distinct := {k.symbol: k.code for k in kernels.values()})
     report.kernels, report.distinct_kernels = len(kernels), len(distinct)
     report.arena, report.arena_lower_bound = plan.size, plan.lower_bound
     with nullcontext(options.file) if options.file is not None else tempfile.TemporaryFile() as image:
-        described = manifest(graph, dims, options.backend.target, options.threads, kernels, report.not_fused)
-        write_artifact(image, code, weights.named, described)
+        write_artifact(image, code, weights.named, manifest(graph, dims, options, kernels, report.not_fused))
         return read_artifact(image)
 
 

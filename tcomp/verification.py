@@ -99,12 +99,9 @@ class Verification:
 def verify(
     graph: Graph, inputs: Mapping[str, Array], options: CompileOptions, *, tolerance: float | None = None, full: bool = False
 ) -> Verification:
-    """Compare the native code of an imported graph with its interpretation.
-
-    `tolerance` bounds the relative error; by default it depends on the dtype (1e-4 for float32, 0 for integers), and on the precision of
-    the target (1e-2 for tf32 and fp16, 5e-2 for bf16). `full` judges every pass and kernel even where the outputs agree. Raises
-    `TcompError` as compilation does.
-    """
+    """Compare the native code of an imported graph with its interpretation. `tolerance` bounds the relative error; by default it depends on
+    the dtype (1e-4 for float32, 0 for integers), and on the precision of the target (1e-2 for tf32 and fp16, 5e-2 for bf16). `full` judges
+    every pass and kernel even where the outputs agree. Raises `TcompError` as compilation does."""
     tell, precision = options.progress, options.backend.target.precision
     artifact = compile_graph(graph, options)
     module = Module.load(artifact, threads=options.threads)

@@ -114,10 +114,8 @@ class Backend(ABC):
 
     @abstractmethod
     def emit(self, kernel: Kernel, trace: Sequence[object] = (), in_place: InPlacePairs = ()) -> bytes:
-        """The code of scheduled loops (temporaries hoisted); `trace`, their schedule, is for comments.
-
-        Raises `CodegenError` for loops that the target has no code for.
-        """
+        """The code of scheduled loops (temporaries hoisted); `trace`, their schedule, is for comments. Raises `CodegenError` for loops that
+        the target has no code for."""
 
     @abstractmethod
     def link(self, program: Program, kernels: Mapping[str, bytes]) -> bytes:

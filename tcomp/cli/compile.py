@@ -14,6 +14,7 @@ from tcomp.cli import options as opt, output
 from tcomp.errors import InputError, UnsupportedError
 
 STAGES = ("graph", "te", "schedule", "loops", "llvm", "asm", "cuda", "ptx", "sass-stats")
+_EMIT_TO = "Where: a folder, or - for stdout. Default: next to the artifact."
 _STYLES = {"missing": "red", "unchecked": "yellow", "decomposed": "cyan"}
 
 
@@ -48,8 +49,7 @@ def check(
         rows = [(n["name"], n["op"], n["opset"], " ".join(r.dtypes), r.status, r.reason) for n, r in zip(nodes, records, strict=True)]
         columns = ("node", "operator", "opset>", "inputs", "status", "why")
         output.table("", columns, rows, [_STYLES.get(r.status, "") for r in records])
-        output.line()
-        output.line(f"{output.count(len(records), 'node')}: " + (", ".join(f"{n} {status}" for status, n in counts.items()) or "none"))
+        output.line(f"\n{output.count(len(records), 'node')}: " + (", ".join(f"{n} {status}" for status, n in counts.items()) or "none"))
         for status in ("missing", "decomposed"):
             if kinds := Counter(n["op"] for n in nodes if n["status"] == status):
                 output.line(f"  {status}: " + ", ".join(f"{op} ({n})" for op, n in kinds.most_common()), _STYLES[status])
@@ -66,9 +66,7 @@ def compile(
     threads: opt.Threads = None,
     database: opt.Tuned = None,
     emit: Annotated[str | None, opt.option("--emit", "STAGES", f"Also write the text of stages: some of {','.join(STAGES)}.")] = None,
-    emit_to: Annotated[
-        str | None, opt.option("--emit-to", "DIR", "Where: a folder, or - for stdout. Default: next to the artifact.")
-    ] = None,
+    emit_to: Annotated[str | None, opt.option("--emit-to", "DIR", _EMIT_TO)] = None,
     as_json: opt.Json = False,
 ) -> None:
     """Compile an ONNX model to native code.
@@ -82,8 +80,7 @@ def compile(
     opt.check_model_file(model)
     if database is not None:
         opt.check_file(database, "--database")
-    out = out or Path(model.stem + ".tcomp")
-    stages = opt.parse_choices(emit, STAGES, "--emit")
+    out, stages = out or Path(model.stem + ".tcomp"), opt.parse_choices(emit, STAGES, "--emit")
     if emit_to is not None and not stages:
         raise InputError("--emit-to says where, but nothing is emitted", hint=f"--emit {','.join(STAGES)}")
     compiling = with_records(options.compile_options(threads=threads, emit=stages), database)
@@ -108,8 +105,7 @@ def compile(
         record |= {"distinct_kernels": report.distinct_kernels, "arena_bytes": report.arena, "listings": listings}
         if database is not None:
             record |= {"tuned": report.tuned, "not_followed": report.not_followed}
-        output.print_json(record | ({"stages": {s: report.stages[s] for s in stages}} if to_stdout else {}))
-        return
+        return output.print_json(record | ({"stages": {s: report.stages[s] for s in stages}} if to_stdout else {}))
     for stage in stages if to_stdout else ():
         print(report.stages[stage])
     say = output.message if to_stdout else output.line  # stdout holds the listings alone
@@ -144,10 +140,8 @@ def explain(
     report = Report()
     with output.progress() as tell:
         tell("import", 0, 1)
-        compiling = options.compile_options()
-        graph = import_graph(model, compiling)
-        passes = graph_passes(compiling, report)
-        number = itertools.count(1)
+        compiling, number = options.compile_options(), itertools.count(1)
+        graph, passes = import_graph(model, compiling), graph_passes(compiling, report)
         graph, reports = run_passes(graph, passes, on_pass=lambda done: tell(done.name, next(number), len(passes)))
     notes = [f"{node}: {text}" for node, texts in report.notes.lines.items() for text in texts]
     kernels: list[dict[str, Any]] = []
@@ -159,17 +153,14 @@ def explain(
         kernels.append(kernel | {"schedule": [str(step) for step in schedule.trace]})
     done = [{name: getattr(r, name) for name in ("name", "seconds", "nodes_before", "nodes_after")} for r in reports]
     if as_json:
-        output.print_json({"kernels": kernels, "not_fused": report.edges_not_fused, "passes": done, "notes": notes})
-        return
+        return output.print_json({"kernels": kernels, "not_fused": report.edges_not_fused, "passes": done, "notes": notes})
     rows = [(k["name"], " + ".join(k["operators"]), "; ".join(k["outputs"])) for k in kernels]
     output.table(output.count(len(rows), "kernel"), ("kernel", "operators", "result"), rows)
-    output.line()
     times = [(r["name"], output.seconds(r["seconds"]), r["nodes_before"], r["nodes_after"]) for r in done]
-    output.table("passes (nodes, those of kernels included)", ("pass", "time>", "before>", "after>"), times)
+    output.table("\npasses (nodes, those of kernels included)", ("pass", "time>", "before>", "after>"), times)
     lists = [(f"schedule of {k['name']}", k["schedule"]) for k in kernels] if schedules else []
     lists += [(f"{title} ({len(x)})", x) for title, x in (("edges not fused", report.edges_not_fused), ("notes", notes)) if x]
     for title, lines in lists:
-        output.line()
-        output.line(title, "bold")
+        output.line(f"\n{title}", "bold")
         for text in lines:
             output.line(f"  {text}")

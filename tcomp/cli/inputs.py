@@ -96,15 +96,11 @@ def make_feeds(signature: Sequence[Value], texts: Iterable[str] | None, sizes: M
             lo, hi = bounds(v)
             dims[v] = chosen[name] = max(lo or 0, usual if hi is None else min(usual, hi))
     generator = np.random.default_rng(seed)
-    for value in signature:
-        if value.name in arrays:
-            continue
-        shape, dtype = tuple(evaluate_int(as_expr(d), dims) for d in value.shape), numpy_dtype(value.dtype)
+    for value in (v for v in signature if v.name not in arrays):
+        shape, dtype, number = tuple(evaluate_int(as_expr(d), dims) for d in value.shape), numpy_dtype(value.dtype), given.get(value.name)
         try:
-            if value.name in given:
-                arrays[value.name] = _filled(value.name, float(given[value.name]), shape, dtype)
-            else:
-                arrays[value.name] = random_array(generator, shape, dtype)
+            filled = random_array(generator, shape, dtype) if number is None else _filled(value.name, float(number), shape, dtype)
+            arrays[value.name] = filled
         except (MemoryError, ValueError) as error:
             where = f"input `{value.name}`, shape {list(shape)}"
             raise InputError("no memory for an input", where=where, why=str(error), hint="smaller sizes, by --dim NAME=N") from error
@@ -124,11 +120,10 @@ def _read_inputs(texts: Iterable[str] | None, signature: Sequence[Value]) -> dic
     values, all_texts = {v.name: v for v in signature}, list(texts or ())
     several = [text for text in all_texts if "=" not in text and Path(text).suffix == ".npz"]
     found: list[tuple[str, Array | float, str]] = []
-    for text in several:
-        found += [(name, a, f"--input {text}") for name, a in load_arrays(Path(text)).items()]
-    single = (text for text in all_texts if text not in several)
-    for name, source, where in assignments(single, "--input", "NAME=FILE", "--input image=cat.npy, --input all.npz"):
-        found.append((name, array_or_number(source), where))
+    found += [(name, a, f"--input {text}") for text in several for name, a in load_arrays(Path(text)).items()]
+    single = [text for text in all_texts if text not in several]
+    given_one = assignments(single, "--input", "NAME=FILE", "--input image=cat.npy, --input all.npz")
+    found += [(name, array_or_number(source), where) for name, source, where in given_one]
     given: dict[str, Array | float] = {}
     for name, value, where in found:
         if name not in values:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import importlib.metadata
-import importlib.util
 import json
 import os
 import platform
@@ -81,8 +80,7 @@ def _self_test() -> dict[str, Any]:
     a, b = te.placeholder((n, n), name="a"), te.placeholder((n, n), name="b")
     k = te.reduce_axis(n, name="k")
     c = te.compute((n, n), lambda i, j: te.sum(a[i, k] * b[k, j], k), name="c")
-    generator = np.random.default_rng(0)
-    x, y = (generator.standard_normal((n, n), np.float32) for _ in range(2))
+    x, y = np.random.default_rng(0).standard_normal((2, n, n), np.float32)
     start = time.perf_counter()
     try:
         result = build([a, b, c])(x, y)
@@ -100,10 +98,9 @@ def _machine() -> dict[str, Any]:
     facts: dict[str, Any] = {"processor": processor_name() or platform.processor() or platform.machine()}
     try:
         host = Target.host()
-        facts["LLVM calls it"] = host.cpu
-        facts["features used"] = " ".join(host.features) or "none beyond the baseline"
-        facts["vectors"] = f"{host.vector_bits} bits"
-        facts["caches"] = ", ".join(f"{level.upper()} {output.size(getattr(host, level))}" for level in ("l1", "l2", "l3"))
+        caches = ", ".join(f"{level.upper()} {output.size(getattr(host, level))}" for level in ("l1", "l2", "l3"))
+        facts |= {"LLVM calls it": host.cpu, "features used": " ".join(host.features) or "none beyond the baseline"}
+        facts |= {"vectors": f"{host.vector_bits} bits", "caches": caches}
     except TcompError as error:
         facts["features used"] = f"unknown: {error.what}"
     quota, memory = cpu_quota(), {}
@@ -167,8 +164,7 @@ def demo(
 ) -> None:
     """Compile a real network that the onnx package ships, run it, check and measure it.
 
-    The network's weights are placeholders, its expected output is that of the ONNX backend tests. Exit status: 0 if the result is
-    right, 1 if not.
+    The network's weights are placeholders, its expected output is that of the ONNX backend tests. Exit status: 0 if that is the result, else 1.
     """
     import numpy as np
     import onnx
@@ -194,10 +190,9 @@ def demo(
         start = time.perf_counter()
         module = Module.load(file, threads=threads)
         load_seconds = time.perf_counter() - start
-        spec = module.inputs[0]
-        shape = [int(e) for e in spec.shape]
+        shape = [int(e) for e in module.inputs[0].shape]
         ramp = np.arange(np.prod(shape), dtype=np.float64).reshape(shape) / np.prod(shape)
-        feeds = {spec.name: ramp.astype(np.float32)}
+        feeds = {module.inputs[0].name: ramp.astype(np.float32)}
         result = next(iter(module.run(feeds).values()))
         right = result.shape == expected.shape and bool(np.allclose(result, expected, _RTOL, _ATOL))
         error = float(np.abs(result - expected).max()) if result.shape == expected.shape else float("inf")
@@ -206,8 +201,7 @@ def demo(
         done = subprocess.run(command, capture_output=True, text=True, check=True, timeout=300, env=python_environment())
         cost: dict[str, float] = json.loads(done.stdout)
         failures: dict[str, str] = {}
-        how_to_install = latency.missing("onnxruntime")
-        peers = [] if how_to_install else ["onnxruntime"]
+        peers = [] if (how_to_install := latency.missing("onnxruntime")) else ["onnxruntime"]
         ours, *theirs = latency.side_by_side(module, path, peers, feeds, seconds, failures, tell)
 
     if as_json:
@@ -235,10 +229,10 @@ def demo(
 
 def _light(name: str) -> tuple[Path, Path]:
     """The files of a light model: the network and its expected output. Raises `InputError`."""
-    spec = importlib.util.find_spec("onnx")
-    for root in (spec.submodule_search_locations or []) if spec else []:
-        base = Path(root, "backend", "test", "data", "light")
-        files = base / f"light_{name}.onnx", base / f"light_{name}_output_0.pb"
-        if all(f.is_file() for f in files):
-            return files
-    raise InputError(f"the installed onnx package does not ship {name}", hint="pip install --upgrade onnx")
+    import onnx
+
+    base = Path(onnx.__file__).parent / "backend" / "test" / "data" / "light"
+    files = base / f"light_{name}.onnx", base / f"light_{name}_output_0.pb"
+    if not all(f.is_file() for f in files):
+        raise InputError(f"the installed onnx package does not ship {name}", hint="pip install --upgrade onnx")
+    return files

@@ -83,10 +83,8 @@ def _plain(value: Any) -> Any:
 
 def seconds(value: float) -> str:
     """A duration with three significant digits and its unit."""
-    for factor, unit in ((1.0, "s"), (1e-3, "ms")):
-        if value >= factor:
-            return f"{value / factor:.3g} {unit}" if value < 1000 * factor else f"{value / factor:.0f} {unit}"
-    return f"{value / 1e-6:.3g} µs"
+    factor, unit = next(((factor, unit) for factor, unit in ((1.0, "s"), (1e-3, "ms")) if value >= factor), (1e-6, "µs"))
+    return f"{value / factor:.3g} {unit}" if value < 1000 * factor else f"{value / factor:.0f} {unit}"
 
 
 def stages(times: Mapping[str, float]) -> str:

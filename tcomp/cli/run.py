@@ -17,6 +17,7 @@ if TYPE_CHECKING:
 
 _PEERS = ("onnxruntime", "openvino", "torch")
 _AGAINST = f"Some of {','.join(_PEERS)}. Default: ONNX Runtime, where installed."
+_SECONDS = "Time for each contender and number of threads."
 MAX_ROWS = 30  # kernels of a profile that get a line of their own: what fits a screen
 
 
@@ -63,8 +64,7 @@ def run(
         record: dict[str, Any] = {"threads": module.threads, "seconds": elapsed, "random_inputs": feeds.random}
         record["inputs"] = {name: {"dtype": a.dtype.name, "shape": a.shape} for name, a in feeds.arrays.items()}
         optional = {"precision": opened.precision, "saved": save, "kernels": kernels}
-        output.print_json(record | {"outputs": summaries} | {name: value for name, value in optional.items() if value is not None})
-        return
+        return output.print_json(record | {"outputs": summaries} | {name: value for name, value in optional.items() if value is not None})
     feeds.explain()
     rows = []
     for s in summaries:
@@ -98,9 +98,7 @@ def bench(
     *,
     against: Annotated[str | None, opt.option("--against", "PEERS", _AGAINST)] = None,
     threads: Annotated[str | None, opt.option("--threads", "N,M", "Numbers of threads. Default: all physical cores.")] = None,
-    seconds: Annotated[
-        float, opt.option("--seconds", "S", "Time for each contender and number of threads.", min=0.01, max=3600, show_default=True)
-    ] = 1.0,
+    seconds: Annotated[float, opt.option("--seconds", "S", _SECONDS, min=0.01, max=3600, show_default=True)] = 1.0,
     kernels: Annotated[bool, opt.flag("--kernels", opt.PROFILE)] = False,
     input: opt.Inputs = None,
     options: opt.ModelOptions,
@@ -138,8 +136,7 @@ def bench(
     if as_json:
         document = {"results": [x.record() for x in found], "failed": failures, "random_inputs": feeds.random, "dims": feeds.chosen}
         document |= {"precision": opened.precision} if opened.precision else {}
-        output.print_json(document | ({"kernels": profiles} if kernels else {}))
-        return
+        return output.print_json(document | ({"kernels": profiles} if kernels else {}))
     feeds.explain()
     rows = [
         (x.contender, x.threads, output.seconds(min(x.times)), output.seconds(x.median), len(x.times), f"{x.ratio:.2f}",
@@ -158,11 +155,9 @@ def bench(
 
 
 def _profiled(module: LoadedModel, inputs: Mapping[str, object]) -> list[dict[str, Any]]:
-    """One record for each kernel, in program order.
-
-    "bound" is the least time that the kernel's work takes by the roofline of this machine, measured at the first use on it (of a GPU: by
-    its data sheet); "light" the share of it in the time taken, the speed of light being 1. Both are None where work depends on data.
-    """
+    """One record for each kernel, in program order. "bound" is the least time that the kernel's work takes by the roofline of this machine,
+    measured at the first use on it (of a GPU: by its data sheet); "light" the share of it in the time taken, the speed of light being 1.
+    Both are None where work depends on data."""
     from tcomp.backends import backend_of
     from tcomp.calibration import measured
 
@@ -196,5 +191,4 @@ def _show(title: str, records: Sequence[Mapping[str, Any]]) -> None:
         rows.append(("", output.count(len(rest), "other kernel"), output.seconds(spent), f"{spent / total:.1%}", "", "", "", ""))
     if all(r["light"] is not None for r in records):
         title += f", the bound is {output.seconds(sum(r['bound'] for r in records))}"
-    output.line()
-    output.table(title, ("#>", "kernel", "time>", "share>", "speed>", "of bound>", "layout", "not fused"), rows)
+    output.table(f"\n{title}", ("#>", "kernel", "time>", "share>", "speed>", "of bound>", "layout", "not fused"), rows)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from inspect import signature
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -21,6 +21,8 @@ if TYPE_CHECKING:
     from tcomp.autotune.tasks import Task
 
 _BUDGET = "Time in all, as in 60s, 10m, 1h. Default: 60s, unless --trials."
+_DATABASE = "Where records are stored; created if there is none."
+_WORKERS = "Building processes. Default: all cores."
 _RESUME = "Go on with the latest tuning in the database, with the rest of its budget."
 _SIZE = "The size at which an open symbolic dim is measured. May be repeated."
 MAX_ROWS = 12  # kernels in the live table, so that it stays on the screen
@@ -33,13 +35,9 @@ def tune(
     *,
     budget: Annotated[str | None, opt.option("--budget", "TIME", _BUDGET)] = None,
     trials: Annotated[int | None, opt.option("--trials", "N", "Candidates to measure, at most.", min=1)] = None,
-    database: Annotated[
-        Path, opt.option("--database", "FILE", "Where records are stored; created if there is none.", show_default=True)
-    ] = Path("tune.db"),
+    database: Annotated[Path, opt.option("--database", "FILE", _DATABASE, show_default=True)] = Path("tune.db"),
     resume: Annotated[bool, opt.flag("--resume", _RESUME)] = False,
-    workers: Annotated[
-        int | None, opt.option("--workers", "N", "Building processes. Default: all cores.", min=1, max=opt.MAX_THREADS)
-    ] = None,
+    workers: Annotated[int | None, opt.option("--workers", "N", _WORKERS, min=1, max=opt.MAX_THREADS)] = None,
     cluster: Annotated[str | None, opt.option("--cluster", "ADDRESS", "Measure on a Dask cluster (tcp://host:8786).")] = None,
     options: opt.CompilationOptions,
     size: Annotated[list[str] | None, opt.option("--size", "NAME=N", _SIZE)] = None,
@@ -198,12 +196,10 @@ def show(
     """Show what was tuned: kernels, trials, the default schedule's time and the best one's."""
     with _opened(database) as entries:
         if task is not None:
-            _show_records(entries, task, as_json)
-            return
+            return _show_records(entries, task, as_json)
         rows = [_summary(entries, task) for task in entries.tasks()]
     if as_json:
-        output.print_json({"tasks": rows})
-        return
+        return output.print_json({"tasks": rows})
     cells = [
         (r["key"][:12], r["task"], r["threads"], r["records"], r["failed"], *(_seconds(r[n]) for n in ("default", "best")), r["verdict"])
         for r in rows
@@ -236,14 +232,12 @@ def _show_records(entries: Database, start: str, as_json: bool) -> None:
             | {"time": r.when}
             for r in records
         ]
-        output.print_json({**summary, "text": found[0].text, "entries": described})
-        return
+        return output.print_json({**summary, "text": found[0].text, "entries": described})
     ranked = sorted(records, key=lambda r: (not r.ok, r.cost or 0.0))
     cells = [(r.measurement.status, _seconds(r.cost), r.decisions, r.measurement.reason) for r in ranked]
     output.table(summary["task"], ("status", "time>", "decisions", "reason"), cells)
     if best is not None and best.trace:
-        output.line()
-        output.line("the best one", "bold")
+        output.line("\nthe best one", "bold")
         output.line(str(Trace.from_json(best.trace)))
 
 
@@ -285,11 +279,8 @@ def merge(
     """Enter the records of other databases."""
     for path in others:
         opt.check_file(path)
-    new = 0
-    with _opened(database, create=True) as entries:
-        for path in others:
-            with _opened(path) as other:
-                new += entries.merge(other)
+    with _opened(database, create=True) as entries, ExitStack() as opened:
+        new = sum(entries.merge(opened.enter_context(_opened(path))) for path in others)
     _tell(f"{database} is up to date", new, as_json)
 
 

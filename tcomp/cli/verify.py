@@ -39,8 +39,7 @@ def verify(
     if proofs:
         if full or tolerance is not None or input or threads is not None:
             raise InputError("--proofs runs nothing", hint="leave out --full, --tolerance, --input and --threads")
-        _prove(model, options, as_json)
-        return
+        return _prove(model, options, as_json)
     from tcomp import verification
     from tcomp.cli.inputs import make_feeds
     from tcomp.pipeline import import_graph
@@ -116,9 +115,7 @@ def _prove(path: Path, options: opt.CompilationOptions, as_json: bool) -> None:
         ]
         output.table("", ("kernel", "steps>", "asked of isl>", "time>", ""), cells, ["" if p.ok else "red" for p in proofs])
         for p in refused:
-            output.line()
-            output.line(str(p.refused), "red")
-        output.line()
-        output.line(f"{verdict} in {output.seconds(seconds)}", "red" if refused else "green")
+            output.line(f"\n{p.refused}", "red")
+        output.line(f"\n{verdict} in {output.seconds(seconds)}", "red" if refused else "green")
     if refused:
         raise typer.Exit(output.USER_ERROR)

@@ -68,12 +68,10 @@ def plan_weights(sizes: Sequence[int]) -> list[int]:
 def write_artifact(
     target: str | os.PathLike[str] | BinaryIO, code: bytes, weights: Sequence[tuple[str, Any]], manifest: dict[str, Any]
 ) -> None:
-    """Write an artifact to a path (atomically: a reader sees the old file or the new one) or to an open file (from its start).
-
-    `weights` are (name, contiguous buffer or ndarray), or have `nbytes` and `__array__` like one: such are materialised when they are
-    written, few at a time, in as many threads as there are cores. `manifest` has all keys but `format`, `weights` and `code_sha256`, which
-    are computed here. Raises ArtifactError for a malformed manifest or if the file cannot be written.
-    """
+    """Write an artifact to a path (atomically: a reader sees the old file or the new one) or to an open file (from its start). `weights`
+    are (name, contiguous buffer or ndarray), or have `nbytes` and `__array__` like one: such are materialised when they are written, few at
+    a time, in as many threads as there are cores. `manifest` has all keys but `format`, `weights` and `code_sha256`, which are computed
+    here. Raises ArtifactError for a malformed manifest or if the file cannot be written."""
     names = [name for name, _ in weights]
     buffers = [buffer if hasattr(buffer, "__array__") else _as_bytes(name, buffer) for name, buffer in weights]
     offsets = plan_weights([buffer.nbytes for buffer in buffers])

@@ -322,10 +322,8 @@ def gpu_name() -> str:
 
 
 def best_code(kernel: KernelCode, capability: int) -> bytes:
-    """Machine code that a GPU of this compute capability (80 for 8.0) runs, or portable code that its driver compiles.
-
-    Code for sm_XY runs on GPUs of the same major version from that minor version on, code for sm_XYa on exactly that one.
-    """
+    """Machine code that a GPU of this compute capability (80 for 8.0) runs, or portable code that its driver compiles. Code for sm_XY runs
+    on GPUs of the same major version from that minor version on, code for sm_XYa on exactly that one."""
     best: tuple[int, bytes] = (0, b"")
     for arch, cubin in kernel.cubins.items():
         if match := re.fullmatch(r"sm_(\d+)(a?)", arch):

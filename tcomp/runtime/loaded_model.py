@@ -29,8 +29,7 @@ class KernelFacts:
     """What an artifact says of one kernel besides its code. `work` is what all its calls of a run have to do: "flops" (floating-point and
     integer operations), "slots" (lanes of 32 bits in vector instructions), "divisions" (lanes of divisions and roots), "bytes" (that must
     be moved); None where that depends on data. `layout` is that of its results where it is not row-major; `not_fused` says why they are
-    stored instead of passed on.
-    """
+    stored instead of passed on."""
 
     name: str
     work: dict[str, int] | None
@@ -103,10 +102,8 @@ class LoadedModel(ABC):
         return self._profile(inputs, runs)
 
     def facts(self, inputs: Mapping[str, object]) -> list[KernelFacts]:
-        """What each kernel has to do for inputs of these shapes, and how it came about; in the order of `profile`.
-
-        Raises ArtifactError for an artifact that does not say, else as `run`.
-        """
+        """What each kernel has to do for inputs of these shapes, and how it came about; in the order of `profile`. Raises ArtifactError for
+        an artifact that does not say, else as `run`."""
         values = zip(self._ordered(inputs), self._admission, strict=True)
         dims = self._bind(tuple(admit(value, *admission).shape for value, admission in values))
         names, facts = (self.manifest.notes.get(key) for key in ("kernels", "facts"))
@@ -166,12 +163,10 @@ def _refuse_shape(spec: TensorSpec, shape: Shape, why: str) -> NoReturn:
 
 
 def admit(value: object, spec: TensorSpec, dtype: np.dtype[Any]) -> Array:
-    """`value` as a C-contiguous, aligned ndarray of exactly `dtype`; its shape is not checked.
-
-    Arrays (NumPy's, or of any library with DLPack or `__array__`) must have the right element type and are copied only if they are not
-    contiguous or not aligned. Python numbers and nested lists of them are converted if every value survives: integers exactly, floats up
-    to rounding but not to infinity. Raises InputError naming the input.
-    """
+    """`value` as a C-contiguous, aligned ndarray of exactly `dtype`; its shape is not checked. Arrays (NumPy's, or of any library with
+    DLPack or `__array__`) must have the right element type and are copied only if they are not contiguous or not aligned. Python numbers
+    and nested lists of them are converted if every value survives: integers exactly, floats up to rounding but not to infinity. Raises
+    InputError naming the input."""
     if isinstance(value, bool | int | float | complex | list | tuple) and not isinstance(value, np.generic):
         return _convert(value, spec, dtype)
     array: Array = np.asarray(value) if isinstance(value, np.ndarray | np.generic) else _import(value, spec)

@@ -42,11 +42,8 @@ _EXTENDED |= dict.fromkeys(("float4_e2m1fn", "int4", "uint4", "int2", "uint2"), 
 
 @cache
 def numpy_dtype(name: str) -> np.dtype[Any]:
-    """The NumPy type of arrays with elements `name`.
-
-    Types that NumPy lacks (bfloat16, ...) are those of ml_dtypes where that is installed, otherwise unsigned integers holding the raw bits.
-    Raises ArtifactError for an unknown name.
-    """
+    """The NumPy type of arrays with elements `name`. Types that NumPy lacks (bfloat16, ...) are those of ml_dtypes where that is installed,
+    otherwise unsigned integers holding the raw bits. Raises ArtifactError for an unknown name."""
     if name in _NATIVE:
         return np.dtype(name)
     if name not in _EXTENDED:

@@ -273,11 +273,9 @@ class NativeCode:
 
 
 def open_library(code: bytes, path: str | os.PathLike[str] | None = None) -> tuple[ctypes.CDLL, int | None]:
-    """Load a shared object, from memory or from a file written to `path`; returns also what to close after `dlclose`, if anything.
-
-    The descriptor stays open as long as the library is loaded: the loader knows libraries by path, and would take a
-    later one with the same descriptor number, hence the same path, for this one. Raises ArtifactError.
-    """
+    """Load a shared object, from memory or from a file written to `path`; returns also what to close after `dlclose`, if anything. The
+    descriptor stays open as long as the library is loaded: the loader knows libraries by path, and would take a later one with the same
+    descriptor number, hence the same path, for this one. Raises ArtifactError."""
     if path is None:
         with suppress(OSError):  # no memory files or no /proc, or memory files may not be executed here
             return _open_in_memory(code)
