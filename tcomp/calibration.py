@@ -48,13 +48,11 @@ def measured() -> Core:
 def measure(target: CpuTarget) -> Core:
     """Run the kernels, now. Frequency is what makes the tables' multiply-adds a cycle come true."""
     core = target.core
-    lanes = target.lanes(32)
-    ghz = peak_flops(target) / (2 * core.fma * lanes) / 1e9
+    ghz = peak_flops(target) / (2 * core.fma * target.lanes(32)) / 1e9
     sizes = {"l1": target.l1 // 2, "l2": target.l2 // 2, "l3": min(target.l3 // 2, 8 * target.l2)}
     rates: dict[str, Any] = {f"{level}_bandwidth": bandwidth(target, size) / (ghz * 1e9) for level, size in sizes.items()}
     large = min(_LARGEST, max(2 * target.l3, 32 * target.l2))
-    one = bandwidth(target, large) / 1e9
-    together = bandwidth(target, large, target.cores) / 1e9 if target.cores > 1 else one
+    one, together = (bandwidth(target, large, threads) / 1e9 for threads in (1, target.cores))
     return replace(core, ghz=ghz, **rates, memory_bandwidth=one, total_memory_bandwidth=max(one, together))
 
 
@@ -74,8 +72,7 @@ def peak_flops(target: CpuTarget, seconds: float = 0.002) -> float:
 
 def bandwidth(target: CpuTarget, size: int, threads: int = 1) -> float:
     """Bytes a second that `threads` cores together read from `size` bytes, again and again."""
-    lanes = target.lanes(32)
-    width = _CHAINS * lanes
+    lanes, width = target.lanes(32), _CHAINS * target.lanes(32)
     rows = max(1, size // (4 * width * threads))
     times = max(1, (64 << 20) // (4 * width * rows * threads))
     x, out = Buffer("x", "float32", (threads, rows, width)), Buffer("out", "float32", (threads, lanes))

@@ -45,9 +45,6 @@ def _graphs(graph: Graph, kernels: bool) -> Iterator[Graph]:
             yield from _graphs(body, kernels)
 
 
-# ---------------------------------------------------------------- weights
-
-
 @dataclass(frozen=True, slots=True)
 class Weight:
     """A constant in its physical layout, materialised when it is read: weights are large, and one at a time is enough."""
@@ -78,9 +75,6 @@ def collect_weights(graph: Graph) -> Weights:
     weights = [Weight(array, v.layout or Layout.identity(len(array.shape))) for v, array in values.items()]
     named = tuple((f"{number}:{v.name}", w) for number, (v, w) in enumerate(zip(values, weights, strict=True)))
     return Weights(named, dict(zip(values, plan_weights([w.nbytes for w in weights]), strict=True)))
-
-
-# ---------------------------------------------------------------- host program
 
 
 def assemble(graph: Graph, dims: Sequence[Expr], kernels: Kernels, plan: Plan, weights: Weights) -> P.Program:
@@ -186,9 +180,6 @@ def _merged(copies: Sequence[P.Copy]) -> list[P.Copy]:
                 continue
         merged.append(step)
     return merged
-
-
-# ---------------------------------------------------------------- manifest
 
 
 def symbolic_dims(graph: Graph) -> list[Expr]:

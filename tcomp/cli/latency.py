@@ -101,9 +101,6 @@ def _interleaved(contenders: Mapping[str, Callable[[], object]], seconds: float,
     return times
 
 
-# ---------------------------------------------------------------- other runtimes: functions from a model to a function that runs it
-
-
 def _onnxruntime(path: Path, threads: int, inputs: Arrays) -> Run:
     import onnxruntime as ort
 

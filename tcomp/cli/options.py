@@ -25,8 +25,6 @@ _NUMBER = re.compile(r"[-+]?(\d+(\.\d*)?|\.\d+)([eE][-+]?\d+)?")
 _SECONDS = {"": 1, "s": 1, "m": 60, "h": 3600}  # of each unit of time
 MAX_THREADS = 4096  # as `CompileOptions` has it
 
-# ---------------------------------------------------------------- declarations
-
 
 def option(name: str, metavar: str, help: str, **more: Any) -> Any:
     """An option with a value; its default is not shown unless `show_default` says so."""
@@ -114,9 +112,6 @@ class CompilationOptions(ModelOptions):
         return super().compile_options(values=read_values(self.value), direct=self.direct, **others)
 
 
-# ---------------------------------------------------------------- syntax
-
-
 def assignments(texts: Iterable[str] | None, option: str, form: str, hint: str) -> Iterator[tuple[str, str, str]]:
     """(NAME, VALUE, where it was said) of each NAME=VALUE. Raises `InputError` for another form, and for a name that is given twice."""
     names = set()
@@ -134,8 +129,7 @@ def parse_dims(texts: Iterable[str] | None, option: str = "--dim") -> dict[str, 
     """`batch=1` fixes a dim, `seq=1..512` bounds it. Raises `InputError`."""
     dims: dict[str, int | tuple[int, int]] = {}
     for name, value, where in assignments(texts, option, "NAME=N", f"{option} batch=1 or {option} seq=1..512"):
-        match = re.fullmatch(r"(\d{1,15})(?:\.\.(\d{1,15}))?", value)
-        if match is None:
+        if (match := re.fullmatch(r"(\d{1,15})(?:\.\.(\d{1,15}))?", value)) is None:
             raise InputError(f"`{value}` is no size", where=where, hint="a number (batch=1) or a range (seq=1..512)")
         lo, hi = int(match[1]), int(match[2] or match[1])
         if lo > hi:
@@ -172,22 +166,17 @@ def parse_threads(text: str | None) -> tuple[int | None, ...]:
     """`1,2`: several numbers of threads; (None,), the default number, if there are none. Raises `InputError`."""
     if text is None:
         return (None,)
-    numbers = text.split(",")
-    if not all(re.fullmatch(r"\s*\d{1,4}\s*", n) and 1 <= int(n) <= MAX_THREADS for n in numbers):
+    if not all(re.fullmatch(r"\s*\d{1,4}\s*", n) and 1 <= int(n) <= MAX_THREADS for n in text.split(",")):
         hint = f"numbers from 1 to {MAX_THREADS}, as in --threads 1,2"
         raise InputError(f"`{text}` is no list of thread counts", where="--threads", hint=hint)
-    return tuple(dict.fromkeys(map(int, numbers)))
+    return tuple(dict.fromkeys(map(int, text.split(","))))
 
 
 def parse_time(text: str) -> float:
     """Seconds of `90`, `90s`, `1.5m`, `2h`. Raises `InputError`."""
-    found = re.fullmatch(r"(\d{1,9}(?:\.\d{1,6})?)([smh]?)", text.strip())
-    if found is None or float(found[1]) == 0:
+    if (found := re.fullmatch(r"(\d{1,9}(?:\.\d{1,6})?)([smh]?)", text.strip())) is None or float(found[1]) == 0:
         raise InputError(f"`{text}` is no time", where="--budget", hint="a number of seconds, or as in 60s, 10m, 1h")
     return float(found[1]) * _SECONDS[found[2]]
-
-
-# ---------------------------------------------------------------- files: refused early where they cannot be read or written
 
 
 def check_file(path: Path, where: str = "") -> None:

@@ -176,9 +176,6 @@ def _record(result: Result) -> dict[str, Any]:
     return record | {"ratio": c.ratio, "before": c.before, "after": c.after, "notes": c.notes, "kernels": kernels}
 
 
-# ---------------------------------------------------------------- databases
-
-
 def _opened(path: Path, create: bool = False) -> Database:
     """A database that is there, unless it may be created."""
     from tcomp.autotune.database.store import Database

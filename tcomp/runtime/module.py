@@ -127,10 +127,9 @@ class Module(LoadedModel):
         except IndexError:
             frame = _Frame(self.artifact.weights, len(self._names), len(self._output_names), len(self._dim_index))
         frame.prepare(plan, process.pool, self._grows)
-        for index, array in enumerate(inputs):
-            frame.inputs[index] = array.__array_interface__["data"][0]
-        for index, array in enumerate(outputs):
-            frame.outputs[index] = array.__array_interface__["data"][0]
+        for places, arrays in ((frame.inputs, inputs), (frame.outputs, outputs)):
+            for index, array in enumerate(arrays):
+                places[index] = array.__array_interface__["data"][0]
         error = run(frame.address)
         dims = list(frame.dims) if self._grows else None
         process.frames.append(frame)
@@ -198,13 +197,8 @@ class _Frame:
         self.dims = (ctypes.c_int64 * dims)()
         self._plan: _Plan | None = None
         self._workspace = Workspace(0)
-        self.call = Call(
-            inputs=ctypes.addressof(self.inputs),
-            outputs=ctypes.addressof(self.outputs),
-            weights=weights.__array_interface__["data"][0],
-            workspace=self._workspace.address,
-            dims=ctypes.addressof(self.dims),
-        )
+        at, weights_at = ctypes.addressof, weights.__array_interface__["data"][0]
+        self.call = Call(at(self.inputs), at(self.outputs), weights_at, self._workspace.address, at(self.dims))
         self.address = ctypes.addressof(self.call)
 
     def prepare(self, plan: _Plan, pool: int | None, dims_were_written: bool) -> None:
@@ -230,9 +224,6 @@ def _release(code: NativeCode, processes: dict[int, _Process]) -> None:
     if here is not None and here.pool is not None and code.pool_destroy is not None:
         code.pool_destroy(here.pool)
     code.close()
-
-
-# ---------------------------------------------------------------- native code and native memory
 
 
 class Call(ctypes.Structure):
