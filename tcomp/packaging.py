@@ -61,24 +61,16 @@ class Weight:
         return self.layout.to_physical(np.asarray(self.array))
 
 
-@dataclass(frozen=True, slots=True)
-class Weights:
-    """Constants, in the order of the weights section, and where each value finds its own."""
-
-    named: tuple[tuple[str, Weight], ...]
-    offset: Mapping[Value, int]
-
-
-def collect_weights(graph: Graph) -> Weights:
-    """All constants of a graph and its control-flow bodies."""
+def collect_weights(graph: Graph) -> tuple[list[tuple[str, Weight]], dict[Value, int]]:
+    """All constants of a graph and its control-flow bodies, named, in the order of the weights section; and where each value finds its own."""
     values = {v: array for g in _graphs(graph, kernels=False) for v, array in g.constants.items()}
     weights = [Weight(array, v.layout or Layout.identity(len(array.shape))) for v, array in values.items()]
-    named = tuple((f"{number}:{v.name}", w) for number, (v, w) in enumerate(zip(values, weights, strict=True)))
-    return Weights(named, dict(zip(values, plan_weights([w.nbytes for w in weights]), strict=True)))
+    named = [(f"{number}:{v.name}", w) for number, (v, w) in enumerate(zip(values, weights, strict=True))]
+    return named, dict(zip(values, plan_weights([w.nbytes for w in weights]), strict=True))
 
 
-def assemble(graph: Graph, dims: Sequence[Expr], kernels: Kernels, plan: Plan, weights: Weights) -> P.Program:
-    """The steps of the model's entry function."""
+def assemble(graph: Graph, dims: Sequence[Expr], kernels: Kernels, plan: Plan, weights: Mapping[Value, int]) -> P.Program:
+    """The steps of the model's entry function; `weights` are offsets in the weights section."""
     steps = _Assembly(graph, dims, kernels, plan, weights).steps(graph, 0)
     return P.Program(tuple(dims), _workspace(graph, plan.size), tuple(v.shape for v in graph.outputs), tuple(steps))
 
@@ -97,7 +89,7 @@ def _workspace(graph: Graph, size: Dim) -> Dim:
 class _Assembly:
     """Steps of a graph and of the bodies in it, and where each value lives."""
 
-    def __init__(self, graph: Graph, dims: Sequence[Expr], kernels: Kernels, plan: Plan, weights: Weights) -> None:
+    def __init__(self, graph: Graph, dims: Sequence[Expr], kernels: Kernels, plan: Plan, weights: Mapping[Value, int]) -> None:
         self.dims = {d.name: d for d in dims}
         self.kernels, self.plan, self.weights = kernels, plan, weights
         self.fixed = {v: P.Ref("input", n, 0) for n, v in enumerate(graph.inputs)}
@@ -110,8 +102,8 @@ class _Assembly:
             value = self.plan.storage[value]
         if found := self.slices.get(value) or self.fixed.get(value):
             return found
-        if value in self.weights.offset:
-            return P.Ref("weights", 0, self.weights.offset[value])
+        if value in self.weights:
+            return P.Ref("weights", 0, self.weights[value])
         return P.Ref("workspace", 0, self.plan.offset[value])
 
     def steps(self, graph: Graph, depth: int) -> list[P.Step]:

@@ -123,8 +123,8 @@ def package(graph: Graph, kernels: Mapping[Node, CompiledKernel], options: Compi
         return all((n, buffers.index(result)) in kernels[node].in_place for n, v in enumerate(buffers) if v is source)
 
     plan = plan_memory(graph, temporaries, in_place)
-    weights = collect_weights(graph)
-    program = assemble(graph, dims, kernels, plan, weights)
+    weights, offsets = collect_weights(graph)
+    program = assemble(graph, dims, kernels, plan, offsets)
     if options.dump is not None:
         options.dump.mkdir(parents=True, exist_ok=True)
         (options.dump / "95-program.txt").write_text(str(program), encoding="utf-8")
@@ -132,7 +132,7 @@ def package(graph: Graph, kernels: Mapping[Node, CompiledKernel], options: Compi
     report.kernels, report.distinct_kernels = len(kernels), len(distinct)
     report.arena, report.arena_lower_bound = plan.size, plan.lower_bound
     with nullcontext(options.file) if options.file is not None else tempfile.TemporaryFile() as image:
-        write_artifact(image, code, weights.named, manifest(graph, dims, options, kernels, report.not_fused))
+        write_artifact(image, code, weights, manifest(graph, dims, options, kernels, report.not_fused))
         return read_artifact(image)
 
 

@@ -69,9 +69,9 @@ class Target(ABC):
         """The name of the platform in artifacts: LLVM's, or "cuda"."""
 
     @property
-    @abstractmethod
     def machine(self) -> str:
         """The processor or the GPU architectures alone, without caches, cores or options: for clusters of many machines."""
+        return f"{self.arch}-{self.manifest['cpu']}"
 
     @property
     @abstractmethod
@@ -83,12 +83,10 @@ class Target(ABC):
     def manifest(self) -> dict[str, Any]:
         """What artifacts say of the target they are made for."""
 
+    arch: str
+    """The architecture that processors have in common; "cuda" for GPUs."""
     precision: str | None = None
     """In which products of float32 matrices are computed; None where there is no choice."""
-
-    def runs_on(self, machine: Target) -> bool:
-        """Whether code made for this target can run on a machine."""
-        return False
 
 
 @dataclass(frozen=True)
@@ -117,11 +115,6 @@ class CpuTarget(Target):
         return f"{self.arch}-unknown-linux-gnu"
 
     @property
-    def machine(self) -> str:
-        """The architecture and the processor."""
-        return f"{self.arch}-{self.cpu}"
-
-    @property
     def family(self) -> str:
         """The processor itself, but that Intel's with AVX-512 are one family: the shipped model was trained on servers of that kind. On
         AMD's, which have other units and caches, it would order candidates by what is slow elsewhere."""
@@ -133,7 +126,7 @@ class CpuTarget(Target):
         return {"triple": self.triple, "cpu": self.cpu, "features": list(self.features)}
 
     def runs_on(self, machine: Target) -> bool:
-        """Whether the machine has the same architecture and all features."""
+        """Whether code made for this target can run on a machine: it has the same architecture, and all features."""
         return isinstance(machine, CpuTarget) and self.arch == machine.arch and set(self.features) <= set(machine.features)
 
     def has(self, feature: str) -> bool:
@@ -201,7 +194,7 @@ class CudaTarget(Target):
     precision: str = "fp32"
     vector_access: bool = True
 
-    triple = family = "cuda"
+    triple = family = arch = "cuda"
 
     @property
     def _options(self) -> list[str]:
@@ -210,11 +203,6 @@ class CudaTarget(Target):
 
     def __str__(self) -> str:
         return " ".join(["cuda", f"-arch={','.join(self.archs)}", *(f"-{option}" for option in self._options)])
-
-    @property
-    def machine(self) -> str:
-        """All architectures."""
-        return f"cuda-{','.join(self.archs)}"
 
     @property
     def manifest(self) -> dict[str, Any]:

@@ -123,7 +123,7 @@ def verify(
             if not worst.ok:
                 return result
             before = after
-        for judged in _judge_kernels(graph, options.backend, inputs, tolerance, tell):
+        for judged in _judge_kernels(graph, options, inputs, tolerance):
             result.kernels.append(judged)
             if not judged.worst.ok:
                 break
@@ -163,21 +163,19 @@ def compare(name: str, got: Array, want: Array, tolerance: float | None = None, 
     return Comparison(name, float("inf") if np.isnan(difference) else float(difference / scale), tolerance)
 
 
-def _judge_kernels(
-    graph: Graph, backend: Backend, inputs: Mapping[str, Array], tolerance: float | None, tell: Progress
-) -> Iterator[KernelResult]:
+def _judge_kernels(graph: Graph, options: CompileOptions, inputs: Mapping[str, Array], tolerance: float | None) -> Iterator[KernelResult]:
     """Each node of a partitioned graph, in order. A node of control flow is judged as a whole."""
     values: dict[Value, Array] = {v: np.asarray(a) for v, a in graph.constants.items()} | {v: inputs[v.name] for v in graph.inputs}
     dims = bind_dims([(v.name, v.shape, values[v].shape) for v in graph.inputs])
-    uses, precision = Counter(v for node in graph.nodes for v in node.inputs if v is not None), backend.target.precision
+    uses, precision = Counter(v for node in graph.nodes for v in node.inputs if v is not None), options.backend.target.precision
     for number, node in enumerate(graph.nodes, 1):
-        tell("kernels alone", number, len(graph.nodes))
+        options.progress("kernels alone", number, len(graph.nodes))
         given = {v: values[v] for v in node.inputs if v is not None}
         single, renamed = _isolated(node, lambda name, v: Value(name, v.dtype, v.shape, v.layout))
         results = evaluate_graph(single, {renamed[v].name: a for v, a in given.items()}, dims=dims)
         want = [results[renamed[v].name] for v in node.outputs]
         values.update(zip(node.outputs, want, strict=True))
-        found = _run_alone(node, given, [a.shape for a in want], dims, backend)
+        found = _run_alone(node, given, want, dims, options.backend)
         worst = _worst(compare(v.name, a, b, tolerance, precision) for v, a, b in zip(node.outputs, found, want, strict=True))
         inner = [n for body in node.bodies for n in body.nodes] if node.op is KERNEL else [node]
         yield KernelResult(node.name or node.outputs[0].name, tuple(n.op.name for n in inner), worst)
@@ -196,11 +194,9 @@ def _isolated(node: Node, plain: Callable[[str, Value], Value]) -> tuple[Graph, 
     return Graph(node.name or "node", inputs, outputs, (moved,)), renamed
 
 
-def _run_alone(
-    node: Node, given: Mapping[Value, Array], shapes: Sequence[tuple[int, ...]], dims: Mapping[Expr, int], backend: Backend
-) -> list[Array]:
-    """The outputs of one node, by native code. The node's values become plain arrays in their physical layouts; a symbolic dim that
-    no input's shape gives is given by the shape of an input of its own."""
+def _run_alone(node: Node, given: Mapping[Value, Array], want: list[Array], dims: Mapping[Expr, int], backend: Backend) -> list[Array]:
+    """The outputs of one node, by native code; `want` tells their shapes. The node's values become plain arrays in their physical layouts;
+    a symbolic dim that no input's shape gives is given by the shape of an input of its own."""
     graph, plain = _isolated(node, lambda name, v: Value(name, v.dtype, v.physical_shape))
     bound = {d for v in graph.inputs for d in v.shape if isinstance(d, Expr) and d.op == "var"}
     needed = set(graph.dims()) | _dims_inside(node)
@@ -213,7 +209,7 @@ def _run_alone(
     feeds = {plain[v].name: _layout(v).to_physical(np.asarray(a)) for v, a in given.items()}
     feeds |= {v.name: np.zeros(dims[d], bool) for v, d in extra.items()}
     results = module.run(feeds)
-    return [_layout(v).from_physical(results[plain[v].name], shape) for v, shape in zip(node.outputs, shapes, strict=True)]
+    return [_layout(v).from_physical(results[plain[v].name], a.shape) for v, a in zip(node.outputs, want, strict=True)]
 
 
 def _dims_inside(node: Node) -> set[Expr]:
@@ -252,11 +248,8 @@ def saved_schedules(artifact: Artifact) -> list[SavedSchedule]:
     return found
 
 
-def prove_schedules(schedules: Sequence[SavedSchedule], progress: Progress | None = None) -> list[Proof]:
+def prove_schedules(schedules: Sequence[SavedSchedule], progress: Progress) -> Iterator[Proof]:
     """The proof of each schedule, in order."""
-    proofs: list[Proof] = []
-    for saved in schedules:
-        if progress is not None:
-            progress("proofs", len(proofs), len(schedules))
-        proofs.append(prove(saved.source, saved.trace))
-    return proofs
+    for number, saved in enumerate(schedules):
+        progress("proofs", number, len(schedules))
+        yield prove(saved.source, saved.trace)

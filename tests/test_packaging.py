@@ -164,12 +164,12 @@ def test_weights_are_collected_in_their_layout() -> None:
     c, y = b.input("c", "bool", ()), Value("y", F, (2, 3))
     b.append(Node(IF, (c, x), (y,), {}, "if", (branch(ew.EXP, random(3, 3)), branch(ew.EXP, random(3, 3)))))
     graph = b.build([*b.add(MATMUL, [x, blocked]), y])
-    weights = collect_weights(graph)
-    assert len(weights.named) == 3 and len({name for name, _ in weights.named}) == 3
-    first = np.asarray(dict(zip(weights.offset, [w for _, w in weights.named], strict=True))[blocked])
+    named, offsets = collect_weights(graph)
+    assert len(named) == 3 and len({name for name, _ in named}) == 3
+    first = np.asarray(dict(zip(offsets, [w for _, w in named], strict=True))[blocked])
     assert first.shape == (2, 3, 4) and not first[1, :, 1:].any()  # padded with zeros
     np.testing.assert_array_equal(first.transpose(1, 0, 2).reshape(3, 8)[:, :5], w)
-    assert all(offset % 64 == 0 for offset in weights.offset.values())
+    assert all(offset % 64 == 0 for offset in offsets.values())
 
 
 def test_sizes_are_given_by_dims() -> None:

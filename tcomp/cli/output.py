@@ -8,6 +8,7 @@ import math
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from rich.console import Console
@@ -32,14 +33,12 @@ def console(error: bool = False) -> Console:
     return Console(stderr=error, markup=False, highlight=False, width=None if stream.isatty() else _WIDE)
 
 
-def line(text: str = "", style: str = "") -> None:
-    """One line of a result."""
-    console().print(Text(text, style), soft_wrap=True)
+def line(text: str = "", style: str = "", error: bool = False) -> None:
+    """One line of a result; or, on stderr, something about the result that is not the result."""
+    console(error).print(Text(text, style), soft_wrap=True)
 
 
-def message(text: str, style: str = "") -> None:
-    """Something about the result that is not the result: to stderr."""
-    console(error=True).print(Text(text, style), soft_wrap=True)
+message = partial(line, error=True)
 
 
 def table(title: str, columns: Sequence[str], rows: Sequence[Sequence[object]], styles: Sequence[str] = ()) -> None:

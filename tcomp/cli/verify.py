@@ -95,7 +95,7 @@ def _prove(path: Path, options: opt.CompilationOptions, as_json: bool) -> None:
         else:
             opt.check_model_file(path)
             saved = saved_schedules(compile_model(path, options.compile_options(progress=tell))[0])
-        proofs = prove_schedules(saved, tell)
+        proofs = list(prove_schedules(saved, tell))
 
     rows = list(zip(saved, proofs, strict=True))
     seconds, refused = sum(p.seconds for p in proofs), [p for p in proofs if not p.ok]

@@ -129,13 +129,14 @@ def read_artifact(source: Source) -> Artifact:
 class Artifact:
     """An artifact in memory.
 
+    image: memoryview of the whole file
     manifest: Manifest
     code: bytes, the ELF shared object, verified
     weights: read-only uint8 array over the weights section, aligned to 64 bytes, not verified until `verify` is called
     """
 
     def __init__(self, image: Bytes, where: str) -> None:
-        self._image, self.where = image, where
+        self.image, self.where = image.data, where
 
         def damaged(why: str) -> ArtifactError:
             return ArtifactError("the artifact is truncated or damaged", where=where, why=why)
@@ -165,11 +166,6 @@ class Artifact:
         self._places = {weight.name: (weight.offset, weight.size) for weight in self.manifest.weights}
         if bad := [name for name, (offset, size) in self._places.items() if offset % _ALIGN or offset + size > self.weights.size]:
             raise ArtifactError(f"weight {bad[0]!r} lies outside the weights section, or is not aligned", where=where)
-
-    @property
-    def image(self) -> memoryview:
-        """The whole file."""
-        return self._image.data
 
     def weight(self, name: str) -> Bytes:
         """The bytes of one weight. Raises KeyError for an unknown name."""
