@@ -23,8 +23,8 @@ T = TypeVar("T")
 
 def folder() -> Path:
     """`$TCOMP_CACHE`, else `$XDG_CACHE_HOME/tcomp`, else `~/.cache/tcomp`."""
-    if os.environ.get("TCOMP_CACHE"):
-        return Path(os.environ["TCOMP_CACHE"])
+    if chosen := os.environ.get("TCOMP_CACHE"):
+        return Path(chosen)
     return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "tcomp"
 
 

@@ -18,9 +18,8 @@ class TcompError(Exception):
 
     def __init__(self, what: str, *, where: str = "", why: str = "", hint: str = "") -> None:
         self.what, self.where, self.why, self.hint = what, where, why, hint
-        lines = [what]
-        lines += [f"  {label}: {text}" for label, text in (("where", where), ("why", why), ("try", hint)) if text]
-        super().__init__("\n".join(lines))
+        parts = (f"  {label}: {text}" for label, text in (("where", where), ("why", why), ("try", hint)) if text)
+        super().__init__("\n".join((what, *parts)))
 
     @property
     def parts(self) -> dict[str, str]:

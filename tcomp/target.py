@@ -222,12 +222,12 @@ class CudaTarget(Target):
     @property
     def gpu(self) -> Gpu:
         """How fast the first of the architectures is."""
-        return _gpu(self.archs[0])
+        return GPUS[self.archs[0].removesuffix("a")]
 
     @property
     def shared_per_block(self) -> int:
         """Bytes of shared memory that a block may have on each of the architectures: all of an SM but 1 KiB that the system takes."""
-        return min(_gpu(arch).shared for arch in self.archs) - 1 << 10
+        return min(GPUS[arch.removesuffix("a")].shared for arch in self.archs) - 1 << 10
 
 
 # What tells one processor from another in /proc/cpuinfo, on x86-64 and AArch64.
@@ -254,10 +254,6 @@ def _processor() -> tuple[str, list[str]]:
 def capability(arch: str) -> tuple[int, bool]:
     """The compute capability of a GPU architecture, and whether its code runs on no other: (90, True) of "sm_90a"."""
     return int(arch.removeprefix("sm_").removesuffix("a")), arch.endswith("a")
-
-
-def _gpu(arch: str) -> Gpu:
-    return GPUS[f"sm_{capability(arch)[0]}"]
 
 
 def _cpu(words: list[str], text: str) -> CpuTarget:

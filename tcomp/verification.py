@@ -79,16 +79,14 @@ class Verification:
     @property
     def ok(self) -> bool:
         """Whether everything agrees."""
-        found = [*self.outputs, *(p.worst for p in self.passes), *(k.worst for k in self.kernels)]
-        return self.repeatable and all(c.ok for c in found)
+        return self.repeatable and all(c.ok for c in (*self.outputs, *(r.worst for r in (*self.passes, *self.kernels))))
 
     def verdict(self) -> str:
         """One sentence."""
         if self.ok:
             return "native code agrees with the reference"
         if bad := [p for p in self.passes if not p.worst.ok]:
-            where = f", first at node `{bad[0].node}`" if bad[0].node else ""
-            return f"the pass `{bad[0].name}` changes the result{where}"
+            return f"the pass `{bad[0].name}` changes the result" + (f", first at node `{bad[0].node}`" if bad[0].node else "")
         if wrong := [k for k in self.kernels if not k.worst.ok]:
             return f"the native code of `{wrong[0].name}` ({' + '.join(wrong[0].operators)}) is wrong"
         if all(c.ok for c in self.outputs):

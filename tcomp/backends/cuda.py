@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, ClassVar
 
 from tcomp.backends.protocol import Backend, CostModel, GraphOptions, InPlacePairs
 from tcomp.errors import DeviceError
-from tcomp.ir.graph import IF, LOOP, Graph, Value
+from tcomp.ir.graph import IF, LOOP, Graph
 from tcomp.target import CudaTarget, capability
 
 if TYPE_CHECKING:
@@ -51,10 +51,8 @@ class CudaBackend(Backend):
         from tcomp.passes.memory_plan import byte_size
 
         for node in graph.nodes:
-            parts: tuple[Value, ...] = ()
-            if node.op is LOOP:
-                carried = int(node.attrs["carried"])
-                parts = (*node.bodies[0].inputs[1 + carried :], *node.bodies[0].outputs[carried:])
+            carried = int(node.attrs["carried"]) if node.op is LOOP else 0
+            parts = (*node.bodies[0].inputs[1 + carried :], *node.bodies[0].outputs[carried:]) if node.op is LOOP else ()
             unaligned = any(not isinstance(size := byte_size(v), int) or size % 16 for v in parts)
             if unaligned or any(self.suited_to(body) is not self for body in node.bodies if node.op in (IF, LOOP)):
                 return CudaBackend(replace(self.target, vector_access=False))

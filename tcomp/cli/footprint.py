@@ -6,13 +6,12 @@ from __future__ import annotations
 import json
 import sys
 import time
-from pathlib import Path
 
 
 def _peak() -> int:
     """Bytes of memory that this program has held at most (getrusage would count the process it was forked from)."""
-    fields = (line.split() for line in Path("/proc/self/status").read_text().splitlines())
-    return next((int(words[1]) << 10 for words in fields if words[:1] == ["VmHWM:"]), 0)
+    with open("/proc/self/status") as lines:
+        return next((int(line.split()[1]) << 10 for line in lines if line.startswith("VmHWM:")), 0)
 
 
 def main() -> None:

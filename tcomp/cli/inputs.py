@@ -99,8 +99,8 @@ def make_feeds(signature: Sequence[Value], texts: Iterable[str] | None, sizes: M
     for value in (v for v in signature if v.name not in arrays):
         shape, dtype, number = tuple(evaluate_int(as_expr(d), dims) for d in value.shape), numpy_dtype(value.dtype), given.get(value.name)
         try:
-            filled = random_array(generator, shape, dtype) if number is None else _filled(value.name, float(number), shape, dtype)
-            arrays[value.name] = filled
+            array = random_array(generator, shape, dtype) if number is None else _filled(value.name, float(number), shape, dtype)
+            arrays[value.name] = array
         except (MemoryError, ValueError) as error:
             where = f"input `{value.name}`, shape {list(shape)}"
             raise InputError("no memory for an input", where=where, why=str(error), hint="smaller sizes, by --dim NAME=N") from error

@@ -104,9 +104,8 @@ def _machine() -> dict[str, Any]:
     except TcompError as error:
         facts["features used"] = f"unknown: {error.what}"
     quota, memory = cpu_quota(), {}
-    with suppress(OSError, ValueError):
-        lines = (line.split() for line in Path("/proc/meminfo").read_text().splitlines())
-        memory = {name: output.size(int(number) << 10) for name, number, *_ in lines}
+    with suppress(OSError, ValueError), open("/proc/meminfo") as lines:
+        memory = {name: output.size(int(number) << 10) for name, number, *_ in map(str.split, lines)}
     return facts | {
         "logical CPUs": f"{os.cpu_count()}, of which this process may use {len(os.sched_getaffinity(0))}",
         "CPU quota": "none" if quota is None else f"{quota:g} CPUs (control group)",

@@ -123,10 +123,8 @@ def _table(status: Status) -> Table:
     ]
     if status.budget and status.elapsed < status.budget:
         words.append(f"{output.seconds(status.budget - status.elapsed)} left")
-    if before:
-        words.append(f"kernels alone: {output.seconds(before)} -> {output.seconds(after)}")
-    if status.error is not None:
-        words.append(f"the cost model is off by {status.error:.0%}")
+    words += [f"kernels alone: {output.seconds(before)} -> {output.seconds(after)}"] if before else []
+    words += [f"the cost model is off by {status.error:.0%}"] if status.error is not None else []
     grid = Table(title=Text("; ".join(words)), box=None, pad_edge=False, title_justify="left", header_style="bold")
     for name in ("kernel", "before", "best", "of bound", "trials", "failed", ""):
         grid.add_column(name, justify="left" if name in ("kernel", "") else "right", no_wrap=True, overflow="ellipsis")

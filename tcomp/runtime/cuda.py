@@ -2,8 +2,7 @@
 
 A model whose launches depend on computed values (branches, loops that end early) is launched step by step instead, as is a model of
 dynamic sizes at the first run of each size: one that comes back gets a graph. Inputs and outputs are NumPy arrays, or arrays on the device
-of any library with DLPack: if every array given lies on the device, so do the results.
-A GPU that cannot be used, or that fails, is a `DeviceError`; there is no fall-back.
+of any library with DLPack: if every array given lies on the device, so do the results. A GPU that fails is a `DeviceError`; no fall-back.
 """
 
 from __future__ import annotations
@@ -216,8 +215,7 @@ class CupyDevice:
 
     def copy(self, target: int, source: int, size: int) -> None:
         """Copy bytes on the device, on the stream."""
-        runtime = self.cupy.cuda.runtime
-        runtime.memcpyAsync(target, source, size, runtime.memcpyDeviceToDevice, self.stream.ptr)
+        self.cupy.cuda.runtime.memcpyAsync(target, source, size, self.cupy.cuda.runtime.memcpyDeviceToDevice, self.stream.ptr)
 
     def fill(self, target: int, size: int) -> None:
         """Zeros."""
@@ -240,8 +238,7 @@ class CupyDevice:
 
     def download(self, array: Array, source: int) -> None:
         """Copy from the device to an array."""
-        runtime = self.cupy.cuda.runtime
-        address = array.__array_interface__["data"][0]
+        runtime, address = self.cupy.cuda.runtime, array.__array_interface__["data"][0]
         runtime.memcpyAsync(address, source, array.nbytes, runtime.memcpyDeviceToHost, self.stream.ptr)
 
     def read_byte(self, address: int) -> int:

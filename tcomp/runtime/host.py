@@ -85,8 +85,8 @@ def default_threads() -> int:
 
 def physical_cores() -> int:
     """Distinct cores that this process may use: two SMT siblings share the vector units that generated code keeps busy."""
-    siblings = {str(cpu): f"/sys/devices/system/cpu/cpu{cpu}/topology/thread_siblings_list" for cpu in os.sched_getaffinity(0)}
-    return len({Path(path).read_text().strip() if os.access(path, os.R_OK) else cpu for cpu, path in siblings.items()})
+    siblings = {str(cpu): Path(f"/sys/devices/system/cpu/cpu{cpu}/topology/thread_siblings_list") for cpu in os.sched_getaffinity(0)}
+    return len({path.read_text().strip() if path.exists() else cpu for cpu, path in siblings.items()})
 
 
 def cpu_quota(root: Path = Path("/")) -> float | None:

@@ -121,9 +121,8 @@ class LoadedModel(ABC):
         """The values of named inputs, in the order of the graph."""
         if len(inputs) == len(self._names) and all(name in inputs for name in self._names):
             return [inputs[name] for name in self._names]
-        missing = [name for name in self._names if name not in inputs]
-        unknown = [str(name) for name in inputs if name not in self._names]
-        what = [f"{word} {', '.join(names)}" for word, names in (("missing", missing), ("unknown", unknown)) if names]
+        wrong = {"missing": [n for n in self._names if n not in inputs], "unknown": [str(n) for n in inputs if n not in self._names]}
+        what = [f"{word} {', '.join(names)}" for word, names in wrong.items() if names]
         raise InputError(f"the inputs do not match the model: {'; '.join(what)}", hint=f"it takes {', '.join(map(str, self.inputs))}")
 
     def _bind(self, shapes: tuple[Shape, ...]) -> list[int]:

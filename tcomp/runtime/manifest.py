@@ -52,8 +52,7 @@ def numpy_dtype(name: str) -> np.dtype[Any]:
         import ml_dtypes
     except ImportError:
         return np.dtype(_EXTENDED[name])
-    extended: np.dtype[Any] = np.dtype(getattr(ml_dtypes, name, _EXTENDED[name]))
-    return extended
+    return np.dtype(getattr(ml_dtypes, name, _EXTENDED[name]))
 
 
 @dataclass(frozen=True, slots=True)

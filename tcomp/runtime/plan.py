@@ -9,6 +9,7 @@ from __future__ import annotations
 import base64
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING, Annotated, Any
 
 from tcomp.errors import ArtifactError
@@ -232,8 +233,8 @@ def _kernel(entry: Any, name: str) -> KernelCode:
     if any(len(launch.block) != 3 or len(launch.grid) != 3 for launch in launches):
         refuse(("kernels", name, "launches"), "three extents of grid and block")
     cubins = read(dict, fields.get("cubin"), "kernels", name, "cubin")
+    decode = partial(base64.b64decode, validate=True)
     try:
-        return KernelCode(launches, {arch: base64.b64decode(text, validate=True) for arch, text in cubins.items()},
-                          base64.b64decode(fields["ptx"], validate=True))  # fmt: skip
+        return KernelCode(launches, {arch: decode(text) for arch, text in cubins.items()}, decode(fields["ptx"]))
     except (KeyError, TypeError, ValueError) as problem:  # binascii's errors are among these
         raise ArtifactError("the machine code of the artifact is damaged", where=name, why=str(problem)) from None

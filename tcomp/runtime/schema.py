@@ -38,8 +38,7 @@ def load_json(data: bytes, what: str) -> Any:
 
 def read(kind: type[T], value: Any, *where: str | int) -> T:
     """JSON as an instance of a type; `where` is its path, for messages. Raises ArtifactError that names the first field that is wrong."""
-    found: T = _reader(cast(Any, kind))(value, where)
-    return found
+    return cast(T, _reader(cast(Any, kind))(value, where))
 
 
 def refuse(where: Where, expected: str) -> NoReturn:
