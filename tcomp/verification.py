@@ -79,7 +79,7 @@ class Verification:
     @property
     def ok(self) -> bool:
         """Whether everything agrees."""
-        return self.repeatable and all(c.ok for c in (*self.outputs, *(r.worst for r in (*self.passes, *self.kernels))))
+        return self.repeatable and all(c.ok for c in (*self.outputs, *(p.worst for p in self.passes), *(k.worst for k in self.kernels)))
 
     def verdict(self) -> str:
         """One sentence."""
