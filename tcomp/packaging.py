@@ -28,10 +28,11 @@ from tcomp.ir.graph import IF, KERNEL, LOOP, Constant, Graph, Node, Value
 from tcomp.ir.layout import Layout
 from tcomp.ir.simplify import prove
 from tcomp.ir.text.parser import parse_expr
-from tcomp.options import CompileOptions
+
 from tcomp.passes.memory_plan import Plan, byte_size
 from tcomp.runtime.artifact import plan_weights
 from tcomp.schedules.cost.roofline import Work
+from tcomp.target import Target
 
 Kernels = Mapping[Node, CompiledKernel]
 NotFused = Sequence[tuple[str, Fallback]]  # (value, why it is stored)
@@ -188,7 +189,9 @@ def symbolic_dims(graph: Graph) -> list[Expr]:
     return dims
 
 
-def manifest(graph: Graph, dims: Sequence[Expr], options: CompileOptions, kernels: Kernels, not_fused: NotFused) -> dict[str, Any]:
+def manifest(
+    graph: Graph, dims: Sequence[Expr], target: Target, threads: int | None, kernels: Kernels, not_fused: NotFused
+) -> dict[str, Any]:
     """JSON: the fields of `runtime.manifest.Manifest` except those that `write_artifact` adds."""
     schedules: dict[str, list[str]] = {}  # of each distinct kernel, with the names of the nodes that it computes
     for node, compiled in kernels.items():
@@ -202,17 +205,17 @@ def manifest(graph: Graph, dims: Sequence[Expr], options: CompileOptions, kernel
 
     return {
         "producer": f"tcomp {tcomp.__version__}",
-        **options.backend.target.manifest,
+        **target.manifest,
         "inputs": specs(graph.inputs),
         "outputs": specs(graph.outputs),
         "dims": [{"name": d.name, "min": bounds(d)[0] or 0, "max": bounds(d)[1], "data_dependent": False} for d in dims],
-        "threads": options.threads,
+        "threads": threads,
         "errors": [],
         "notes": {
             "kernels": [node.name for node in kernels],
             "facts": _facts(graph, dims, kernels, not_fused),
             "schedules": [{"kernels": names, "schedule": json.loads(schedule)} for schedule, names in schedules.items()],
-            "target": str(options.backend.target),
+            "target": str(target),
         },
     }
 

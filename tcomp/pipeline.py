@@ -132,7 +132,8 @@ def package(graph: Graph, kernels: Mapping[Node, CompiledKernel], options: Compi
     report.kernels, report.distinct_kernels = len(kernels), len(distinct)
     report.arena, report.arena_lower_bound = plan.size, plan.lower_bound
     with nullcontext(options.file) if options.file is not None else tempfile.TemporaryFile() as image:
-        write_artifact(image, code, weights, manifest(graph, dims, options, kernels, report.not_fused))
+        described = manifest(graph, dims, options.backend.target, options.threads, kernels, report.not_fused)
+        write_artifact(image, code, weights, described)
         return read_artifact(image)
 
 
