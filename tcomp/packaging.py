@@ -28,7 +28,6 @@ from tcomp.ir.graph import IF, KERNEL, LOOP, Constant, Graph, Node, Value
 from tcomp.ir.layout import Layout
 from tcomp.ir.simplify import prove
 from tcomp.ir.text.parser import parse_expr
-
 from tcomp.passes.memory_plan import Plan, byte_size
 from tcomp.runtime.artifact import plan_weights
 from tcomp.schedules.cost.roofline import Work
