@@ -62,7 +62,7 @@ class Weight:
 
 
 def collect_weights(graph: Graph) -> tuple[list[tuple[str, Weight]], dict[Value, int]]:
-    """All constants of a graph and its control-flow bodies, named, in the order of the weights section; and where each value finds its own."""
+    """All constants of a graph and its control-flow bodies, named, in the order of the weights section; and each value's offset there."""
     values = {v: array for g in _graphs(graph, kernels=False) for v, array in g.constants.items()}
     weights = [Weight(array, v.layout or Layout.identity(len(array.shape))) for v, array in values.items()]
     named = [(f"{number}:{v.name}", w) for number, (v, w) in enumerate(zip(values, weights, strict=True))]

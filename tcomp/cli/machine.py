@@ -163,7 +163,7 @@ def demo(
 ) -> None:
     """Compile a real network that the onnx package ships, run it, check and measure it.
 
-    The network's weights are placeholders, its expected output is that of the ONNX backend tests. Exit status: 0 if that is the result, else 1.
+    The network's weights are placeholders, its expected output is that of the ONNX backend tests. Exit status: 0 if it is right, else 1.
     """
     import numpy as np
     import onnx

@@ -9,9 +9,9 @@
      "weights": [{"name": "w", "offset": 0, "size": 16, "sha256": "..."}],
      "code_sha256": "...", "notes": {}}
 
-`features` lists, by LLVM's names, the instruction-set extensions that the code uses. An output's shape is for people (its extents come from
-`tcomp_plan`), except that an integer there is a promise. `max` may be null: unbounded. `threads` may be null: as many as the machine offers.
-Dims come in the order of `tcomp_call.dims`; those not data-dependent must occur in an input's shape. `notes` is free.
+`features` lists, by LLVM's names, the instruction-set extensions that the code uses. An output's shape is for people (its extents come
+from `tcomp_plan`), except that an integer there is a promise. `max` may be null: unbounded. `threads` may be null: as many as the machine
+offers. Dims come in the order of `tcomp_call.dims`; those not data-dependent must occur in an input's shape. `notes` is free.
 """
 
 from __future__ import annotations

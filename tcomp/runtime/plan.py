@@ -108,8 +108,8 @@ class Plan:
     def execute(
         self, device: CupyDevice, functions: Mapping[str, Any], dims: Sequence[int], place: Places, watch: Watch = lambda number: None
     ) -> None:
-        """Run the steps. `functions` are loaded functions by name, `place` the addresses of the memories: ("input", n),
-        ("output", n), ("weights", 0), ("workspace", 0). `watch` is told the number of each call (an index of `labels`) before it is made."""
+        """Run the steps. `functions` are loaded functions by name, `place` the addresses of the memories: ("input", n), ("output", n),
+        ("weights", 0), ("workspace", 0). `watch` is told the number of each call (an index of `labels`) before it is made."""
         values = dim_values(dims)
 
         def address(p: list[Any]) -> int:
