@@ -31,7 +31,7 @@ from tcomp.autotune.database.entries import Record, environment
 from tcomp.autotune.database.store import Database
 from tcomp.autotune.features import CandidateSummary
 from tcomp.autotune.measurement.measurer import Measurer
-from tcomp.autotune.search import Search, Summarize
+from tcomp.autotune.search import Search
 from tcomp.autotune.tasks import Task, sample, workloads
 from tcomp.backends import backend_of
 from tcomp.errors import ScheduleError
@@ -158,7 +158,7 @@ def quality(samples: int, trials: int, only: str, seed: int, path: str | None, s
         for name, task in chosen(JUDGED, only):
             drawn = at_random(measurer, task, samples, seed, database, seconds)
             judges = Judges.of(measurer, task, drawn[:RANKED])
-            search = Search(HOST, summarize=summarizer(measurer))
+            search = Search(HOST, summarize=measurer.summarize)
             zero = [judges.judge(model) for model in (CostModel(), search.model)]
             tried = searched(measurer, search, task, trials, seed)
             after = judges.judge(search.model, {r.decisions for r in tried})
@@ -228,11 +228,6 @@ class Judges:
         return ranking(model, left if len(left) >= FEWEST else [*self.samples.values()], self.same)
 
 
-def summarizer(measurer: Measurer) -> Summarize:
-    """Candidates are made where they are built."""
-    return lambda task, wanted: [made if isinstance(made, CandidateSummary) else None for made in measurer.summarize(task, wanted)]
-
-
 def searched(measurer: Measurer, search: Search, task: Task, trials: int, seed: int) -> list[Record]:
     """The records of a search, in order."""
     records, rng = measured(measurer, task, [{}]), random.Random(seed)
@@ -276,7 +271,7 @@ def record(path: str, candidates: int, only: str, seed: int) -> None:
         for name, task in chosen(LEARNT, only):
             begin = time.perf_counter()
             records = at_random(measurer, task, candidates // 2, seed, None)
-            records += searched(measurer, Search(HOST, CostModel(), summarizer(measurer)), task, candidates - len(records), seed)
+            records += searched(measurer, Search(HOST, CostModel(), measurer.summarize), task, candidates - len(records), seed)
             for r in records:
                 database.add(r)
             print(

@@ -10,32 +10,28 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from math import inf
 
-from tcomp.autotune.measurement.results import Comparison, Rounds
+from tcomp.autotune.measurement.results import Comparison, Rounds, summed
 from tcomp.autotune.subject import TuningSubject
 from tcomp.schedules.knobs import Decisions, encode
 
 MAX_COMPARISONS = 16  # halving many kernels again and again finds ever less
 
-
-@dataclass(frozen=True)
-class Gain:
-    """Seconds that the kernels of one task take in a run, before and after."""
-
-    before: float
-    after: float
+Candidates = Mapping[str, Sequence[Decisions]]
+"""The best ones of each task, by its key, the most promising first."""
 
 
 @dataclass
 class Confirmation:
-    """What is `kept`, by the keys of tasks, all that was `tried` in the model, and what the whole gains: seconds of a run (`before`, `after`) and
-    their `ratio` from neighbouring runs; 1 if nothing is kept. `kernels` are those that were tuned, `notes` say why some were rolled back."""
+    """What is `kept`, by the keys of tasks, all that was `tried` in the model, and what the whole gains: seconds of a run (`before`,
+    `after`) and their `ratio` from neighbouring runs; 1 if nothing is kept. `kernels` are the seconds (before, after) that those of each
+    task that was tuned take in a run; `notes` say why some were rolled back."""
 
     kept: dict[str, Decisions] = field(default_factory=dict)
     tried: dict[str, list[Decisions]] = field(default_factory=dict)
     before: float = 0.0
     after: float = 0.0
     ratio: float = 1.0
-    kernels: dict[str, Gain] = field(default_factory=dict)
+    kernels: dict[str, tuple[float, float]] = field(default_factory=dict)
     comparisons: int = 0
     notes: list[str] = field(default_factory=list)
 
@@ -46,35 +42,29 @@ class Confirmation:
 
 
 class _Trial:
-    """The comparison of the model with these decisions.
-
-    It has won if the model is faster. Where other kernels, or other programs, make too much noise to tell, the model has to be faster as
-    measured, and the tuned kernels have to be faster by more than chance explains.
-    """
+    """The comparison of the model with these decisions. It has won if the model is faster. Where other kernels, or other programs, make too
+    much noise to tell, the model has to be faster as measured, and the tuned kernels have to be faster by more than chance explains."""
 
     def __init__(self, decisions: dict[str, Decisions], comparison: Comparison) -> None:
         self.decisions, self.comparison, self.ratio = decisions, comparison, comparison.whole.ratio
-        tuned = [rounds for key, rounds in comparison.kernels.items() if key in decisions]
-        self.won = comparison.whole.won or (self.ratio < 1 and Rounds.total(tuned).won)
+        tuned = [(rounds.before, rounds.after) for key, rounds in comparison.kernels.items() if key in decisions]
+        self.won = comparison.whole.won or (self.ratio < 1 and Rounds(*map(summed, zip(*tuned, strict=True))).won)
 
 
 def confirm(
-    subject: TuningSubject,
-    candidates: Mapping[str, Sequence[Decisions]],
-    seconds: float,
-    deadline: float = inf,
-    tell: Callable[[int], None] = lambda comparisons: None,
+    subject: TuningSubject, candidates: Candidates, seconds: float, deadline: float = inf, tell: Callable[[], None] = lambda: None
 ) -> Confirmation:
-    """Judge the best candidates of each task, by its key, the most promising first. A comparison takes `seconds` besides building the model. There
-    are at most `MAX_COMPARISONS`, and only the first may start after `deadline` (of `time.monotonic`). `tell` hears their number."""
+    """Judge the candidates. A comparison takes `seconds` besides building the model. There are at most `MAX_COMPARISONS`, after each of
+    which `tell` is called, and only the first may start after `deadline` (of `time.monotonic`)."""
     judge = _Judge(subject, seconds, deadline, tell)
     result = judge.result
     if candidates:
         won = judge.winner(candidates)
         whole = won.comparison.whole
-        result.kept, result.ratio, result.before = won.decisions, won.ratio if won.decisions else 1.0, whole.seconds[0] if whole.before else 0.0
+        result.kept, result.ratio = won.decisions, won.ratio if won.decisions else 1.0
+        result.before = whole.seconds[0] if whole.before else 0.0
         result.after = result.before * result.ratio
-        result.kernels |= {key: Gain(*rounds.seconds) for key, rounds in won.comparison.kernels.items() if key in won.decisions}
+        result.kernels |= {key: rounds.seconds for key, rounds in won.comparison.kernels.items() if key in won.decisions}
         result.notes = [*dict.fromkeys(result.notes)]
     return result
 
@@ -84,12 +74,12 @@ class _Judge:
     subject: TuningSubject
     seconds: float
     deadline: float
-    tell: Callable[[int], None]
+    tell: Callable[[], None]
     longest: float = 0.0  # comparison, in seconds
     result: Confirmation = field(default_factory=Confirmation)
     seen: dict[tuple[str, str], Rounds] = field(default_factory=dict)  # of each task and candidate, in all comparisons
 
-    def winner(self, candidates: Mapping[str, Sequence[Decisions]]) -> _Trial:
+    def winner(self, candidates: Candidates) -> _Trial:
         """Candidates that together make the model faster, and the comparison that shows it; none, and the opening one, if there are no such."""
         found: list[_Trial] = []
         for n in range(max(map(len, candidates.values()))):
@@ -101,12 +91,12 @@ class _Judge:
             found.append(self.compare(best))
         if not any(trial.won for trial in found) and (bisected := self.bisected(best)) is not None:
             found.append(bisected)
-        self.result.notes += (trial.comparison.note for trial in found if trial.comparison.note)
+        self.result.notes += (f"{failure.status}: {failure.reason}" for trial in found if (failure := trial.comparison.failure))
         # The best candidates of all kernels together only have to win, not by more than the others did: a single ratio is too uncertain.
         final = next((trial for trial in found if trial.decisions == best and trial.won), None)
         return final or min((t for t in found if t.won), key=lambda t: t.ratio, default=_Trial({}, found[0].comparison))
 
-    def best(self, candidates: Mapping[str, Sequence[Decisions]]) -> dict[str, Decisions]:
+    def best(self, candidates: Candidates) -> dict[str, Decisions]:
         """Of each kernel, the candidate that was the fastest in the model, unless it is slower than the default schedule."""
         found: dict[str, Decisions] = {}
         for key, options in candidates.items():
@@ -121,7 +111,7 @@ class _Judge:
         """Of candidates that together lose, some that together gain: from halves of about equal shares of the time."""
         if len(losing) < 2 or not self.time_left():
             return None
-        shares = {key: self.result.kernels[key].before if key in self.result.kernels else 0.0 for key in losing}
+        shares = {key: self.result.kernels.get(key, (0.0, 0.0))[0] for key in losing}
         halves: list[dict[str, Decisions]] = [{}, {}]
         for key in sorted(losing, key=shares.__getitem__, reverse=True):
             min(halves, key=lambda half: sum(shares[k] or 1.0 for k in half))[key] = losing[key]
@@ -139,12 +129,12 @@ class _Judge:
         comparison = self.subject.compare(decisions, self.seconds)
         self.longest = max(self.longest, time.monotonic() - start)
         self.result.comparisons += 1
-        self.tell(self.result.comparisons)
+        self.tell()
         for key, d in decisions.items():
             if d not in (tried := self.result.tried.setdefault(key, [])):
                 tried.append(d)
             if (rounds := comparison.kernels.get(key)) is not None:
-                self.result.kernels[key] = Gain(*rounds.seconds)
+                self.result.kernels[key] = rounds.seconds
                 self.seen[key, encode(d)] = self.seen.get((key, encode(d)), Rounds()) + rounds
         return _Trial(decisions, comparison)
 

@@ -4,16 +4,16 @@ fixed number of places (K. Weinberger et al., Feature Hashing for Large Scale Mu
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import astuple, dataclass
-from functools import cache
-from hashlib import sha256
 from math import log2
 from typing import Any, Self
 from zlib import crc32
 
 import numpy as np
 
+from tcomp import cache
 from tcomp.autotune.tasks import Candidate, Program, instantiate
 from tcomp.errors import TcompError
 from tcomp.ir import te
@@ -45,8 +45,7 @@ class Features:
 
 @dataclass(frozen=True, eq=False, slots=True)
 class CandidateSummary:
-    """A candidate without its loops, as plain data: loops are made in other processes, and stay there. The fields are those of `Candidate`, and
-    its features."""
+    """The fields of a `Candidate` without its loops, which stay in the process that made them, and its features: plain data."""
 
     answers: Mapping[str, Answer]
     identity: str
@@ -91,8 +90,15 @@ def features(candidate: Candidate) -> Features:
 
 
 def decision_vector(decisions: Iterable[tuple[str, str, Option]]) -> Vector:
-    """The last part alone, of all decisions as (name, kind, value): cheap, as it needs no loops."""
-    return _hashed((token for decision in decisions for token in _decision_tokens(*decision)), DECISIONS)
+    """The last part alone, of all decisions as (name, kind, value): cheap, as it needs no loops. They count by full name and by kind: names
+    of buffers are those of a program, `tile` means the same in all."""
+    tokens = (
+        (f"{key} {n}", float(part)) if isinstance(part, int | float) else (f"{key} {n} {str(part).rpartition('.')[2]}", 1.0)
+        for name, kind, value in decisions
+        for key in (name, kind)
+        for n, part in enumerate(value if isinstance(value, tuple) else (value,))
+    )
+    return _hashed(tokens, DECISIONS)
 
 
 def _hashed(tokens: Iterable[tuple[str, float]], places: int) -> Vector:
@@ -112,28 +118,16 @@ def _step_tokens(step: Step) -> Iterator[tuple[str, float]]:
             yield f"{step.primitive} number", log2(1 + abs(value))
 
 
-def _decision_tokens(name: str, kind: str, value: Option) -> Iterator[tuple[str, float]]:
-    """By full name and by kind: names of buffers are those of a program, `tile` means the same in all."""
-    for key in (name, kind):
-        for n, part in enumerate(value if isinstance(value, tuple) else (value,)):
-            if isinstance(part, int | float):
-                yield f"{key} {n}", float(part)
-            else:
-                yield f"{key} {n} {str(part).rpartition('.')[2]}", 1.0
-
-
-@cache
+@functools.cache
 def fingerprint() -> str:
     """What features mean, as a digest, the same on every machine: a cost model is of use only where they mean what they did when it was learned.
-
     Two programs are described: one under fixed steps, so that its numbers tell what is counted, estimated and hashed; and one under the
-    default schedule, of which only the names and the options of decisions are taken, as its loops may get better.
-    """
+    default schedule, of which only the names and the options of decisions are taken, as its loops may get better."""
     machine = Target.parse("cpu -march=x86_64 -mcpu=skylake-avx512")
     found = features(instantiate(Program.of(_tensors(), machine, 2, schedule=_steps), {"how": "far", "tile": (6, 2)}))
     asked = instantiate(Program.of(_tensors(), machine, 2), {}).answers
     parts = [*NAMES, *(f"{x:.{_DIGITS}g}" for x in (*found.vector, found.seconds)), *(f"{n} {a.options}" for n, a in sorted(asked.items()))]
-    return sha256("\0".join(parts).encode()).hexdigest()
+    return cache.name(*parts)
 
 
 def _tensors() -> list[Tensor]:

@@ -1,7 +1,4 @@
-"""What the tuner knows of each kernel while it runs, which one gets the next trials, what time is spent on, and what is reported.
-
-Trials go where the model gains most per second of tuning, by the estimate of L. Zheng et al. (Ansor, OSDI 2020; see
-`TaskStatus.promise`)."""
+"""What the tuner knows of each kernel while it runs, which one gets the next trials, what time is spent on, and what is reported."""
 
 from __future__ import annotations
 
@@ -25,13 +22,12 @@ _COMPARISON = 0.05  # the share of the budget for one comparison of whole models
 _COMPARISON_SECONDS = 1.0, 15.0
 _FINALISTS, _FINALS = 4, 0.25  # candidates of a kernel that run in the model, and the share of the budget for that, at most
 _EXTRA_COMPARISONS = 0.5  # beyond those of the finalists, for which there has to be time
-AT_BOUND_SHARE = 0.95  # of the present time that the bound is, from which on a kernel is done
+_AT_BOUND_SHARE = 0.95  # of the present time that the bound is, from which on a kernel is done
 _EXPLORE = 0.05  # how often a kernel is drawn at random
 _RECENT = 8  # trials whose gain is expected to continue
 _HOPE = 0.5  # the weight of what could be gained, against what was
-_EARLIER = 32  # the best records of earlier runs that the search learns from: each costs as much as a candidate
 
-USEFUL = ("compile", "build", "measure", "confirm")  # what time is spent on; the rest is overhead
+_USEFUL = ("compile", "build", "measure", "confirm")  # what time is spent on; the rest is overhead
 
 
 class StopReason(StrEnum):
@@ -89,12 +85,6 @@ class TaskStatus:
         """The bound over the present time: 1 is as fast as the machine can be."""
         return self.bound / self.after if self.after else 0.0
 
-    @property
-    def training_records(self) -> list[Record]:
-        """The records of this run, and the best of those before."""
-        ok = sorted((r for r in self.records[: self.earlier] if r.ok), key=lambda r: r.cost or inf)
-        return [*ok[:_EARLIER], *self.records[self.earlier :]]
-
     def learn(self, record: Record) -> None:
         """Take a record into account."""
         self.records.append(record)
@@ -112,13 +102,13 @@ class TaskStatus:
             self.gain = min(1.0, self.progress[-1] / (self.base.cost or inf))
 
     def promise(self, usual: float) -> float:
-        """Seconds that a run of the model is expected to gain for each second of tuning; a trial takes `usual` seconds if none was made."""
+        """Seconds that a run of the model is expected to gain for each second of tuning; a trial takes `usual` seconds if none was made.
+        This is the estimate of L. Zheng et al. (Ansor, OSDI 2020)."""
         cost = max(self.seconds / self.measured if self.measured else usual, 1e-3)
         if self.base is None or not self.progress:
             return _HOPE * max(0.0, self.before - self.bound) / cost
         n = len(self.progress)
-        gained = self.progress[max(0, n - 1 - _RECENT)] - self.progress[-1]
-        recent = self.before / (self.base.cost or inf) * gained / min(_RECENT, n)
+        recent = self.before / (self.base.cost or inf) * (self.progress[max(0, n - 1 - _RECENT)] - self.progress[-1]) / min(_RECENT, n)
         hope = max(0.0, min(self.after / n, self.after - self.bound))
         return ((1 - _HOPE) * recent + _HOPE * hope) / cost
 
@@ -126,7 +116,7 @@ class TaskStatus:
 def next_task(tasks: Sequence[TaskStatus], rng: Random) -> TaskStatus | None:
     """The kernel that gets the next batch of trials; None if all are done."""
     for task in tasks:
-        if task.stop is None and task.base is not None and task.share >= AT_BOUND_SHARE:
+        if task.stop is None and task.base is not None and task.share >= _AT_BOUND_SHARE:
             task.stop = StopReason.AT_BOUND
     able, measured = [task for task in tasks if task.stop is None], sum(task.measured for task in tasks)
     usual = sum(task.seconds for task in tasks) / measured if measured else 1.0
@@ -142,6 +132,7 @@ class TimePlan:
     def __init__(self, start: float, budget: float | None, earlier: float) -> None:
         self.start, self.earlier = start, earlier
         self.budget = inf if budget is None else max(0.0, budget - earlier)
+        self.deadline = start + self.budget  # when the budget is spent
         least, most = _COMPARISON_SECONDS
         self.comparison = min(max(_COMPARISON * (BUDGET if budget is None else budget), least), most)
         self.winners = 0  # kernels that have one
@@ -159,29 +150,18 @@ class TimePlan:
         return self.deadline - (self.finalists + _EXTRA_COMPARISONS) * self._comparison_seconds
 
     @property
-    def deadline(self) -> float:
-        """When the budget is spent."""
-        return self.start + self.budget
-
-    @property
     def finalists(self) -> int:
         """Candidates of a kernel that run in the model, at most."""
-        affordable = _FINALS * self.budget / self._comparison_seconds - _EXTRA_COMPARISONS
-        return max(1, int(min(_FINALISTS, affordable)))
+        return max(1, int(min(_FINALISTS, _FINALS * self.budget / self._comparison_seconds - _EXTRA_COMPARISONS)))
 
     @property
     def _comparison_seconds(self) -> float:
         return (self.winners + 1) * self._building / max(self._built, 1) + self.comparison + self.loading
 
-    def loaded(self, seconds: float) -> None:
-        """Processes took so many seconds to start, or models to load."""
-        self.loading = max(self.loading, seconds)
-
     def built(self, candidates: int, seconds: float, process_start: bool) -> None:
         """So many candidates were built; the time of the first ones is that of `process_start`, if that is part of it."""
         if process_start and not self._built:
-            self.loaded(seconds)
-            self._built = 1
+            self.loading, self._built = max(self.loading, seconds), 1
         else:
             self._building, self._built = self._building + seconds, self._built + candidates
 
@@ -193,25 +173,23 @@ class PhaseClock:
         self.seconds: dict[str, float] = {}
         self._since, self._phase = time.monotonic(), "overhead"
 
-    def _switch(self, phase: str) -> str:
-        now, before = time.monotonic(), self._phase
-        self.seconds[before] = self.seconds.get(before, 0.0) + now - self._since
-        self._since, self._phase = now, phase
-        return before
+    def stop(self) -> dict[str, float]:
+        """Seconds by phase until now."""
+        now = time.monotonic()
+        self.seconds[self._phase] = self.seconds.get(self._phase, 0.0) + now - self._since
+        self._since = now
+        return self.seconds
 
     @contextmanager
     def phase(self, name: str) -> Iterator[None]:
         """The time of the block counts for this phase."""
-        before = self._switch(name)
+        self.stop()
+        outer, self._phase = self._phase, name
         try:
             yield
         finally:
-            self._switch(before)
-
-    def stop(self) -> dict[str, float]:
-        """Seconds by phase until now."""
-        self._switch(self._phase)
-        return self.seconds
+            self.stop()
+            self._phase = outer
 
 
 @dataclass
@@ -249,8 +227,7 @@ class Result:
     @property
     def overhead(self) -> float:
         """The share of the time that was neither compiling nor measuring."""
-        total = sum(self.seconds.values())
-        return sum(s for name, s in self.seconds.items() if name not in USEFUL) / total if total else 0.0
+        return sum(s for name, s in self.seconds.items() if name not in _USEFUL) / (sum(self.seconds.values()) or 1.0)
 
     @property
     def schedule(self) -> Schedule:
@@ -266,6 +243,6 @@ class Result:
             lines.append(f"{1e3 * c.before:.4g} ms -> {1e3 * c.after:.4g} ms, {c.ratio:.3f} of the time, in a fresh process")
         lines.append(f"kernels tuned: {len(c.kept)}, rolled back: {len(c.rolled_back)}")
         names = {s.task.key: s.title for s in self.tasks}
-        ranked = sorted(c.kernels.items(), key=lambda item: item[1].after - item[1].before)
-        lines += [f"  {1e6 * g.before:.1f} -> {1e6 * g.after:.1f} us  {names.get(key, key)}" for key, g in ranked if key in c.kept]
+        kept = sorted((after - before, before, after, names.get(key, key)) for key, (before, after) in c.kernels.items() if key in c.kept)
+        lines += [f"  {1e6 * before:.1f} -> {1e6 * after:.1f} us  {name}" for _, before, after, name in kept]
         return "\n".join([*lines, *c.notes, *(["interrupted: `resume` goes on"] if self.interrupted else [])])

@@ -84,9 +84,9 @@ def _predictions(records: Sequence[Record]) -> str:
     points = [(r.predicted, r.cost) for r in records if r.predicted and r.cost]
     if not points:
         return ""
-    low, high = min(map(min, points)), max(map(max, points))
-    plot = _Plot((low, high), (low, high), True)
-    plot.line([(low, low), (high, high)], "#b9c4d0")
+    ends = min(map(min, points)), max(map(max, points))
+    plot = _Plot(ends, ends, True)
+    plot.line(zip(ends, ends, strict=True), "#b9c4d0")
     plot.dots(points)
     return plot.figure("predicted (s)", "measured (s)", f"{len(points)} candidates; on the line the prediction is right")
 
@@ -113,6 +113,7 @@ def _winner(t: _Tuned) -> str:
     except TcompError as error:
         steps = error.what
     return f"<h3>{escape(t.title)}</h3><pre>{escape(t.verdict.decisions)}\n\n{escape(steps)}</pre>"
+
 
 class _Plot:
     """A plot with two scales, both logarithmic or both linear."""

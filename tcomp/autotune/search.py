@@ -15,8 +15,9 @@ import numpy as np
 from tcomp.autotune.cost_model import CostModel, Sample, regression
 from tcomp.autotune.database.entries import Record
 from tcomp.autotune.features import CandidateSummary, Features, Vector, decision_vector
-from tcomp.autotune.tasks import Task, instantiate
-from tcomp.errors import TcompError
+from tcomp.autotune.measurement.measurer import summarize_here
+from tcomp.autotune.measurement.results import Measurement
+from tcomp.autotune.tasks import Task
 from tcomp.schedules.knobs import Answer, Decisions, Option, decode, encode
 from tcomp.target import Target
 
@@ -34,20 +35,8 @@ _DISTANCE = 3  # (name, value) pairs by which candidates of a batch differ, if t
 _SHARE = 0.5  # of a batch, for candidates of one structure
 _THREADS = "threads"  # the kind of decision that means nothing where there is one thread
 
-Summarize = Callable[[Task, Sequence[Decisions]], Sequence[CandidateSummary | None]]
-"""Makes the loops of candidates and describes them; None for those that are refused."""
-
-
-def summarize_here(task: Task, wanted: Sequence[Decisions]) -> list[CandidateSummary | None]:
-    """In this process, one after the other."""
-
-    def summary(decisions: Decisions) -> CandidateSummary | None:
-        try:
-            return CandidateSummary.of(instantiate(task, decisions))
-        except TcompError:
-            return None
-
-    return [*map(summary, wanted)]
+Summarize = Callable[[Task, Sequence[Decisions]], Sequence[CandidateSummary | Measurement]]
+"""Makes the loops of candidates and describes them, as `Measurer.summarize` does."""
 
 
 class Search:
@@ -110,7 +99,7 @@ class _TaskKnowledge:
         new = {text: decisions for decisions in wanted if (text := encode(decisions)) not in self.tried}
         self.tried.update(new)
         for c in self.summarize(self.task, [*new.values()]) if new else ():
-            if c is None or c.identity in self.loops:
+            if isinstance(c, Measurement) or c.identity in self.loops:
                 continue
             for name, answer in c.answers.items():
                 self.answers.setdefault(name, answer)
@@ -127,8 +116,7 @@ class _TaskKnowledge:
 
     def learn(self, records: Sequence[Record]) -> None:
         """Enter the candidates of records, and their costs."""
-        self.make([{}])
-        self.make([decode(record.decisions) for record in records])
+        self.make([{}, *(decode(record.decisions) for record in records)])
         for record in records:
             self.measured.add(record.decisions)
             if record.cost is not None:
@@ -222,6 +210,4 @@ def neighbours(options: Sequence[Option], present: Option) -> list[Option]:
 
 
 def _is_number(value: Option) -> bool:
-    if isinstance(value, tuple):
-        return all(_is_number(v) for v in value)
-    return isinstance(value, int | float) and not isinstance(value, bool)
+    return all(map(_is_number, value)) if isinstance(value, tuple) else isinstance(value, int | float) and not isinstance(value, bool)

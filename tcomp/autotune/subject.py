@@ -3,13 +3,13 @@
 
 from __future__ import annotations
 
-import os
 import tempfile
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from contextlib import closing
 from dataclasses import replace
 from functools import lru_cache
+from operator import itemgetter
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -21,7 +21,6 @@ from tcomp.autotune.measurement.results import LIMITS, MIN_ROUNDS, Comparison, L
 from tcomp.autotune.measurement.worker_process import Answer, WorkerProcess
 from tcomp.autotune.tasks import Algorithm, Program, Task, Workload, kernel_workload, workloads
 from tcomp.errors import InputError, TcompError
-from tcomp.frontends.onnx import import_model
 from tcomp.ir.expr import Expr, as_expr, evaluate_int, variables
 from tcomp.ir.graph import Graph
 from tcomp.ir.text.parser import parse_graph, parse_kernel
@@ -30,13 +29,13 @@ from tcomp.ops import OPERATORS
 from tcomp.options import CompileOptions, Report
 from tcomp.passes.algorithms import Sizes, algorithm_costs
 from tcomp.passes.runner import run_passes
-from tcomp.pipeline import compile_partitioned, graph_passes, kernel_inputs
+from tcomp.pipeline import compile_partitioned, graph_passes, import_graph, kernel_inputs
 from tcomp.runtime import Artifact, numpy_dtype
 from tcomp.runtime.loaded_model import random_array
 from tcomp.schedules.knobs import Decisions, decode, encode
 
 if TYPE_CHECKING:
-    import onnx
+    from tcomp.frontends.onnx.importer import Source
 
 _PATIENCE = 30.0  # seconds that a comparison may take beyond those that it is given, for loading
 _ROUNDS, _TURNS = 100, 3  # of a comparison of programs: runs of each in a turn, and turns
@@ -72,17 +71,11 @@ class ModelSubject(TuningSubject):
     The untuned artifact is made at once. Raises as `tcomp.compile`; `InputError` if a size is missing.
     """
 
-    def __init__(
-        self,
-        model: str | os.PathLike[str] | bytes | onnx.ModelProto,
-        options: CompileOptions,
-        sizes: Mapping[str, int] | None = None,
-        seed: int = 0,
-    ) -> None:
+    def __init__(self, model: Source, options: CompileOptions, sizes: Mapping[str, int] | None = None, seed: int = 0) -> None:
         self._backend, self._sizes = options.backend, dict(sizes or {})
         self._threads = self._backend.threads(options.threads)
         self._options = replace(options, threads=self._threads)
-        self._graph = import_model(model, options.shapes, options.dims, {name: np.asarray(v) for name, v in (options.values or {}).items()})
+        self._graph = import_graph(model, options)
         self.inputs = _inputs(self._graph, self._sizes, seed)
         self._suggested: dict[Sizes, int] = {}
         self._before_layouts = lru_cache(_CACHED_GRAPHS)(self._run_passes)
@@ -114,13 +107,12 @@ class ModelSubject(TuningSubject):
     def _alternatives(self) -> list[tuple[Algorithm, Decisions]]:
         """Algorithms other than those that the model of their cost suggests, but not far from these; the most promising first."""
         found: list[tuple[float, Algorithm, Decisions]] = []
-        if (target := self._backend.graph_options.algorithms_for) is None:
-            return []
-        for sizes, suggested in self._suggested.items():
-            costs = algorithm_costs(sizes, target)
-            task, limit = Algorithm(str(sizes), str(self._backend.target), self._threads), _ALGORITHM_DOUBT * costs[suggested]
-            found += [(limit - cost, task, {Algorithm.NAME: tile}) for tile, cost in costs.items() if tile != suggested and cost < limit]
-        return [(task, decisions) for _, task, decisions in sorted(found, key=lambda x: -x[0])]
+        if target := self._backend.graph_options.algorithms_for:
+            for sizes, suggested in self._suggested.items():
+                costs = algorithm_costs(sizes, target)
+                task, most = Algorithm(str(sizes), str(self._backend.target), self._threads), _ALGORITHM_DOUBT * costs[suggested]
+                found += [(cost - most, task, {Algorithm.NAME: tile}) for tile, cost in costs.items() if tile != suggested and cost < most]
+        return [(task, decisions) for _, task, decisions in sorted(found, key=itemgetter(0))]
 
     def choose_algorithms(self, decisions: Mapping[str, Decisions]) -> None:
         """From now on, the tasks are the kernels of the model with these algorithms."""
@@ -168,12 +160,10 @@ class ModelSubject(TuningSubject):
 
     def _by_task(self, answer: Answer, decisions: Mapping[str, Decisions]) -> list[dict[str, tuple[float, ...]]]:
         """The times of kernel calls on either side, round by round, summed for each task."""
-        sides = []
-        for chosen, calls in zip((frozenset[tuple[str, str]](), self._chosen(decisions)), answer["kernels"], strict=True):
-            found: dict[str, list[tuple[float, ...]]] = {}
+        sides: list[dict[str, tuple[float, ...]]] = [{}, {}]
+        for side, chosen, calls in zip(sides, (_Algorithms(), self._chosen(decisions)), answer["kernels"], strict=True):
             for key, times in zip(self._keys(chosen), calls, strict=True):
-                found.setdefault(key, []).append(tuple(times))
-            sides.append({key: summed(times) for key, times in found.items()})
+                side[key] = summed([side[key], times]) if key in side else tuple(times)
         return sides
 
     def seconds_by_task(self, seconds: float) -> dict[str, float]:
@@ -211,13 +201,11 @@ def roofline_seconds(task: Task, core: Core | None) -> float:
 def title(task: Task) -> str:
     """For people: the operators of a kernel and the shape of its results, or the name of a program. The text may come from anyone."""
     try:
-        if isinstance(task, Algorithm):
-            return task.text
         if isinstance(task, Workload):
             body = parse_graph(task.text, OPERATORS, {})
             results = ", ".join(f"{v.dtype}[{', '.join(map(str, v.shape))}]" for v in body.outputs)
             return f"{' + '.join(node.op.name for node in body.nodes)} -> {results}"
-        return parse_kernel(task.text).name
+        return task.text if isinstance(task, Algorithm) else parse_kernel(task.text).name
     except TcompError:
         return task.key[:12]
 

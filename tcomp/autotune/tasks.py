@@ -1,21 +1,20 @@
 """What is tuned: a program together with its space, which is a schedule function that asks knobs. Tasks are plain data, so that they can be
-stored, hashed and sent to other processes. A `Candidate` is what the schedule function makes of some decisions (`instantiate`), or of
-random ones (`sample`)."""
+stored, hashed and sent to other processes. A `Candidate` is what the schedule function makes of some decisions."""
 
 from __future__ import annotations
 
-import hashlib
 import importlib
 import re
 from abc import ABC, abstractmethod
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields
-from functools import cached_property, lru_cache
+from functools import cached_property, lru_cache, partial
 from operator import attrgetter
 from random import Random
 from typing import Any, ClassVar
 
+from tcomp import cache
 from tcomp.autotune.arguments import Argument, kernel_arguments
 from tcomp.backends import Backend, backend_of
 from tcomp.backends.kernel import build_loops, operand_layouts
@@ -55,14 +54,9 @@ class Task(ABC):
 
     @abstractmethod
     def make(self, knobs: Knobs) -> tuple[Schedule, tuple[Argument, ...]]:
-        """The scheduled loops and the buffers that they take, in order, temporaries aside.
+        """The scheduled loops and the buffers that they take, in order, temporaries aside. Raises `ScheduleError` where the decisions
+        cannot be followed, `InputError` where a dim has no size."""
 
-        Raises `ScheduleError` where the decisions cannot be followed, `InputError` where a dim has no size.
-        """
-
-    def schedule(self, knobs: Knobs) -> Schedule:
-        """The scheduled loops. Raises as `make` does."""
-        return self.make(knobs)[0]
 
     def to_json(self) -> dict[str, Any]:
         """What `task_from_json` reads."""
@@ -76,12 +70,12 @@ class Task(ABC):
     @property
     def key(self) -> str:
         """Equal for equal programs and spaces, measured at the same sizes on the same target with the same number of threads."""
-        return _digest(self.text, *self.identity, self.target, str(self.threads), *(f"{name}={size}" for name, size in self.dims))
+        return cache.name(self.text, *self.identity, self.target, str(self.threads), *(f"{name}={size}" for name, size in self.dims))
 
     @property
     def structure(self) -> str:
         """The key of all tasks that differ from this one in sizes and threads only; see `sizes`."""
-        return _digest(_NUMBER.sub("_", self.text), *self.identity, self.target)
+        return cache.name(_NUMBER.sub("_", self.text), *self.identity, self.target)
 
     @property
     def sizes(self) -> tuple[int, ...]:
@@ -120,12 +114,10 @@ class Workload(Task):
         for twice: an answer of the first time that is the default says nothing about the second time, any other holds for both."""
         body = self.body(self.layouts(knobs))
         settled = frozenset(knobs.asked)
-
-        def pick(name: str, options: Sequence[Option], default: Option) -> Option:
-            return default if name in settled else knobs.pick(name, options, default)
-
         later = {name: value for name, value in knobs.given.items() if name not in settled}
-        inner = Knobs({**later, **knobs.decisions}, pick)
+        inner = Knobs(
+            {**later, **knobs.decisions}, lambda name, options, default: default if name in settled else knobs.pick(name, options, default)
+        )
         s = build_loops(body, "kernel", self.backend, inner)
         knobs.asked.update((name, answer) for name, answer in inner.asked.items() if name not in settled)
         values = (*body.inputs, *body.outputs)
@@ -170,8 +162,7 @@ class Program(Task):
         elif function := self.function or _find_function(self.space):
             function(s := Schedule(kernel), knobs)
         else:
-            hint = "it was renamed, or its module cannot be imported here"
-            raise ScheduleError(f"there is no schedule function `{self.space}`", hint=hint)
+            raise ScheduleError(f"there is no schedule function `{self.space}`", hint="it was renamed, or its module cannot be imported")
         return s, kernel_arguments(kernel, self.sizes_of(kernel.scalars), {}, [b.shape for b in kernel.buffers])
 
 
@@ -221,14 +212,12 @@ class Candidate:
     @cached_property
     def identity(self) -> str:
         """Equal for candidates of equal loops, whatever the decisions that led to them."""
-        return _digest(str(self.schedule.kernel))
+        return cache.name(str(self.schedule.kernel))
 
 
 def instantiate(task: Task, decisions: Decisions) -> Candidate:
-    """The candidate of some decisions. Those that are not asked for, or not an option any more, are ignored.
-
-    Raises `ScheduleError` where they are refused, also where they leave a part as lowered that the default schedule transforms.
-    """
+    """The candidate of some decisions. Those that are not asked for, or not an option any more, are ignored. Raises `ScheduleError` where
+    they are refused, also where they leave a part as lowered that the default schedule transforms."""
     return _candidate(task, Knobs(decisions))
 
 
@@ -249,14 +238,12 @@ def _candidate(task: Task, knobs: Knobs) -> Candidate:
 @lru_cache(maxsize=256)
 def _left_as_lowered(task: Task) -> frozenset[str]:
     """The results that the default schedule leaves as lowered."""
-    return frozenset(f.where for f in task.schedule(Knobs()).fallbacks if f.kind is FallbackKind.LEFT_AS_LOWERED)
+    return frozenset(f.where for f in task.make(Knobs())[0].fallbacks if f.kind is FallbackKind.LEFT_AS_LOWERED)
 
 
 def workloads(graph: Graph, target: Target, threads: int, dims: Mapping[str, int] | None = None) -> list[tuple[Workload, int]]:
     """The distinct kernels of a graph after `choose_layouts`, in order, each with the number of its calls in a run (branches count as taken).
-
-    `dims` are the sizes at which symbolic dims are measured. Raises `InputError` naming those it lacks.
-    """
+    `dims` are the sizes at which symbolic dims are measured. Raises `InputError` naming those it lacks."""
     calls = Counter[Workload]()
     for node, constants, times in _kernels(graph, 1):
         calls[kernel_workload(node.bodies[0], constants, target, threads, dims)] += times
@@ -287,22 +274,15 @@ def _dims(sizes: Mapping[str, int] | None, variables: Sequence[Expr]) -> tuple[t
 
 
 @lru_cache(maxsize=64)
-def _graph(text: str) -> Graph:
-    return parse_graph(text, OPERATORS, {})
-
-
-@lru_cache(maxsize=64)
 def _kernel(text: str) -> Kernel:
     kernel = parse_kernel(text)
     verify_kernel(kernel)
     return kernel
 
 
+_graph = lru_cache(maxsize=64)(partial(parse_graph, operators=OPERATORS, constants={}))
 _backend = lru_cache(maxsize=16)(backend_of)
 
-
-def _digest(*parts: str) -> str:
-    return hashlib.sha256("\0".join(parts).encode()).hexdigest()
 
 
 def _find_function(space: str) -> ScheduleFunction | None:

@@ -12,7 +12,7 @@ from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
-from hashlib import sha256
+from functools import partial
 from math import inf, log
 from random import Random
 from statistics import fmean
@@ -21,7 +21,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import numpy.typing as npt
 
-from tcomp.autotune.confirm import Confirmation, Gain, confirm
+from tcomp import cache
+from tcomp.autotune.confirm import Confirmation, confirm
 from tcomp.autotune.database.entries import Record, Session, SessionState, Verdict, environment
 from tcomp.autotune.database.store import Database
 from tcomp.autotune.features import CandidateSummary
@@ -46,6 +47,7 @@ if TYPE_CHECKING:
 
 _BATCH = 0.1  # the share of the time left that one batch may take
 _SIMILAR = 3  # winners of similar kernels that are tried first
+_EARLIER = 32  # the best records of earlier runs that the search learns from: each costs as much as a candidate
 _ALGORITHMS = 0.2  # the share of the budget that is left after compiling, and of the trials, for comparisons of algorithms
 _RECENT_ERRORS = 64  # the latest predictions, from which the error of the cost model is computed
 _GRACE = 1.0  # seconds after which a candidate that is being measured when time is up is not waited for
@@ -118,14 +120,11 @@ def tune(
         return run.run(workers, cluster)
 
 
-def _session(
-    entries: Database, subject: TuningSubject, options: dict[str, Any], limits: Mapping[str, float | None], resume: bool
-) -> Session:
+def _session(entries: Database, subject: TuningSubject, options: dict[str, Any], limits: dict[str, float | None], resume: bool) -> Session:
     """A new session, or the latest one about the same tasks, with limits for what is left."""
-    digest = sha256("\0".join(sorted(task.key for task, _ in subject.tasks)).encode()).hexdigest()
+    digest = cache.name(*sorted(task.key for task, _ in subject.tasks))
     if not resume:
-        chosen = limits if any(limits.values()) else {**limits, "budget": BUDGET}
-        session = Session(digest, {**options, **chosen}, time.time())
+        session = Session(digest, options | limits | ({} if any(limits.values()) else {"budget": BUDGET}), time.time())
         entries.add(session)
         return session
     resumed = next((s for s in reversed(entries.sessions()) if s.subject == digest), None)
@@ -165,7 +164,7 @@ class _TuningRun:
         self.limit = self.session.options["trials"]
 
     def run(self, workers: int | None, cluster: str | None) -> Result:
-        interrupted, confirmation = True, Confirmation()
+        interrupted, c = True, Confirmation()
         with suppress(KeyboardInterrupt):
             self.choose_algorithms()
             self.survey()
@@ -174,25 +173,22 @@ class _TuningRun:
         self.phase = "confirm"
         try:
             with self.clock.phase("confirm"):
-                confirmation = self.confirm()
+                c = self.confirm()
         except KeyboardInterrupt:
             interrupted = True
-        confirmation.notes += dict.fromkeys(k.stopped for k in self.kernels if k.stop is StopReason.NOT_MEASURED)
-        c, self.phase = confirmation, "done"
+        c.notes += dict.fromkeys(k.stopped for k in self.kernels if k.stop is StopReason.NOT_MEASURED)
+        self.phase = "done"
         self.session.state = SessionState.INTERRUPTED if interrupted else SessionState.FINISHED
         self.session.spent = self.plan.earlier + self.plan.elapsed
         self.session.summary = {
             "before": c.before, "after": c.after, "ratio": c.ratio, "comparisons": c.comparisons, "kept": sorted(c.kept), "notes": c.notes,
-            "rolled_back": sorted(c.rolled_back), "kernels": {key: [g.before, g.after] for key, g in c.kernels.items()},
-            "seconds": self.clock.stop(),
+            "rolled_back": sorted(c.rolled_back), "kernels": c.kernels, "seconds": self.clock.stop(),
         }  # fmt: skip
         self.entries.add(self.session)
         self.show()
         program = self.subject.task if isinstance(self.subject, ProgramSubject) else None
         statuses = [*self.choices, *self.kernels]
-        return Result(str(self.entries.path), statuses, confirmation, self.clock.stop(), self.session.trials, interrupted, program)
-
-    # ------------------------------------------------------------ algorithms
+        return Result(str(self.entries.path), statuses, c, self.clock.stop(), self.session.trials, interrupted, program)
 
     def choose_algorithms(self) -> None:
         """Try alternatives to the algorithms that the model takes, each in a comparison of whole models. The kernels that are tuned then are
@@ -216,12 +212,10 @@ class _TuningRun:
     def try_algorithm(self, task: Task, decisions: str) -> Record:
         """The record of an alternative. The cost of what the untuned model takes is the time of all kernels that differ."""
         comparison = self.subject.compare({task.key: decode(decisions)}, self.plan.comparison / 2)
-        rounds, base = comparison.kernels.get(task.key, Rounds()), self.entries.best(task.key)
+        rounds = comparison.kernels.get(task.key, Rounds())
         if not rounds.before:
-            failure = comparison.failure or Measurement(Outcome.ERROR, reason="no kernel differs")
-            return self.record(task, decisions, failure, None)
-        if base is None:
-            base = self.record(task, _DEFAULT, Measurement(Outcome.OK, rounds.before), min(rounds.before))
+            return self.record(task, decisions, comparison.failure or Measurement(Outcome.ERROR, reason="no kernel differs"), None)
+        base = self.entries.best(task.key) or self.record(task, _DEFAULT, Measurement(Outcome.OK, rounds.before), min(rounds.before))
         return self.record(task, decisions, Measurement(Outcome.OK, rounds.after, "", rounds.before), rounds.ratio * (base.cost or 0.0))
 
     def judge_algorithm(self, record: Record) -> None:
@@ -235,8 +229,6 @@ class _TuningRun:
         if record.ok and rounds.before and rounds.won and rounds.ratio < status.gain and not lost:
             status.before, status.gain = min(rounds.before), rounds.ratio
             self.algorithms[record.task.key] = decode(record.decisions)
-
-    # ------------------------------------------------------------ the search
 
     def survey(self) -> None:
         """Collect what is known of the kernels: bounds, earlier records, and their shares of the untuned model's time."""
@@ -252,7 +244,7 @@ class _TuningRun:
         with self.clock.phase("measure"):
             begin = time.monotonic()
             seconds = self.subject.seconds_by_task(self.plan.comparison / 2)
-        self.plan.loaded(time.monotonic() - begin - self.plan.comparison / 2)
+        self.plan.loading = max(self.plan.loading, time.monotonic() - begin - self.plan.comparison / 2)
         for kernel in self.kernels:
             if kernel.task.key in seconds:
                 kernel.before, kernel.known = seconds[kernel.task.key], True
@@ -266,7 +258,7 @@ class _TuningRun:
         measurer = Measurer(workers, limits) if cluster is None else ClusterMeasurer(cluster, workers, limits)
         with measurer, _watchdog(lambda: self.plan.end + _GRACE, measurer.close) as expired:
             try:
-                search = Search(self.target, summarize=lambda task, wanted: self.summarized(measurer, task, wanted))
+                search = Search(self.target, summarize=partial(self.summarized, measurer))
                 while time.monotonic() < self.plan.end and (self.limit is None or self.session.trials < self.limit):
                     if (kernel := next_task(self.kernels, self.rng)) is None:
                         break
@@ -307,7 +299,7 @@ class _TuningRun:
         if kernel.base is None:
             kernel.stop, kernel.stop_detail = StopReason.NOT_MEASURED, kernel.records[-1].measurement.reason
 
-    def summarized(self, measurer: Measurer, task: Task, wanted: Sequence[Decisions]) -> list[CandidateSummary | None]:
+    def summarized(self, measurer: Measurer, task: Task, wanted: Sequence[Decisions]) -> list[CandidateSummary | Measurement]:
         """What candidates are. A failure to make their loops that is not a refusal becomes a record."""
         with self.clock.phase("build"):
             found = measurer.summarize(task, wanted)
@@ -315,28 +307,24 @@ class _TuningRun:
         for decisions, summary in zip(wanted, found, strict=True):
             if isinstance(summary, Measurement) and summary.status != Outcome.REFUSED and kernel.base is not None:
                 self.enter(kernel, encode(decisions), None, summary, None)
-        return [summary if isinstance(summary, CandidateSummary) else None for summary in found]
+        return found
 
     def proposed(self, kernel: TaskStatus, search: Search) -> dict[str, float | None]:
-        """New candidates, as text, with their predicted costs; winners of similar kernels are among the first ones. They are enough to keep the
-        builders busy, few enough to decide again soon."""
+        """New candidates, as text, with their predicted costs; winners of similar kernels, those of the nearest sizes first, are among the
+        first ones. They are enough to keep the builders busy, few enough to decide again soon."""
         count = 2 * len(os.sched_getaffinity(0))
         if kernel.measured and self.plan.budget < inf:
             count = max(4, min(16, round(_BATCH * (self.plan.end - time.monotonic()) * kernel.measured / kernel.seconds)))
         if self.limit is not None:
             count = min(count, self.limit - self.session.trials)
-        known = {_DEFAULT, *(r.decisions for r in kernel.records)}
-        similar = self.winners_of_similar_tasks(kernel.task) if not kernel.trials else []
-        found = search(kernel.task, kernel.training_records, count, self.rng, similar)
-        return {text: search.predicted(kernel.task, d) for d in found if (text := encode(d)) not in known}
-
-    def winners_of_similar_tasks(self, task: Task) -> list[Decisions]:
-        """Winners of kernels of the same structure, those of the nearest sizes first."""
-        others = [t for t in self.entries.similar(task.structure) if t.key != task.key and len(t.sizes) == len(task.sizes)]
-        others.sort(key=lambda t: sum(abs(log((a + 1) / (b + 1))) for a, b in zip(task.sizes, t.sizes, strict=True)))
-        return [decode(text) for t in others[:_SIMILAR] if (text := self.entries.choice(t.key)) is not None]
-
-    # ------------------------------------------------------------ records and results
+        known, task = {_DEFAULT, *(r.decisions for r in kernel.records)}, kernel.task
+        others = [] if kernel.trials else self.entries.tasks(task.structure)
+        similar = [t for t in others if t.key != task.key and len(t.sizes) == len(task.sizes)]
+        similar.sort(key=lambda t: sum(abs(log((a + 1) / (b + 1))) for a, b in zip(task.sizes, t.sizes, strict=True)))
+        winners = [decode(text) for t in similar[:_SIMILAR] if (text := self.entries.choice(t.key)) is not None]
+        earlier = sorted((r for r in kernel.records[: kernel.earlier] if r.ok), key=lambda r: r.cost or inf)
+        found = search(task, [*earlier[:_EARLIER], *kernel.records[kernel.earlier :]], count, self.rng, winners)
+        return {text: search.predicted(task, d) for d in found if (text := encode(d)) not in known}
 
     def record(self, task: Task, decisions: str, measurement: Measurement, cost: float | None, predicted: float | None = None) -> Record:
         record = Record(task, decisions, "", measurement, cost, predicted, self.environment, time.time())
@@ -365,12 +353,12 @@ class _TuningRun:
             if better:
                 candidates[kernel.task.key] = [decode(r.decisions) for r in better[: self.plan.finalists]]
         self.show()
-        found = confirm(self.subject, candidates, self.plan.comparison, self.plan.deadline, lambda comparisons: self.show())
+        found = confirm(self.subject, candidates, self.plan.comparison, self.plan.deadline, self.show)
         when = time.time()
         for task in (status.task for status in (*self.choices, *self.kernels)):
-            gain, kept = found.kernels.get(task.key, Gain(0.0, 0.0)), found.kept.get(task.key)
+            seconds, kept = found.kernels.get(task.key, (0.0, 0.0)), found.kept.get(task.key)
             for decisions in sorted(found.tried.get(task.key, ()), key=lambda d: d == kept):  # the latest verdict is what holds
-                self.entries.add(Verdict(task, encode(decisions), decisions == kept, gain.before, gain.after, self.environment, when))
+                self.entries.add(Verdict(task, encode(decisions), decisions == kept, *seconds, self.environment, when))
         for task in (kernel.task for kernel in self.kernels if kernel.task.key in found.kept):
             kept = found.kept[task.key]
             record = next(r for r in self.entries.ranked(task.key) if decode(r.decisions) == kept)

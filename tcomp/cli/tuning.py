@@ -144,8 +144,8 @@ def _calls(task: TaskStatus) -> str:
 def _show(result: Result) -> None:
     c, tasks = result.confirmation, {t.task.key: t for t in result.tasks}
     rows = [
-        (_calls(tasks[key]), *map(output.seconds, (g.before, g.after)), tasks[key].trials, "tuned" if key in c.kept else "rolled back")
-        for key, g in sorted(c.kernels.items(), key=lambda item: item[1].after - item[1].before)
+        (_calls(tasks[key]), output.seconds(before), output.seconds(after), tasks[key].trials, "tuned" if key in c.kept else "rolled back")
+        for key, (before, after) in sorted(c.kernels.items(), key=lambda item: item[1][1] - item[1][0])
         if key in tasks
     ]
     if rows:

@@ -60,7 +60,7 @@ def test_entries_come_back(tmp_path: Path) -> None:
         assert len(database.records()) == 5 and database.records("no such key") == []
         best = database.best(PRODUCT.key)
         assert best is not None and best.cost == 1e-3
-        assert database.similar(PRODUCT.structure) == [PRODUCT] and database.similar("0" * 64) == []
+        assert database.tasks(PRODUCT.structure) == [PRODUCT] and database.tasks("0" * 64) == []
     with Database(tmp_path / "a.db", create=False) as again:
         assert len(again.records()) == 5
 

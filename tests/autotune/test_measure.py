@@ -137,7 +137,7 @@ def test_kernels_of_a_model_whose_weights_lie_otherwise(measurer: Measurer) -> N
 def test_threads(measurer: Measurer) -> None:
     both = Program.of(product(), HOST, 2)
     asked = Knobs()
-    both.schedule(asked)
+    both.make(asked)
     threads = {name: answer.options[-1] for name, answer in asked.asked.items() if name.endswith(".threads")}
     assert threads
     assert [m.status for m in measurer.measure(both, [{}, threads])] == ["ok", "ok"]

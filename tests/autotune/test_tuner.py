@@ -148,7 +148,7 @@ def test_a_measurement_that_lies_makes_nothing_worse(tmp_path: Path, net: Path, 
         from tcomp.schedules.knobs import Knobs
 
         knobs = Knobs()
-        task.schedule(knobs)
+        task.make(knobs)
         names = [name for name in knobs.asked if name.endswith(".tile")]
         worst[task.key] = [{name: (1, 1) for name in names if (1, 1) in knobs.asked[name].options}]
         return [d for d in worst[task.key] if d]

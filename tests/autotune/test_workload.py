@@ -53,15 +53,15 @@ def test_the_default_schedule_is_that_of_a_compilation() -> None:
         body = workload.body(workload.layouts(Knobs()))
         assert canonical_graph_text(body) == text
         compiled = build_loops(parse_graph(text, OPERATORS, {}), "kernel", backend_of(HASWELL))
-        assert str(workload.schedule(Knobs()).kernel) == str(compiled.kernel)
+        assert str(workload.make(Knobs())[0].kernel) == str(compiled.kernel)
 
 
 @pytest.mark.parametrize("seed", range(6))
 def test_decisions_give_the_same_loops_again_and_in_a_compilation(seed: int) -> None:
     workload = workloads(two_convolutions(), HASWELL, 1)[seed % 2][0]
     knobs = at_random(seed)
-    s = workload.schedule(knobs)
-    assert str(workload.schedule(Knobs(knobs.decisions)).kernel) == str(s.kernel)
+    s = workload.make(knobs)[0]
+    assert str(workload.make(Knobs(knobs.decisions))[0].kernel) == str(s.kernel)
     body = workload.body(workload.layouts(Knobs(knobs.decisions)))  # as compiled: layouts first, then, elsewhere, the loops
     text = canonical_graph_text(body)
     assert str(build_loops(parse_graph(text, OPERATORS, {}), "kernel", backend_of(HASWELL), Knobs(knobs.decisions)).kernel) == str(s.kernel)
@@ -143,25 +143,25 @@ def test_a_program_has_the_default_space() -> None:
     assert "C.acc.tile" in knobs.asked and knobs.decisions == {} and len(s.trace) > 3
     assert [x.shape for x in (a, b, c)] == [(32, 24), (24, 48), (32, 48)] and c.written and not c.given
     again = task_from_json(task.to_json())
-    assert again == task and again.key == task.key and str(again.schedule(Knobs()).kernel) == str(s.kernel)
+    assert again == task and again.key == task.key and str(again.make(Knobs())[0].kernel) == str(s.kernel)
 
 
 def test_a_program_has_a_space_of_its_own() -> None:
     task = Program.of(scaled(), HASWELL, 1, schedule=split_scaled)
     assert task.portable and task.space == "tests.autotune.spaces:split_scaled"
     knobs = Knobs({"factor": 8})
-    assert task.schedule(knobs).loops["B.i.i"].extent == 8
+    assert task.make(knobs)[0].loops["B.i.i"].extent == 8
     assert list(knobs.asked) == ["factor", "vectorize", "threads"]
     elsewhere = task_from_json(task.to_json())
-    assert str(elsewhere.schedule(Knobs({"factor": 8})).kernel) == str(task.schedule(Knobs({"factor": 8})).kernel)
+    assert str(elsewhere.make(Knobs({"factor": 8}))[0].kernel) == str(task.make(Knobs({"factor": 8}))[0].kernel)
     assert task.key != Program.of(scaled(), HASWELL, 1).key
 
 
 def test_a_function_without_a_name_stays_here() -> None:
     task = Program.of(scaled(), HASWELL, 1, schedule=lambda s, knobs: None)
-    assert not task.portable and not task.schedule(Knobs()).trace
+    assert not task.portable and not task.make(Knobs())[0].trace
     with pytest.raises(ScheduleError, match="there is no schedule function"):
-        task_from_json(task.to_json()).schedule(Knobs())
+        task_from_json(task.to_json()).make(Knobs())
 
 
 def test_a_program_that_works_in_place_is_given_its_results() -> None:
@@ -169,7 +169,7 @@ def test_a_program_that_works_in_place_is_given_its_results() -> None:
     kernel = Kernel("k", (a,), (a,), (), loop("i", 10, lambda i: store(a, [i], a[i] + as_expr(1.0, "float32"))))
     (argument,) = Program.of(kernel, HASWELL, 1).make(Knobs())[1]
     assert argument.given and argument.written
-    assert isinstance(Program.of(kernel, HASWELL, 1).schedule(Knobs()), Schedule)
+    assert isinstance(Program.of(kernel, HASWELL, 1).make(Knobs())[0], Schedule)
 
 
 def test_a_program_of_symbolic_size() -> None:

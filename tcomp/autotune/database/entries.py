@@ -35,11 +35,8 @@ _LIST_LIMIT, _DEPTH_LIMIT = 4096, 8  # elements of a list, lists inside of each 
 @dataclass(frozen=True)
 class Record:
     """One candidate. `decisions` are as `knobs.encode` writes them; `trace`, as `Trace.to_json` writes it, are the steps that they make,
-    entered for winners only ("" for others), as they follow from the decisions.
-
-    `cost` is its time in seconds, on the scale of the task's first measurement (see `tuner`); None if it failed. `predicted` is what the
-    cost model expected, on the same scale. `when` is in seconds since 1970.
-    """
+    entered for winners only ("" for others), as they follow from the decisions. `cost` is its time in seconds, on the scale of the task's
+    first measurement (see `tuner`), None if it failed; `predicted` is what the cost model expected. `when` is in seconds since 1970."""
 
     task: Task
     decisions: str
@@ -120,8 +117,7 @@ class Session:
 
 def environment(target: Target | Backend) -> dict[str, str]:
     """What a record says of the machine and the software that it was measured with."""
-    usable = len(os.sched_getaffinity(0))
-    backend = backend_of(target)
+    usable, backend = len(os.sched_getaffinity(0)), backend_of(target)
     return backend.environment() | {
         "tcomp": tcomp.__version__, "compiler": source_version()[:16], "python": platform.python_version(), "numpy": np.__version__,
         "llvm": ".".join(map(str, llvmlite.binding.llvm_version_info)), "system": f"{platform.system()} {platform.release()}",
@@ -163,19 +159,17 @@ def parse_json(text: Any) -> Any:
         raise Malformed(f"is not valid JSON: {str(error)[:100]}") from None
 
 
-def _object_of(checks: Mapping[str, Check]) -> Check:
-    def read(entry: dict[str, Any]) -> dict[str, Any]:
-        if odd := sorted(entry.keys() ^ checks.keys()):
-            raise Malformed(f"has missing or unknown fields: {', '.join(odd)[:200]}")
-        found = {}
-        for name, checked in checks.items():
-            try:
-                found[name] = checked(entry[name])
-            except Malformed as error:
-                raise Malformed(f"has a wrong field `{name}`: it {error}") from None
-        return found
-
-    return lambda entry: read(json_object(entry))
+def _fields(entry: Any, checks: Mapping[str, Check]) -> dict[str, Any]:
+    """What the fields of an object stand for, which has exactly these."""
+    if odd := sorted(json_object(entry).keys() ^ checks.keys()):
+        raise Malformed(f"has missing or unknown fields: {', '.join(odd)[:200]}")
+    found = {}
+    for name, checked in checks.items():
+        try:
+            found[name] = checked(entry[name])
+        except Malformed as error:
+            raise Malformed(f"has a wrong field `{name}`: it {error}") from None
+    return found
 
 
 def _text(limit: int = 2000, pattern: str = "") -> Check:
@@ -239,31 +233,29 @@ _SESSION = {
 
 
 def parse(kind: Any, entry: Any, tasks: Mapping[str, Task]) -> Task | Record | Verdict | Session:
-    """The entry in a JSON object; `tasks` are those that a record or verdict may be about, by key. Raises `Malformed`.
-
-    A task is checked against its key. Its text is parsed by whoever runs it, and checked then.
-    """
+    """The entry in a JSON object; `tasks` are those that a record or verdict may be about, by key. A task is checked against its key; its
+    text is parsed by whoever runs it, and checked then. Raises `Malformed`."""
     about = {"task": _one_of(tasks)}
     match kind:
         case "task":
             fields = json_object(entry).get("task")
             name = next((name for name in _TASK_KINDS if isinstance(fields, dict) and name in fields), "constants")
-            _object_of({"key": _text(), "task": _object_of(_TASK | {name: _TASK_KINDS[name]})})(entry)
+            _fields(entry, {"key": _text(), "task": lambda v: _fields(v, _TASK | {name: _TASK_KINDS[name]})})
             task = task_from_json(entry["task"])
             if entry["key"] != task.key:
                 raise Malformed("has a task that does not have this key: its text was changed")
             return task
         case "record":
-            r = _object_of(_RECORD | about)(entry)
+            r = _fields(entry, _RECORD | about)
             ok, count = r["status"] is Outcome.OK, len(r["seconds"])
             if not ok == (r["cost"] is not None) == (count > 0):
                 raise Malformed(f"has the status {r['status']}, {count} times and the cost {r['cost']}")
             measurement = Measurement(r["status"], r["seconds"], r["reason"], r["incumbent"])
             return Record(r["task"], r["decisions"], r["trace"], measurement, r["cost"], r["predicted"], r["environment"], r["time"])
         case "verdict":
-            v = _object_of(_VERDICT | about)(entry)
+            v = _fields(entry, _VERDICT | about)
             return Verdict(v["task"], v["decisions"], bool(v["kept"]), v["before"], v["after"], v["environment"], v["time"])
         case "session":
-            s = _object_of(_SESSION)(entry)
+            s = _fields(entry, _SESSION)
             return Session(number=s.pop("id"), **s)
     raise Malformed(f"has the kind {reprlib.repr(kind)}, which is unknown")

@@ -49,10 +49,8 @@ class Lookup:
 
 
 def recorded(path: str | os.PathLike[str], target: Target | Backend, threads: int | None) -> Lookup:
-    """What a database holds for a target and a number of threads (default: the cores of this machine).
-
-    Kernels of symbolic size take the decisions of the sizes that were tuned last. Raises `DatabaseError`.
-    """
+    """What a database holds for a target and a number of threads (default: the cores of this machine). Kernels of symbolic size take the
+    decisions of the sizes that were tuned last. Raises `DatabaseError`."""
     backend = backend_of(target)
     count = backend.threads(threads)
     choices: dict[Task, Decisions] = {}
@@ -66,8 +64,7 @@ def recorded(path: str | os.PathLike[str], target: Target | Backend, threads: in
                     others.setdefault(replace(task, dims=(), threads=count), set()).add(task.threads)
 
     def find(task: Task) -> Chosen:
-        unsized = replace(task, dims=())
-        note = ""
+        unsized, note = replace(task, dims=()), ""
         if unsized not in choices and unsized in others:
             tuned = ", ".join(map(str, sorted(others[unsized])))
             note = f"the default schedule is used, since records are for {tuned} threads, not for {count}"

@@ -8,9 +8,9 @@ import json
 import os
 import sqlite3
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import AbstractContextManager, contextmanager, suppress
 from pathlib import Path
-from typing import Any, Self
+from typing import Any
 
 from tcomp.autotune.database import entries
 from tcomp.autotune.database.entries import Malformed, Record, Session, Verdict, check, json_object, parse_json
@@ -49,11 +49,9 @@ _MIGRATIONS = (
 VERSION = len(_MIGRATIONS)
 
 
-class Database:
-    """The file at `path`, made if there is none, unless `create` is False. A context manager, for one thread at a time.
-
-    Raises `DatabaseError` if the file cannot be opened, is not such a database, is damaged, or is of a later version.
-    """
+class Database(AbstractContextManager["Database"]):
+    """The file at `path`, made if there is none, unless `create` is False; for one thread at a time. Raises `DatabaseError` if the file
+    cannot be opened, is not such a database, is damaged, or is of a later version."""
 
     def __init__(self, path: str | os.PathLike[str], create: bool = True) -> None:
         self.path = Path(path)
@@ -84,16 +82,13 @@ class Database:
                 raise DatabaseError(f"{self.path} is no database of tcomp", why="it is a database of another program")
             return 0
         if not 0 <= version <= VERSION:
-            why = f"this is version {VERSION} of tcomp's databases"
-            raise DatabaseError(f"{self.path} has version {version}", why=why, hint="update tcomp")
+            raise DatabaseError(f"{self.path} has version {version}", why=f"this tcomp knows versions up to {VERSION}", hint="update tcomp")
         return version
 
     def close(self) -> None:
         """Close the file."""
         self._sql.close()
 
-    def __enter__(self) -> Self:
-        return self
 
     def __exit__(self, *_: object) -> None:
         self.close()
@@ -153,25 +148,21 @@ class Database:
             entry.number = entry.number or int(entered.lastrowid or 0)
         return entered.rowcount
 
-    def tasks(self) -> list[Task]:
-        """All tasks, in the order in which they came."""
-        return self._rows("task", "ORDER BY rowid")
-
-    def similar(self, structure: str) -> list[Task]:
-        """The tasks of one structure: they differ in sizes and numbers of threads only."""
-        return self._rows("task", "WHERE structure = ? ORDER BY rowid", structure)
+    def tasks(self, structure: str | None = None) -> list[Task]:
+        """The tasks of one structure, which differ in sizes and numbers of threads only, or all, in the order in which they came."""
+        return self._rows("task", "structure", structure)
 
     def sessions(self) -> list[Session]:
         """All sessions, in the order in which they came."""
-        return self._rows("session", "ORDER BY id")
+        return self._rows("session")
 
     def records(self, key: str | None = None) -> list[Record]:
         """The records of one task, or all, in the order in which they came."""
-        return self._about("record", key)
+        return self._rows("record", "task", key)
 
     def verdicts(self, key: str | None = None) -> list[Verdict]:
         """The verdicts on one task, or all, in the order in which they came."""
-        return self._about("verdict", key)
+        return self._rows("verdict", "task", key)
 
     def ranked(self, key: str) -> list[Record]:
         """The records whose decisions were not rolled back, each once, the least cost first."""
@@ -189,25 +180,20 @@ class Database:
         """The decisions that compilations follow: what a whole model said last, else those of the best record; None without either."""
         if found := self.verdicts(key):
             return found[-1].decisions if found[-1].kept else encode({})
-        best = self.best(key)
-        return None if best is None else best.decisions
+        return best.decisions if (best := self.best(key)) else None
 
-    def _about(self, kind: str, key: str | None) -> list[Any]:
-        """The records or verdicts about one task, or all."""
-        values, (of_task, about_task) = ((), ("", "")) if key is None else ((key,), ("WHERE key = ?", "WHERE task = ?"))
-        tasks = {t.key: t for t in self._rows("task", of_task, *values)}
-        return self._rows(kind, f"{about_task} ORDER BY id", *values, tasks=tasks)
-
-    def _rows(self, kind: str, which: str, *values: str, tasks: dict[str, Task] | None = None) -> list[Any]:
-        """The entries of a table. Raises `DatabaseError` naming one that is malformed."""
+    def _rows(self, kind: str, column: str = "", value: str | None = None) -> list[Any]:
+        """The entries of a table, those with a value in a column or all, in order. Raises `DatabaseError` naming one that is malformed."""
+        tasks = {t.key: t for t in self._rows("task", "key", value)} if column == "task" else {}  # that they are about
+        which = "" if value is None else f"WHERE {column} = ?"
         with self._errors_named():
-            rows = [dict(row) for row in self._sql.execute(f"SELECT * FROM {kind}s {which}", values)]
+            rows = [dict(row) for row in self._sql.execute(f"SELECT * FROM {kind}s {which} ORDER BY rowid", (value,) if which else ())]
         surplus = {"task": "structure", "record": "id", "verdict": "id", "session": ""}[kind]  # columns that follow from others
         found = []
         for row in rows:
             try:
                 entry = {n: parse_json(v) if n in _JSON[kind] and v != "" else v for n, v in row.items() if n != surplus}
-                found.append(entries.parse(kind, entry, tasks or {}))
+                found.append(entries.parse(kind, entry, tasks))
             except Malformed as error:
                 where = f"{kind} {row['key' if kind == 'task' else 'id']}"
                 raise DatabaseError(f"the database {self.path} is damaged", where=where, why=f"it {error}") from None
@@ -217,8 +203,8 @@ class Database:
         """The entries as JSON lines, without the sessions."""
         yield json.dumps({"tcomp": "tuning", "format": FORMAT})
         yield from (json.dumps({"kind": "task", "key": task.key, "task": task.to_json()}) for task in self.tasks())
-        yield from (json.dumps({"kind": "record", **entry.to_json()}) for entry in self.records())
-        yield from (json.dumps({"kind": "verdict", **entry.to_json()}) for entry in self.verdicts())
+        for kind in ("record", "verdict"):
+            yield from (json.dumps({"kind": kind, **entry.to_json()}) for entry in self._rows(kind, "task"))
 
     def export(self, path: str | os.PathLike[str]) -> int:
         """Write the entries to a file, completely or not at all; their number. Raises `DatabaseError`."""
@@ -228,10 +214,8 @@ class Database:
         return len(lines) - 1
 
     def import_(self, path: str | os.PathLike[str]) -> int:
-        """Enter what a file of JSON lines holds, all of it or, if a line is damaged, nothing; the number of entries that are new.
-
-        Raises `DatabaseError` naming file and line.
-        """
+        """Enter what a file of JSON lines holds, all of it or, if a line is damaged, nothing; the number of entries that are new. Raises
+        `DatabaseError` naming file and line."""
         try:
             with open(path, "rb") as file:
                 lines = iter(lambda: file.readline(entries.LINE_LIMIT + 1), b"")

@@ -1,5 +1,5 @@
-"""The process that compares two compiled models, and knows nothing but how to run them. Run as a program, it is a worker process. The
-models take turns in short blocks, the order alternating, so that whatever disturbs one disturbs the other (see `results.Rounds`)."""
+"""The process that compares two compiled models, a program that knows nothing but how to run them. They take turns in short blocks, the
+order alternating, so that whatever disturbs one disturbs the other (see `results.Rounds`)."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import gc
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import TypeVar
+from typing import Any
 
 import numpy as np
 
@@ -22,8 +22,6 @@ _MAX_ROUNDS = 60
 _BLOCK = 0.01  # seconds of runs in a block, if one run does not take longer
 _PROFILE_SHARE = 0.4  # of the time, for the profiles
 _TOLERANCE = 1e-2  # of float results, relative: kernels were compared before, this is about gross mistakes
-
-T = TypeVar("T")
 
 
 def handle(request: Answer) -> Answer:
@@ -44,7 +42,7 @@ def handle(request: Answer) -> Answer:
         while not times or time.perf_counter() - start < _BLOCK:
             begin = time.perf_counter()
             if isinstance(module, CudaModule):
-                times.append(min(module.replays(inputs)))  # by the clock of the device, without transfers
+                times += module.replays(inputs)  # by the clock of the device, without transfers
             else:
                 module.run(inputs)
                 times.append(time.perf_counter() - begin)
@@ -55,9 +53,9 @@ def handle(request: Answer) -> Answer:
     return {"status": "ok", "runs": runs, "kernels": [list(zip(*side, strict=True)) for side in profiles]}  # by kernel, not by round
 
 
-def _rounds(modules: list[LoadedModel], measure: Callable[[LoadedModel], T], seconds: float) -> tuple[list[T], list[T]]:
+def _rounds(modules: list[LoadedModel], measure: Callable[[LoadedModel], Any], seconds: float) -> tuple[list[Any], list[Any]]:
     """What measuring either module says, round by round, for about so many seconds."""
-    found: tuple[list[T], list[T]] = ([], [])
+    found: tuple[list[Any], list[Any]] = ([], [])
     begin = time.perf_counter()
     for n in range(_MAX_ROUNDS):
         for which in (0, 1) if n % 2 else (1, 0):

@@ -1,5 +1,4 @@
-"""The building process: decisions -> loops -> a shared object, or a launch plan with machine code for a GPU. Run as a program, it is a worker
-process."""
+"""The building process, a program: decisions -> loops -> a shared object, or a launch plan with machine code for a GPU."""
 
 from __future__ import annotations
 
@@ -61,10 +60,8 @@ def handle(request: Answer) -> Answer:
                 return {"status": "ok", "summary": CandidateSummary.of(_candidate(request["task"], request["decisions"])).to_json()}
         c = _candidate(request["task"], request["decisions"])
         return built(c.schedule.kernel, c.schedule.source, [a.to_json() for a in c.arguments], dict(c.task.dims), c.task.backend)
-    except ScheduleError as error:
-        return {"status": "refused", "reason": reason_of(error)}
-    except (CodegenError, TargetError) as error:
-        return {"status": "build", "reason": reason_of(error)}
+    except (ScheduleError, CodegenError, TargetError) as error:
+        return {"status": "refused" if isinstance(error, ScheduleError) else "build", "reason": reason_of(error)}
 
 
 _candidates: dict[tuple[str, str], Candidate] = {}  # by task and decisions: after its summary, a candidate is often requested again, to be built
@@ -99,10 +96,10 @@ def harness(target: str, threads: int, flush_bytes: int) -> bytes:
     array, sums = L.Buffer("array", "int32", (threads, count, lanes)), L.Buffer("sums", "int32", (threads, lanes))
 
     def for_each(buffer: L.Buffer, body: Callable[[Expr, Expr, Expr], L.Stmt]) -> L.Stmt:
-        def row(t: Expr) -> L.Stmt:
+        def rows(t: Expr) -> L.Stmt:
             return L.loop("i", buffer.shape[1], lambda i: L.loop("v", lanes, lambda v: body(t, i, v), L.VECTORIZED))
 
-        return L.loop("t", threads, row, L.PARALLEL)
+        return L.loop("t", threads, rows, L.PARALLEL)
 
     store_all = for_each(other, lambda t, i, v: L.store(other, [t, i, v], other[t, i, v] + 1))
     read_all = for_each(array, lambda t, i, v: L.store(sums, [t, v], sums[t, v] + array[t, i, v]))

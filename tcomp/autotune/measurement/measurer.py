@@ -1,19 +1,18 @@
-"""How fast candidates are. Whatever a candidate does, it becomes a record (see `Outcome`), and the next one is measured. All of a batch are
+"""How fast candidates are. Whatever a candidate does becomes a record (see `Outcome`), and the next one is measured. All of a batch are
 built at once, in processes of their own; then, while nothing else runs, each is measured in one long-lived process (`worker`,
-`worker_gpu`), here or (`ClusterMeasurer`) on a worker of a Dask cluster, which says by a resource (`target.machine`) which target it is and
-takes one job at a time: `dask worker tcp://scheduler:8786 --nthreads 1 --no-nanny --resources "x86_64-cascadelake=1"`."""
+`worker_gpu`)."""
 
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import suppress
+from contextlib import AbstractContextManager, suppress
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import lru_cache, partial
 from pathlib import Path
 from threading import Lock
-from typing import Any, Self, cast
+from typing import Any, cast
 
 from tcomp.autotune.features import CandidateSummary
 from tcomp.autotune.measurement.builder import build_request, is_local, summary_request
@@ -31,22 +30,14 @@ _POLL = 5.0  # seconds between two queries of a cluster while waiting for a resu
 
 @dataclass(frozen=True)
 class Job:
-    """All that `Runner.run` needs to measure a candidate, on this machine or another: the task's key, whether it runs on a device, what the
-    measuring process needs, and what builders answered for the default schedule, the incumbent and the candidate."""
+    """All that `Runner.run` needs to measure a candidate, on this machine or another: the task's key, whether it runs on a device, its
+    threads, and the requests that prepare the measuring process for the task and measure the candidate (see `worker`)."""
 
     key: str
     on_device: bool
     threads: int
-    harness: str
-    flush_bytes: int
-    reference: Answer
-    incumbent: Answer
-    candidate: Answer
-
-    @property
-    def build_failure(self) -> Measurement | None:
-        """The record of a candidate that could not be built."""
-        return None if self.candidate["status"] == Outcome.OK else Measurement.from_answer(self.candidate)
+    prepare: Answer
+    measure: Answer
 
 
 class Runner:
@@ -66,20 +57,18 @@ class Runner:
             self._worker, self._kind = WorkerProcess(f"tcomp.autotune.measurement.{module}", memory, cpus), (job.on_device, job.threads)
         key, pid, failure = self._prepared
         if key != job.key or (not failure and pid != self._worker.pid):
-            fields = {name: getattr(job, name) for name in ("threads", "harness", "flush_bytes", "reference")}
-            answer = self._worker.ask({"do": "prepare", **fields, "seed": _SEED}, self._limits.running)
+            answer = self._worker.ask(job.prepare, self._limits.running)
             failure = "" if answer["status"] == Outcome.OK else f"{answer['status']}: {answer['reason']}"
             self._prepared = job.key, self._worker.pid, failure
         if failure:
             return Measurement(Outcome.ERROR, reason=f"the default schedule cannot be measured: {failure}")
-        request = {"do": "measure", "incumbent": job.incumbent, "candidate": job.candidate, "rounds": self._limits.rounds}
-        return Measurement.from_answer(self._worker.ask({**request, "seconds": self._limits.seconds}, self._limits.running))
+        return Measurement.from_answer(self._worker.ask(job.measure, self._limits.running))
 
     def close(self) -> None:
         """End the process."""
-        if self._worker is not None:
-            self._worker.close()
-        self._worker = None
+        worker, self._worker = self._worker, None
+        if worker is not None:
+            worker.close()
 
     @property
     def pid(self) -> int | None:
@@ -87,11 +76,9 @@ class Runner:
         return None if self._worker is None else self._worker.pid
 
 
-class Measurer:
-    """Makes, builds and measures candidates on this machine. A context manager: its processes end with it.
-
-    `builders` is the number of building processes (default: one for each core that this process may use).
-    """
+class Measurer(AbstractContextManager["Measurer"]):
+    """Makes, builds and measures candidates on this machine; its processes end with the block. `builders` is the number of building
+    processes (default: one for each core that this process may use)."""
 
     def __init__(self, builders: int | None = None, limits: Limits = LIMITS) -> None:
         self.limits = limits
@@ -101,9 +88,6 @@ class Measurer:
         self._runner = Runner(limits)
         self._built: dict[str, Answer] = {}
         self._maker: dict[str, int] = {}  # which builder has the loops of a candidate
-
-    def __enter__(self) -> Self:
-        return self
 
     def __exit__(self, *_: object) -> None:
         self.close()
@@ -124,11 +108,10 @@ class Measurer:
     def summarize(self, task: Task, wanted: Sequence[Decisions]) -> list[CandidateSummary | Measurement]:
         """The candidates of some decisions, in order; a record where there is none. Raises nothing on account of a candidate."""
         if is_local(task):
-            return [_summarize_here(task, decisions) for decisions in wanted]
-        keys = [_key(task, decisions) for decisions in wanted]
-        answers = self._ask({key: summary_request(task, decisions) for key, decisions in zip(keys, wanted, strict=True)})
+            return summarize_here(task, wanted)
+        answers = self._ask({_key(task, decisions): summary_request(task, decisions) for decisions in wanted})
         found: list[CandidateSummary | Measurement] = []
-        for builder, answer in map(answers.__getitem__, keys):
+        for builder, answer in (answers[_key(task, decisions)] for decisions in wanted):
             if answer["status"] == Outcome.OK:
                 found.append(summary := CandidateSummary.from_json(answer["summary"]))
                 self._maker[_key(task, summary.decisions)] = builder
@@ -144,25 +127,29 @@ class Measurer:
     def measure_each(self, task: Task, candidates: Sequence[Decisions], incumbent: Decisions | None = None) -> Iterator[Measurement]:
         """`measure`, each result as soon as it is known: all are built before the first is run, so that nothing else runs then."""
         reference, opponent, *rest = self._build(task, [{}, incumbent or {}, *candidates])
-        harness = self._harness(task)
+        pool = {"threads": task.threads, "flush_bytes": task.backend.flush_bytes(task.threads)}
+        harness = self._harness(task, pool)
         for what, answer in (("the default schedule: ", reference), ("the incumbent schedule: ", opponent), ("", harness)):
             if answer["status"] != Outcome.OK:
                 yield from [Measurement(Outcome.ERROR, reason=what + answer["reason"])] * len(rest)
                 return
-        backend = task.backend
-        common = task.key, backend.on_device, task.threads, harness["harness"], backend.flush_bytes(task.threads), reference, opponent
-        yield from self._run(task, [Job(*common, answer) for answer in rest])
+        prepare = {"do": "prepare", **pool, "harness": harness["harness"], "reference": reference, "seed": _SEED}
+        measure = {"do": "measure", "incumbent": opponent, "rounds": self.limits.rounds, "seconds": self.limits.seconds}
+        make = partial(Job, task.key, task.backend.on_device, task.threads, prepare)
+        built = [answer["status"] == Outcome.OK for answer in rest]
+        jobs = [make({**measure, "candidate": a}) if ok else Measurement.from_answer(a) for a, ok in zip(rest, built, strict=True)]
+        yield from self._run(task, jobs)
 
-    def _run(self, task: Task, jobs: Sequence[Job]) -> Iterator[Measurement]:
-        for job in jobs:
-            yield job.build_failure or self._runner.run(job)
+    def _run(self, task: Task, jobs: Sequence[Job | Measurement]) -> Iterator[Measurement]:
+        """Measurements in order; that of a candidate that could not be built stands in place of its job."""
+        yield from (job if isinstance(job, Measurement) else self._runner.run(job) for job in jobs)
 
     def _build(self, task: Task, wanted: Sequence[Decisions]) -> list[Answer]:
         """What builders answer for some decisions of a task, in order."""
         keys = [_key(task, decisions) for decisions in wanted]
         found, requests = dict(self._built), dict[str, Answer]()
-        for key, decisions in dict(zip(keys, wanted, strict=True)).items():
-            if key not in found:
+        for key, decisions in zip(keys, wanted, strict=True):
+            if key not in found and key not in requests:
                 try:
                     requests[key] = build_request(task, decisions)
                 except Exception as error:  # noqa: BLE001  a user's schedule function may raise anything
@@ -175,18 +162,17 @@ class Measurer:
         _shorten(self._built, _CACHED)
         return [found[key] for key in keys]
 
-    def _harness(self, task: Task) -> Answer:
+    def _harness(self, task: Task, pool: Mapping[str, int]) -> Answer:
         """What the measuring process needs besides candidates; see `builder.harness`."""
         if task.backend.on_device:
             return {"status": Outcome.OK, "harness": ""}
         key = f"{task.target} {task.threads}"
-        if key not in self._built:
-            request = {"do": "harness", "target": task.target, "threads": task.threads, "flush_bytes": task.backend.flush_bytes(task.threads)}
-            _, answer = self._ask({key: request})[key]
-            if answer["status"] != Outcome.OK:
-                return answer
+        if key in self._built:
+            return self._built[key]
+        _, answer = self._ask({key: {"do": "harness", "target": task.target, **pool}})[key]
+        if answer["status"] == Outcome.OK:
             self._built[key] = answer
-        return self._built[key]
+        return answer
 
     def _ask(self, requests: Mapping[str, Mapping[str, Any]]) -> dict[str, tuple[int, Answer]]:
         """Which builder answered each request, and what. An idle builder prefers candidates whose loops it has made."""
@@ -206,8 +192,11 @@ class Measurer:
 
 
 class ClusterMeasurer(Measurer):
-    """Builds here, measures on the workers of a Dask cluster. `address` is that of the scheduler. If there is no worker for the target
-    for `patience` seconds, candidates are not measured. Raises `InputError` if there is no such cluster, or no package for it.
+    """Builds here, measures on the workers of a Dask cluster, each of which says by a resource (`target.machine`) which target it is and
+    takes one job at a time: `dask worker tcp://scheduler:8786 --nthreads 1 --no-nanny --resources "x86_64-cascadelake=1"`.
+
+    `address` is that of the scheduler. If there is no worker for the target for `patience` seconds, candidates are not measured. Raises
+    `InputError` if there is no such cluster, or no package for it.
     """
 
     def __init__(self, address: str, builders: int | None = None, limits: Limits = LIMITS, patience: float = 60.0) -> None:
@@ -231,16 +220,15 @@ class ClusterMeasurer(Measurer):
         """How many workers are machines of this target."""
         return sum(w["resources"].get(target.machine, 0) >= 1 for w in self._client.scheduler_info(n_workers=-1)["workers"].values())
 
-    def _run(self, task: Task, jobs: Sequence[Job]) -> Iterator[Measurement]:
+    def _run(self, task: Task, jobs: Sequence[Job | Measurement]) -> Iterator[Measurement]:
         # One call for each job, though they have much in common: a worker that joins later needs all of it.
         options = {"resources": {task.backend.target.machine: 1}, "pure": False, "retries": 1}
-        futures = {n: self._client.submit(_run_job, job, self.limits, **options) for n, job in enumerate(jobs) if not job.build_failure}
+        found = [job if isinstance(job, Measurement) else self._client.submit(_run_job, job, self.limits, **options) for job in jobs]
         try:
-            for n, job in enumerate(jobs):
-                yield job.build_failure or self._result(task, futures[n])
+            yield from (result if isinstance(result, Measurement) else self._result(task, result) for result in found)
         finally:
             with suppress(OSError, RuntimeError):  # the scheduler is gone, or the client was closed
-                self._client.cancel([future for future in futures.values() if not future.done()])
+                self._client.cancel([future for future in found if not isinstance(future, Measurement) and not future.done()])
 
     def _result(self, task: Task, future: Any) -> Measurement:
         waited = 0.0
@@ -258,11 +246,10 @@ class ClusterMeasurer(Measurer):
 
 
 _one_at_a_time = Lock()
-_cluster_runner = lru_cache(maxsize=1)(Runner)
+_cluster_runner = lru_cache(maxsize=1)(Runner)  # the measuring process of a worker of the cluster
 
 
 def _run_job(job: Job, limits: Limits) -> Measurement:
-    """On a worker of the cluster: measure one candidate, in the measuring process of that machine."""
     with _one_at_a_time:
         return _cluster_runner(limits).run(job)
 
@@ -276,11 +263,15 @@ def _shorten(cache: dict[str, Any], size: int) -> None:
         del cache[next(iter(cache))]
 
 
-def _summarize_here(task: Task, decisions: Decisions) -> CandidateSummary | Measurement:
-    try:
-        return CandidateSummary.of(instantiate(task, decisions))
-    except Exception as error:  # noqa: BLE001  a user's schedule function may raise anything
-        return Measurement.from_answer(_failed(error))
+def summarize_here(task: Task, wanted: Iterable[Decisions]) -> list[CandidateSummary | Measurement]:
+    """`Measurer.summarize`, in this process."""
+    found: list[CandidateSummary | Measurement] = []
+    for decisions in wanted:
+        try:
+            found.append(CandidateSummary.of(instantiate(task, decisions)))
+        except Exception as error:  # noqa: BLE001  a user's schedule function may raise anything
+            found.append(Measurement.from_answer(_failed(error)))
+    return found
 
 
 def _failed(error: Exception) -> Answer:

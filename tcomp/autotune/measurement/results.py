@@ -88,15 +88,10 @@ class Rounds:
     def __add__(self, other: Rounds) -> Rounds:
         return Rounds(self.before + other.before, self.after + other.after)
 
-    @classmethod
-    def total(cls, parts: Sequence[Rounds]) -> Rounds:
-        """Of the rounds of several kernels, those of all together."""
-        return cls(summed([r.before for r in parts]), summed([r.after for r in parts]))
-
     @property
     def seconds(self) -> tuple[float, float]:
         """(before, after) of the faster rounds. Infinite where there were none."""
-        return (float(_faster(np.array(self.before))), float(_faster(np.array(self.after)))) if self.before else (inf, inf)
+        return (_faster(np.array(self.before)).item(), _faster(np.array(self.after)).item()) if self.before else (inf, inf)
 
     @property
     def ratio(self) -> float:
@@ -137,8 +132,3 @@ class Comparison:
     whole: Rounds = Rounds()
     kernels: Mapping[str, Rounds] = field(default_factory=dict)
     failure: Measurement | None = None
-
-    @property
-    def note(self) -> str:
-        """The failure in one line; "" if there was none."""
-        return f"{self.failure.status}: {self.failure.reason}" if self.failure else ""

@@ -1,7 +1,7 @@
-"""The measuring process: loads candidates, which are shared objects that import nothing, checks their results, and times them. Run as a
-program, it is a worker process for CPUs; `worker_gpu` does the same for GPUs, with another `Device`. Each run finds what a kernel in the
-middle of a model finds: the caches close to the cores hold other data, then the inputs of the kernel except its constants; the threads of
-the pool are awake. A candidate also pays for the state it leaves, such as results that bypass the caches and take longer to read back."""
+"""The measuring process: loads candidates, checks their results, and times them. Run as a program, it is a worker process for CPUs;
+`worker_gpu` does the same for GPUs, with another `Device`. Each run finds what a kernel in the middle of a model finds: the caches close to
+the cores hold other data, then the inputs of the kernel except its constants; the threads of the pool are awake. A candidate also pays for
+the state it leaves, such as results that bypass the caches and take longer to read back."""
 
 from __future__ import annotations
 
@@ -63,6 +63,7 @@ class Device(Protocol):
 
     def read_back(self, results: Sequence[Any]) -> float:
         """Seconds to read the results of the last run; 0 where it makes no difference how they were stored."""
+        return 0.0
 
 
 def request_handler(device: Callable[[int, str, int], Device]) -> Callable[[Answer], Answer]:
@@ -70,11 +71,11 @@ def request_handler(device: Callable[[int, str, int], Device]) -> Callable[[Answ
     state: list[_PreparedTask] = []  # the present task
 
     def handle(request: Answer) -> Answer:
-        if request.pop("do") == "prepare":
-            state.clear()
-            state.append(_PreparedTask.of(device(*(request.pop(name) for name in ("threads", "harness", "flush_bytes"))), **request))
-            return {"status": "ok"}
-        return state[0].measure(**request)
+        if request.pop("do") == "measure":
+            return state[0].measure(**request)
+        state.clear()
+        state.append(_PreparedTask.of(device(*(request.pop(name) for name in ("threads", "harness", "flush_bytes"))), **request))
+        return {"status": "ok"}
 
     return handle
 
@@ -147,7 +148,7 @@ class _PreparedTask:
         """What is wrong with the last run of a candidate, "" if nothing."""
         if any(self.device.get(guard).any() for guard in loaded.guards):
             return "it writes outside of its buffers"
-        for a, got, want in zip(loaded.written, loaded.results(), self.expected, strict=True):
+        for (a, _), got, want in zip(loaded.written, loaded.results(), self.expected, strict=True):
             tolerance = _TOLERANCES.get(a.dtype, 0.0) * max(1.0, sqrt(self.reduction_size / _TOLERANCE_SIZE))
             if (error := difference(got, want)) > tolerance:
                 return f"`{a.name}` differs by {error:.3g} from what the default schedule computes; {tolerance:.3g} would be right"
@@ -160,37 +161,25 @@ class _LoadedCandidate(ExitStack):
     def __init__(self, built: Built, task: _PreparedTask) -> None:
         super().__init__()
         self.device, arguments = task.device, [Argument.from_json(a) for a in built["arguments"]]
-        self.written = [a for a in arguments if a.written]
         self.guards: list[Any] = []  # next to its arrays
-        self.arrays: list[Any] = []  # alive as long as their addresses are used
-        self.physical_results: list[Any] = []
-        self.restored: list[tuple[Any, Any]] = []
-        self.cached: list[Any] = []  # what preceding kernels have written, the latest last
-        for n, a in enumerate(arguments):
-            if not a.written:
-                self.arrays.append(task.input(n, a.layout))
-                self.cached[:0] = [] if a.constant else [self.arrays[-1]]
-                continue
-            self.arrays.append(self.device.array(a.physical_shape, to_numpy(a.dtype), self.guards))
-            self.physical_results.append(self.arrays[-1])
-            if a.given:
-                self.restored.append((self.arrays[-1], task.input(n, a.layout)))
+        inputs = {n: task.input(n, a.layout) for n, a in enumerate(arguments) if a.given}
+        results = {n: self.device.array(a.physical_shape, to_numpy(a.dtype), self.guards) for n, a in enumerate(arguments) if a.written}
+        self.written = [(arguments[n], array) for n, array in results.items()]
+        self.arrays = [results[n] if n in results else inputs[n] for n in range(len(arguments))]  # alive while their addresses are used
         self.arrays += [self.device.array((size,), np.dtype(np.uint8), self.guards) for size in built["temporaries"]]
-        self.call = self.device.load(built, self.arrays, self)
-
-    def run(self) -> float:
-        return self.device.seconds(self.call, self.restored, self.cached)
-
-    def read_back(self) -> float:
-        return self.device.read_back(self.physical_results)
+        restored = [(array, inputs[n]) for n, array in results.items() if n in inputs]
+        # What preceding kernels have written, the latest last.
+        cached = [inputs[n] for n in reversed(inputs) if n not in results and not arguments[n].constant]
+        self.run = partial(self.device.seconds, self.device.load(built, self.arrays, self), restored, cached)
+        self.read_back = partial(self.device.read_back, [*results.values()])
 
     def results(self) -> list[Array]:
         """The logical elements of its results after the last run."""
-        pairs = [(a, self.device.get(array)) for a, array in zip(self.written, self.physical_results, strict=True)]
+        pairs = [(a, self.device.get(array)) for a, array in self.written]
         return [array.copy() if a.layout is None else a.layout.from_physical(array, a.shape) for a, array in pairs]
 
 
-class _Cpu:
+class _Cpu(Device):
     """The thread pool, and the other data of a model. Arrays are those of NumPy. `harness` is what `builder.harness` makes."""
 
     def __init__(self, threads: int, harness: str, flush_bytes: int) -> None:
@@ -199,13 +188,18 @@ class _Cpu:
         if threads > 1:
             self.library.tcomp_pool_create.restype = ctypes.c_void_p
             self.pool = ctypes.c_void_p(self.library.tcomp_pool_create(threads, None))
-        self.other, self.sums = (allocate((size,), np.dtype(np.uint8)) for size in (flush_bytes, threads * LINE))
+        self.other, self.sums = (self.array((size,), np.dtype(np.uint8), []) for size in (flush_bytes, threads * LINE))
 
-    def array(self, shape: tuple[int, ...], dtype: np.dtype[Any], guards: list[Any]) -> Array:
-        return allocate(shape, dtype, guards)
+    def array(self, shape: tuple[int, ...], dtype: np.dtype[Any], guards: list[Array]) -> Array:
+        """Aligned as the arrays of a model are."""
+        size = prod(shape) * dtype.itemsize
+        room = np.zeros(size + 2 * GUARD + 64, np.uint8)
+        start = GUARD + -(room.ctypes.data + GUARD) % 64
+        guards += room[:start], room[start + size :]
+        return room[start : start + size].view(dtype).reshape(shape)
 
     def put(self, content: Array) -> Array:
-        array = allocate(content.shape, content.dtype)
+        array = self.array(content.shape, content.dtype, [])
         array[...] = content
         return array
 
@@ -245,16 +239,6 @@ class _Cpu:
         for array in arrays:
             if count := array.nbytes // LINE // self.threads:
                 self.library.touch(self.pool, *(ctypes.c_void_p(a.ctypes.data) for a in (array, self.sums)), ctypes.c_int64(count))
-
-
-def allocate(shape: tuple[int, ...], dtype: np.dtype[Any], guards: list[Array] | None = None) -> Array:
-    """Zeros, aligned as the arrays of a model are. Raises `MemoryError`. The zeros around them are added to `guards`."""
-    size = prod(shape) * dtype.itemsize
-    room = np.zeros(size + 2 * GUARD + 64, np.uint8)
-    start = GUARD + -(room.ctypes.data + GUARD) % 64
-    if guards is not None:
-        guards += room[:start], room[start + size :]
-    return room[start : start + size].view(dtype).reshape(shape)
 
 
 def _drawn(a: Argument, rng: np.random.Generator, signed: bool) -> Array:

@@ -1,8 +1,7 @@
-"""The measuring process for GPUs: the loop of `worker`, with the memory and the clock of a device (CuPy). Run as a program, it is a worker
-process. A run is timed between two events of its own, after the second-level cache was filled with other data; short ones run several
-times, all queued at once, and the mean counts. (Many launches between two events would find their weights in the cache, and a kernel that
-works in place its own results.) After some errors of the device CUDA refuses all further work of the process: so it ends at any of them,
-and says why."""
+"""The measuring process for GPUs: the loop of `worker`, with the memory and the clock of a device (CuPy). A run is timed between two events
+of its own, after the second-level cache was filled with other data; short ones run several times, all queued at once, and the mean counts.
+(Many launches between two events would find their weights in the cache, and a kernel that works in place its own results.) After some
+errors of the device CUDA refuses all further work of the process: so it ends at any of them, and says why."""
 
 from __future__ import annotations
 
@@ -19,7 +18,7 @@ from typing import Any
 
 import numpy as np
 
-from tcomp.autotune.measurement.worker import GUARD, Array, Built, request_handler
+from tcomp.autotune.measurement.worker import GUARD, Array, Built, Device, request_handler
 from tcomp.autotune.measurement.worker_process import Answer, reason_of, serve
 from tcomp.errors import DeviceError
 from tcomp.runtime.cuda import CupyDevice
@@ -45,8 +44,9 @@ class _DeviceArray:
 _cupy_device = cache(CupyDevice)
 
 
-class _Gpu:
-    """The device and, in `flush_bytes` bytes of its memory, the other data of a model."""
+class _Gpu(Device):
+    """The device and, in `flush_bytes` bytes of its memory, the other data of a model. All its stores go through the cache that is read
+    next: `read_back` takes no time."""
 
     def __init__(self, threads: int, harness: str, flush_bytes: int) -> None:
         self._device = _cupy_device()
@@ -113,10 +113,6 @@ class _Gpu:
             (first,) = times(1)
             more = min(_REPEATS, int(_LONG / max(first, 1e-9)))
             return fmean(times(more)) if more > 1 else first
-
-    def read_back(self, results: Sequence[_DeviceArray]) -> float:
-        """0: all stores of a GPU go through the cache that is read next."""
-        return 0.0
 
 
 def handle(request: Answer) -> Answer:

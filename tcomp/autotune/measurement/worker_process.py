@@ -40,8 +40,7 @@ class WorkerProcess:
     """The program `python -m module`, started at the first request, with an address space of `memory` bytes at most, on these `cpus`."""
 
     def __init__(self, module: str, memory: int | None, cpus: Sequence[int] = ()) -> None:
-        self._command = [sys.executable, "-P", "-m", module]
-        self._options = {"memory": memory, "cpus": list(cpus)}
+        self._command, self._options = [sys.executable, "-P", "-m", module], {"memory": memory, "cpus": list(cpus)}
         self._running: _Running | None = None
         self._busy, self._closed = threading.RLock(), False
 
@@ -76,7 +75,7 @@ class WorkerProcess:
         """The process, started if it does not run. Raises `WorkerError` if it does not come up, or was closed."""
         if self._closed:
             raise WorkerError("this process was closed")
-        if self._running is not None and self.pid is not None:
+        if self._running is not None and self.pid:
             return self._running
         self._end()
         self._running = running = _Running(self._command, self._options)
@@ -105,16 +104,15 @@ class WorkerProcess:
         """The status of a process that closed its socket, and the end of what it printed since it was asked."""
         if (running := self._running) is None:
             return "it was closed"
-        status = 0
         with suppress(subprocess.TimeoutExpired):
-            status = running.process.wait(5)
-        name = {int(s): s.name for s in signal.Signals}.get(-status, f"signal {-status}")
-        ended = f"killed by {name}" if status < 0 else f"exit status {status}"
-        end = os.fstat(running.log.fileno()).st_size
-        begin = max(running.log_start, end - _QUOTED)
-        printed = os.pread(running.log.fileno(), end - begin, begin).decode(errors="replace").split()
+            running.process.wait(5)
+        status = running.process.returncode or 0
+        names = {-int(s): s.name for s in signal.Signals}
+        ended = f"killed by {names.get(status, f'signal {-status}')}" if status < 0 else f"exit status {status}"
+        log = running.log.fileno()
+        printed = os.pread(log, _QUOTED, max(running.log_start, os.fstat(log).st_size - _QUOTED)).decode(errors="replace").split()
         self._end()
-        return f"{ended}; {' '.join(printed)}" if printed else ended
+        return "; ".join(filter(None, (ended, " ".join(printed))))
 
 
 class _Running:
@@ -154,8 +152,7 @@ def serve(handle: Callable[[Answer], Answer]) -> None:
             os.sched_setaffinity(0, options["cpus"])
     requests: SimpleQueue[bytes] = SimpleQueue()
 
-    def receive() -> None:
-        """Read requests as they come, also while one is worked on: so the end of the socket is noticed, and ends this process."""
+    def receive() -> None:  # also while a request is worked on: so the end of the socket is noticed, and ends this process
         with suppress(EOFError, OSError):
             while True:
                 requests.put(connection.recv_bytes())
