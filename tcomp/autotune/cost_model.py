@@ -65,12 +65,8 @@ class CostModel:
         """The logarithms of the times, up to a constant of the task: the least is the best."""
         if not features:
             return np.zeros(0)
-        vectors = np.stack([f.vector for f in features])
-        scores = np.log([f.seconds for f in features])
-        for booster in (self._shipped, self._latest):
-            if booster is not None:
-                scores = scores + booster.inplace_predict(vectors)
-        return scores
+        vectors, analytic = np.stack([f.vector for f in features]), np.log([f.seconds for f in features])
+        return sum((booster.inplace_predict(vectors) for booster in (self._shipped, self._latest) if booster is not None), analytic)
 
     def fit(self, samples: Sequence[Sample], thorough: bool = False) -> None:
         """Learn what the shipped part does not know, from these samples alone: what was learned by an earlier call is forgotten.
@@ -133,9 +129,8 @@ def _ranking_trees(samples: Sequence[Sample], start: np.ndarray, rounds: int, mi
 
     logs = np.log([s.cost for s in samples])
     pairs: list[tuple[np.ndarray, np.ndarray]] = []  # the rows of a task; 1 or -1 where one is slower or faster than another
-    numbers = np.unique([s.task for s in samples], return_inverse=True)[1]
-    for number in range(numbers.max() + 1):
-        rows = np.flatnonzero(numbers == number)
+    for task in dict.fromkeys(s.task for s in samples):
+        rows = np.array([n for n, s in enumerate(samples) if s.task == task])
         difference = logs[rows][:, None] - logs[rows]
         pairs.append((rows, np.sign(difference) * (np.abs(difference) > np.log1p(SAME))))
 

@@ -71,11 +71,11 @@ def _kernels(tuned: Sequence[_Tuned]) -> str:
     rows = []
     for t in tuned:
         default, best, v = t.default, t.best, t.verdict
-        alone = f"{(best.cost or 0) / default.cost:.3f}" if best and default and default.cost else "-"
-        in_model = (_time(v.before), _time(v.after), f"{v.after / v.before:.3f}" if v.before else "-") if v else ("-", "-", "-")
-        verdict = (v.judgement, "kept" if v.kept else "back") if v else ("not confirmed", "dim")
         times = [_time(r.cost) if r and r.cost else "-" for r in (default, best)]
-        rows.append((t.title, len(t.records), sum(not r.ok for r in t.records), *times, alone, *in_model, verdict))
+        times.append(f"{(best.cost or 0) / default.cost:.3f}" if best and default and default.cost else "-")
+        times += (_time(v.before), _time(v.after), f"{v.after / v.before:.3f}" if v.before else "-") if v else ("-", "-", "-")
+        verdict = (v.judgement, "kept" if v.kept else "back") if v else ("not confirmed", "dim")
+        rows.append((t.title, len(t.records), sum(not r.ok for r in t.records), *times, verdict))
     columns = ("kernel.", "trials>", "failed>", "default>", "best>", "alone>", "before, in a run>", "after>", "in the model>", "")
     return _table(columns, rows)
 
@@ -138,17 +138,16 @@ class _Plot:
         self._shapes += (circle.format(*self._at(*p)) for p in points)
 
     def figure(self, across: str, up: str, caption: str) -> str:
-        marks = []
+        marks = [f'<rect x="{_LEFT}" y="10" width="{_INNER_WIDTH}" height="{_INNER_HEIGHT}" fill="none" stroke="#d5dce4"/>', *self._shapes]
         for fraction in (0.0, 0.25, 0.5, 0.75, 1.0):
-            x, y = (low + fraction * (high - low) for low, high in (self._x, self._y))
-            labels = [f"{10**value:.2g}" if self._log else f"{value:.3g}" for value in (x, y)]
-            marks.append(_text(_LEFT + fraction * _INNER_WIDTH, _HEIGHT - _BOTTOM + 14, labels[0], "middle"))
-            marks.append(_text(_LEFT - 6, _HEIGHT - _BOTTOM - fraction * _INNER_HEIGHT + 4, labels[1], "end"))
+            values = [low + fraction * (high - low) for low, high in (self._x, self._y)]
+            x, y = (f"{10**value:.2g}" if self._log else f"{value:.3g}" for value in values)
+            marks.append(_text(_LEFT + fraction * _INNER_WIDTH, _HEIGHT - _BOTTOM + 14, x, "middle"))
+            marks.append(_text(_LEFT - 6, _HEIGHT - _BOTTOM - fraction * _INNER_HEIGHT + 4, y, "end"))
         marks.append(_text((_LEFT + _WIDTH) / 2, _HEIGHT - 4, across, "middle"))
         marks.append(f'<g transform="translate(12 {_HEIGHT / 2}) rotate(-90)">{_text(0, 0, up, "middle")}</g>')
-        frame = f'<rect x="{_LEFT}" y="10" width="{_INNER_WIDTH}" height="{_INNER_HEIGHT}" fill="none" stroke="#d5dce4"/>'
         size = f'width="{_WIDTH}" height="{_HEIGHT}" viewBox="0 0 {_WIDTH} {_HEIGHT}"'
-        drawing = f'<svg xmlns="http://www.w3.org/2000/svg" role="img" {size}>{frame}{"".join([*self._shapes, *marks])}</svg>'
+        drawing = f'<svg xmlns="http://www.w3.org/2000/svg" role="img" {size}>{"".join(marks)}</svg>'
         return f"<figure>{drawing}<figcaption>{escape(caption[:90])}</figcaption></figure>"
 
 

@@ -4,6 +4,7 @@ loops of these are made, and the cost model picks from them what is measured."""
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from math import ceil, exp, log, log2
@@ -60,9 +61,7 @@ class Search:
     def predicted(self, task: Task, decisions: Decisions) -> float | None:
         """The cost that the model expects of what was proposed last, on the scale of the task's records; None where it cannot tell."""
         known = self._tasks.get(task.key)
-        made = known.made.get(encode(decisions)) if known else None
-        samples = known.samples() if known else []
-        if made is None or not samples:
+        if known is None or not (samples := known.samples()) or (made := known.made.get(encode(decisions))) is None:
             return None
         scores = self.model.scores([made.features, *(s.features for s in samples)])
         return exp(scores[0] + mean(log(s.cost) - score for s, score in zip(samples, scores[1:], strict=True)))
@@ -101,8 +100,7 @@ class _TaskKnowledge:
         for c in self.summarize(self.task, [*new.values()]) if new else ():
             if isinstance(c, Measurement) or c.identity in self.loops:
                 continue
-            for name, answer in c.answers.items():
-                self.answers.setdefault(name, answer)
+            self.answers |= {name: answer for name, answer in c.answers.items() if name not in self.answers}
             asked = tuple(n for n, a in c.answers.items() if len(a.options) > 1 and not (self.task.threads == 1 and a.kind == _THREADS))
             structure = encode({name: value for name, value in c.decisions.items() if not _is_number(value)})
             entered.append(text := encode(c.decisions))
@@ -179,15 +177,14 @@ class _TaskKnowledge:
         """The hinted candidates and the most promising others, of several structures and different from each other."""
         expected = self.expected(model)
         pool = sorted((t for t in self.made if t not in self.measured), key=lambda t: (expected[t], t))
-        chosen = [*hinted]
-        taken: dict[str, int] = {}
+        chosen, taken = [*hinted], Counter[str]()  # how many of each structure
         for most, distance in ((ceil(_SHARE * count), _DISTANCE), (count, 1)):
             waiting = [t for t in pool if t not in chosen]
             while waiting and len(chosen) < count:
                 found = self.made[waiting.pop(rng.randrange(len(waiting)) if rng.random() < _RANDOM else 0)]
                 alike = any(len(found.decisions.items() ^ self.made[t].decisions.items()) < distance for t in chosen)
-                if taken.get(found.structure, 0) < most and not alike:
-                    taken[found.structure] = taken.get(found.structure, 0) + 1
+                if taken[found.structure] < most and not alike:
+                    taken[found.structure] += 1
                     chosen.append(encode(found.decisions))
         return [self.made[text].decisions for text in sorted(chosen, key=lambda t: (expected[t], t))]
 

@@ -8,6 +8,7 @@ import re
 from abc import ABC, abstractmethod
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field, fields
 from functools import cached_property, lru_cache, partial
 from operator import attrgetter
@@ -288,8 +289,7 @@ _backend = lru_cache(maxsize=16)(backend_of)
 def _find_function(space: str) -> ScheduleFunction | None:
     """The function that a name `module:name` stands for in this process."""
     module, _, path = space.partition(":")
-    try:
+    with suppress(ImportError, AttributeError):
         function: ScheduleFunction = attrgetter(path)(importlib.import_module(module))
-    except (ImportError, AttributeError):
-        return None
-    return function
+        return function
+    return None

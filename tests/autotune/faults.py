@@ -7,6 +7,7 @@ import sys
 import time
 from collections.abc import Callable
 from dataclasses import replace
+from typing import TYPE_CHECKING
 
 from tcomp.autotune.tasks import Program
 from tcomp.ir import expr as E
@@ -15,6 +16,9 @@ from tcomp.schedules import Schedule
 from tcomp.schedules.knobs import Knobs
 from tcomp.target import Target
 from tests.autotune.spaces import scaled
+
+if TYPE_CHECKING:
+    from tcomp.autotune.measurement.measurer import Measurer
 
 HUGE = 25_000_000_000  # elements of float32: 100 GB
 
@@ -25,6 +29,12 @@ def faulty(s: Schedule, knobs: Knobs) -> None:
 
 def task(threads: int = 1) -> Program:
     return Program.of(scaled(), Target.host(), threads, schedule=faulty)
+
+
+def pids(measurer: Measurer) -> list[int]:
+    """The processes that work for a measurer now."""
+    workers = [worker for worker in (measurer._runner._worker, *measurer._builders) if worker is not None]
+    return [worker.pid for worker in workers if worker.pid is not None]
 
 
 def none(s: Schedule) -> None:

@@ -29,7 +29,7 @@ from tcomp.pipeline import graph_passes
 from tcomp.schedules import Schedule
 from tcomp.schedules.knobs import Knobs
 from tcomp.target import Target
-from tests.autotune.faults import FAULTS, task
+from tests.autotune.faults import FAULTS, pids, task
 from tests.autotune.spaces import product, scaled, split_scaled
 
 HOST = Target.host()
@@ -84,9 +84,9 @@ def test_whatever_a_candidate_does_is_a_record() -> None:
             assert len(got.seconds) == len(got.incumbent) and (len(got.seconds) >= 2) == (status == "ok")
         (again,) = measurer.measure(task(), [{"fault": "printing"}])  # nothing that was printed before is taken for an answer
         assert again.status == "ok" and 0 < again.least < 1 and again.ratio > 0
-        pids = measurer.pids
-        assert 2 <= len(pids) <= 3  # a builder that died is started again when there is work for it
-    assert gone(pids)
+        running = pids(measurer)
+        assert 2 <= len(running) <= 3  # a builder that died is started again when there is work for it
+    assert gone(running)
     assert EXPECTED.keys() == FAULTS.keys() - {"building_endlessly"}
 
 
@@ -226,13 +226,13 @@ def test_cores(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_a_process_that_was_killed_is_replaced(measurer: Measurer) -> None:
     assert measurer.measure(task(), [{}])[0].status == "ok"
-    before = measurer.pids
+    before = pids(measurer)
     for pid in before:
         os.kill(pid, signal.SIGKILL)
     assert gone(before)
     (got,) = measurer.measure(task(), [{"fault": "printing"}])
     assert got.status == "ok", got
-    assert not set(before) & set(measurer.pids)
+    assert not set(before) & set(pids(measurer))
 
 
 def test_a_closed_child_is_not_started_again() -> None:
@@ -270,12 +270,12 @@ def test_a_child_that_does_not_start_is_an_answer() -> None:
 TUNER = """
 import sys, threading, time
 sys.path.insert(0, {tests!r})
-from tests.autotune.faults import task
+from tests.autotune.faults import pids, task
 from tcomp.autotune.measurement.measurer import Measurer
 from tcomp.autotune.measurement.results import Limits
 measurer = Measurer(1, Limits(running=600))
 print(measurer.measure(task(), [{{}}])[0].status, flush=True)
-threading.Thread(target=lambda: (time.sleep(1), print(*measurer.pids, flush=True)), daemon=True).start()
+threading.Thread(target=lambda: (time.sleep(1), print(*pids(measurer), flush=True)), daemon=True).start()
 try:
     with measurer:
         measurer.measure(task(), [{{"fault": "endless"}}])

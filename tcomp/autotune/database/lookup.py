@@ -54,20 +54,15 @@ def recorded(path: str | os.PathLike[str], target: Target | Backend, threads: in
     backend = backend_of(target)
     count = backend.threads(threads)
     choices: dict[Task, Decisions] = {}
-    others: dict[Task, set[int]] = {}  # numbers of threads
     with Database(path, create=False) as database:
         for task in database.tasks():
             if isinstance(task, Workload | Algorithm) and task.target == str(backend.target) and (text := database.choice(task.key)) is not None:
-                if task.threads == count:
-                    choices[replace(task, dims=())] = decode(text)
-                else:
-                    others.setdefault(replace(task, dims=(), threads=count), set()).add(task.threads)
+                choices[replace(task, dims=())] = decode(text)
 
     def find(task: Task) -> Chosen:
         unsized, note = replace(task, dims=()), ""
-        if unsized not in choices and unsized in others:
-            tuned = ", ".join(map(str, sorted(others[unsized])))
-            note = f"the default schedule is used, since records are for {tuned} threads, not for {count}"
+        if unsized not in choices and (tuned := sorted(t.threads for t in choices if replace(t, threads=count) == unsized)):
+            note = f"the default schedule is used, since records are for {', '.join(map(str, tuned))} threads, not for {count}"
         return Chosen(choices.get(unsized, {}), note)
 
     return Lookup(find, backend, count)

@@ -70,11 +70,6 @@ class Runner:
         if worker is not None:
             worker.close()
 
-    @property
-    def pid(self) -> int | None:
-        """The number of the process, if it runs."""
-        return None if self._worker is None else self._worker.pid
-
 
 class Measurer(AbstractContextManager["Measurer"]):
     """Makes, builds and measures candidates on this machine; its processes end with the block. `builders` is the number of building
@@ -99,11 +94,6 @@ class Measurer(AbstractContextManager["Measurer"]):
         for builder in self._builders:
             builder.close()
         self._pool.shutdown()
-
-    @property
-    def pids(self) -> list[int]:
-        """The processes that work for this one now."""
-        return [pid for pid in (self._runner.pid, *(builder.pid for builder in self._builders)) if pid is not None]
 
     def summarize(self, task: Task, wanted: Sequence[Decisions]) -> list[CandidateSummary | Measurement]:
         """The candidates of some decisions, in order; a record where there is none. Raises nothing on account of a candidate."""
