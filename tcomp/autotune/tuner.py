@@ -154,7 +154,7 @@ class _TuningRun:
     phase: str = "compile"
     kernels: list[TaskStatus] = field(default_factory=list)
     current: TaskStatus | None = None
-    choices: list[TaskStatus] = field(default_factory=list)  # of algorithms
+    choices: dict[str, TaskStatus] = field(default_factory=dict)  # of algorithms, by the keys of their tasks
     algorithms: dict[str, Decisions] = field(default_factory=dict)
     errors: deque[float] = field(default_factory=lambda: deque(maxlen=_RECENT_ERRORS))  # of the cost model
 
@@ -187,7 +187,7 @@ class _TuningRun:
         self.entries.add(self.session)
         self.show()
         program = self.subject.task if isinstance(self.subject, ProgramSubject) else None
-        statuses = [*self.choices, *self.kernels]
+        statuses = [*self.choices.values(), *self.kernels]
         return Result(str(self.entries.path), statuses, c, self.clock.stop(), self.session.trials, interrupted, program)
 
     def choose_algorithms(self) -> None:
@@ -220,9 +220,7 @@ class _TuningRun:
 
     def judge_algorithm(self, record: Record) -> None:
         """Take an alternative if it is the best so far, and was not rolled back before."""
-        status = next((s for s in self.choices if s.task == record.task), None)
-        if status is None:
-            self.choices.append(status := TaskStatus(record.task, title(record.task), 1, 0.0))
+        status = self.choices.setdefault(record.task.key, TaskStatus(record.task, title(record.task), 1, 0.0))
         status.trials, status.failed = status.trials + 1, status.failed + (not record.ok)
         rounds = Rounds(record.measurement.incumbent, record.measurement.seconds)
         lost = any(v.decisions == record.decisions and not v.kept for v in self.entries.verdicts(record.task.key))
@@ -355,7 +353,7 @@ class _TuningRun:
         self.show()
         found = confirm(self.subject, candidates, self.plan.comparison, self.plan.deadline, self.show)
         when = time.time()
-        for task in (status.task for status in (*self.choices, *self.kernels)):
+        for task in (status.task for status in (*self.choices.values(), *self.kernels)):
             seconds, kept = found.kernels.get(task.key, (0.0, 0.0)), found.kept.get(task.key)
             for decisions in sorted(found.tried.get(task.key, ()), key=lambda d: d == kept):  # the latest verdict is what holds
                 self.entries.add(Verdict(task, encode(decisions), decisions == kept, *seconds, self.environment, when))
