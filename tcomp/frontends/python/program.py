@@ -17,12 +17,13 @@ import ast
 import functools
 import inspect
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from types import FunctionType
 from typing import Any, NoReturn, cast
 
 from tcomp.errors import IRError, ProgramError
 from tcomp.frontends.python.source import Source
-from tcomp.frontends.python.translate import OPERATORS, Translator
+from tcomp.frontends.python.translate import OPERATORS, translate
 from tcomp.frontends.python.values import Value, number
 from tcomp.ir import expr as E
 from tcomp.ir.dtypes import BITS
@@ -59,12 +60,10 @@ class Program:
         functools.update_wrapper(self, function)
         self.function, self.name = function, function.__name__
         self.parameters = inspect.signature(function).parameters
-        for p in self.parameters.values():
-            if p.kind not in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD):
-                raise ProgramError(f"`{self.name}` takes `{p}`", hint="a loop program has plain parameters only")
-        for name in arrays:
-            if name not in self.parameters:
-                raise ProgramError(f"`{name}` is no parameter of `{self.name}`", hint=f"its parameters are {', '.join(self.parameters)}")
+        if other := [p for p in self.parameters.values() if p.kind not in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)]:
+            raise ProgramError(f"`{self.name}` takes `{other[0]}`", hint="a loop program has plain parameters only")
+        if unknown := [name for name in arrays if name not in self.parameters]:
+            raise ProgramError(f"`{unknown[0]}` is no parameter of `{self.name}`", hint=f"its parameters are {', '.join(self.parameters)}")
         self.arrays = {name: _Declared(self.name, name, arrays[name]) for name in self.parameters if name in arrays}
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
@@ -80,20 +79,18 @@ class Program:
         source = Source(self.function)
         in_shapes = [n for d in self.arrays.values() for n in d.names]
         names = dict.fromkeys([p for p in self.parameters if p not in self.arrays] + in_shapes)
-        for name in sizes:
-            if name not in names:
-                hint = f"its sizes are {', '.join(names)}" if names else "it has none"
-                raise ProgramError(f"`{name}` is no size of `{self.name}`", hint=hint)
+        if unknown := [name for name in sizes if name not in names]:
+            hint = f"its sizes are {', '.join(names)}" if names else "it has none"
+            raise ProgramError(f"`{unknown[0]}` is no size of `{self.name}`", hint=hint)
         numbers = {name: self._number(name, sizes.get(name), 1 if name in in_shapes else None) for name in names}
         buffers = {name: Buffer(name, d.dtype, d.shape(numbers)) for name, d in self.arrays.items()}
         own = {n: v for n, v in numbers.items() if n in self.parameters}
-        translator = Translator(source, buffers, own, _outside(cast(FunctionType, self.function)))
         try:
-            body = translator.translate()
+            body, written = translate(source, buffers, own, _outside(cast(FunctionType, self.function)))
         except RecursionError:
             source.refuse(source.function, "an expression is nested too deeply", hint="compute parts of it in variables of their own")
         scalars = tuple(v.expr for v in numbers.values() if v.expr.op == "var")
-        outputs = tuple(b for b in buffers.values() if b in translator.written)
+        outputs = tuple(b for b in buffers.values() if b in written)
         doc = inspect.getdoc(self.function)
         kernel = Kernel(self.name, tuple(buffers.values()), outputs, scalars, body, (doc.split("\n")[0],) if doc else ())
         try:
@@ -120,9 +117,7 @@ class Program:
         elif not isinstance(given, int) or isinstance(given, bool):
             hint = f"annotate it, `{name}: float`, where it is none"
             raise ProgramError(f"`{name}` of `{self.name}` is {given!r} instead of an integer", hint=hint)
-        value = number(given)
-        assert value is not None
-        return value
+        return cast(Value, number(given))
 
     def __repr__(self) -> str:
         return f"<program {self.name}({', '.join(str(self.arrays.get(p, p)) for p in self.parameters)})>"
@@ -146,9 +141,8 @@ class _Declared:
 
     def shape(self, numbers: Mapping[str, Value]) -> tuple[Dim, ...]:
         found = tuple(as_dim(self._extent(d, numbers)) for d in self.dims)
-        for d in found:
-            if isinstance(d, int) and d < 0:
-                self._refuse(f"an extent of `{self.name}` is {d}", "give larger sizes")
+        if negative := [d for d in found if isinstance(d, int) and d < 0]:
+            self._refuse(f"an extent of `{self.name}` is {negative[0]}", "give larger sizes")
         return found
 
     def _extent(self, node: ast.AST, numbers: Mapping[str, Value]) -> Expr:
@@ -175,8 +169,7 @@ def _outside(function: FunctionType) -> dict[str, Any]:
     """The names that a function sees from outside: of its module, and of the functions around it."""
     found = dict(function.__globals__)
     for name, cell in zip(function.__code__.co_freevars, function.__closure__ or (), strict=True):
-        try:
+        found.pop(name, None)
+        with suppress(ValueError):  # not assigned yet
             found[name] = cell.cell_contents
-        except ValueError:  # not assigned yet
-            found.pop(name, None)
     return found

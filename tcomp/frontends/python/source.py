@@ -11,6 +11,7 @@ import ast
 import inspect
 import textwrap
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any, NoReturn
 
@@ -30,10 +31,9 @@ class Source:
             why = "a loop program is made from the text of the function, which exists for files, not for an interactive prompt"
             raise ProgramError(what, where=where, why=why, hint="write the function in a file and import it") from None
         self.lines = [line.rstrip("\n") for line in lines]
-        try:
+        found: ast.stmt | None = None
+        with suppress(SyntaxError):  # the lines of a lambda need not be a statement
             found = ast.parse(textwrap.dedent("".join(lines))).body[0]
-        except SyntaxError:  # the lines of a lambda need not be a statement
-            found = ast.Pass()
         if not isinstance(found, ast.FunctionDef):
             hint = "decorate a `def`, not a lambda or a coroutine"
             raise ProgramError(f"`{self.name}` is no plain function", where=f"{self.file}:{self.first}", hint=hint)
@@ -69,8 +69,7 @@ def locals_of(block: Sequence[ast.stmt], name: str) -> Iterator[Local]:
     for group in groups:
         match group:
             case [ast.For() | ast.While() | ast.If() as stmt]:  # neither takes a value from before nor leaves one behind
-                yield from locals_of(stmt.body, name)
-                yield from locals_of(stmt.orelse, name)
+                yield from (local for inner in (stmt.body, stmt.orelse) for local in locals_of(inner, name))
             case _:
                 uses = tuple(n for stmt in group for n in names(stmt, name))
                 yield Local(name, block, uses, tuple(s for stmt in group for s in assignments(stmt, name)))
@@ -85,9 +84,8 @@ def first_use(block: Sequence[ast.stmt], name: str) -> str | None:
 def _first_in(stmt: ast.stmt, name: str) -> str | None:
     match stmt:
         case ast.For(iter=header) | ast.While(test=header):
-            if names(header, name) or first_use(stmt.body, name) == READ:
-                return READ
-            return MAYBE if first_use(stmt.body, name) else None
+            use = READ if names(header, name) else first_use(stmt.body, name)
+            return MAYBE if use == WRITE else use
         case ast.If():
             sides = [first_use(stmt.body, name), first_use(stmt.orelse, name)]
             if names(stmt.test, name) or READ in sides:

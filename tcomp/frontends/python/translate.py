@@ -11,7 +11,7 @@ from __future__ import annotations
 import ast
 import builtins
 from collections.abc import Mapping, Sequence
-from functools import reduce
+from functools import partial, reduce
 from math import prod
 from types import ModuleType
 from typing import Any, NoReturn
@@ -37,7 +37,7 @@ _COMPARISONS: dict[type[ast.AST], str] = {
     ast.Lt: "lt", ast.LtE: "le", ast.Gt: "lt", ast.GtE: "le", ast.Eq: "eq", ast.NotEq: "ne",
 }  # fmt: skip
 _WORDS: dict[type[ast.AST], str] = {ast.Is: "is", ast.IsNot: "is not", ast.In: "in", ast.NotIn: "not in"}
-_REDUCERS = {"min": "min", "max": "max", "mul": "prod", "and": "all", "or": "any"}
+_REDUCERS = {"add": "sum", "sub": "sum", "min": "min", "max": "max", "mul": "prod", "and": "all", "or": "any"}
 _OWN_NAMES = (  # bind names in ways that the analysis of local variables does not know
     ast.Lambda, ast.ListComp, ast.SetComp, ast.DictComp, ast.GeneratorExp, ast.NamedExpr, ast.FunctionDef, ast.AsyncFunctionDef,
     ast.ClassDef, ast.Match,
@@ -60,24 +60,29 @@ _NOT_HERE: dict[type[ast.AST], tuple[str, str]] = {  # what it is called, and wh
 }  # fmt: skip
 
 
-class Translator:
-    """Translates one function, given its parameters: `arrays` and `numbers` by name, and the names visible from its module."""
+def translate(
+    source: Source, arrays: Mapping[str, Buffer], numbers: Mapping[str, Value], outside: Mapping[str, Any]
+) -> tuple[Stmt, set[Buffer]]:
+    """(the body of the kernel of a function, the buffers that it writes), given the parameters of the function, `arrays` and `numbers` by
+    name, and the names that it sees from outside. Raises `ProgramError` for what cannot be translated."""
+    return _Translator(source, arrays, numbers, outside).translate()
 
+
+class _Translator:
     def __init__(self, source: Source, arrays: Mapping[str, Buffer], numbers: Mapping[str, Value], outside: Mapping[str, Any]) -> None:
-        self.source, self.outside = source, outside
-        self.parameters, self.sizes = dict(arrays), dict(numbers)
+        self.function, self.refuse, self.outside = source.function, source.refuse, outside
+        self.parameters, self.sizes = arrays, numbers
         self.loop_names = {n.id for s in ast.walk(source.function) if isinstance(s, ast.For) for n in names(s.target)}
         self.local_arrays: dict[str, ast.Assign] = {}
         self.local_of: dict[ast.Name, Local] = {}
         self.homes: dict[int, list[Local]] = {}  # by the identity of a block
         self.types: dict[Local, Type] = {}
-        self._declare(source.function)
+        self.find_locals(source.function)
 
-    def _declare(self, function: ast.FunctionDef) -> None:
+    def find_locals(self, function: ast.FunctionDef) -> None:
         """Finds the local variables, and refuses what cannot be one."""
-        for node in (n for s in function.body for n in ast.walk(s)):
-            if isinstance(node, _OWN_NAMES):
-                self.not_here(node)
+        if (binder := next((n for s in function.body for n in ast.walk(s) if isinstance(n, _OWN_NAMES)), None)) is not None:
+            self.not_here(binder)
         stored: dict[str, None] = {}
         for node in ast.walk(function):
             if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store):
@@ -103,19 +108,17 @@ class Translator:
                 self.homes.setdefault(id(local.home), []).append(local)
                 self.local_of.update(dict.fromkeys(local.uses, local))
 
-    def translate(self) -> Stmt:
-        """The body of the kernel. The types of locals follow from what is assigned to them: repeated until they stay as they are."""
+    def translate(self) -> tuple[Stmt, set[Buffer]]:
+        """The types of locals follow from what is assigned to them: repeated until they stay as they are."""
         while True:
             before = dict(self.types)
-            self.used = set(self.parameters)
-            self.arrays, self.known = dict(self.parameters), dict[Local, Value]()
-            self.buffers = dict[Local, Buffer]()
-            self.variables = dict[str, Value]()
-            self.depth = 0
-            self.written: set[Buffer] = set()
-            body = self.block(self.source.function.body)
+            self.used, self.arrays = set(self.parameters), dict(self.parameters)
+            self.known, self.buffers = dict[Local, Value](), dict[Local, Buffer]()
+            self.variables, self.depth = dict[str, Value](), 0
+            self.written = set[Buffer]()
+            body = self.block(self.function.body)
             if self.types == before:
-                return body
+                return body, self.written
 
     def fresh(self, name: str) -> str:
         """A name that no buffer or loop has: Python's own, numbered where it stands for several."""
@@ -123,14 +126,10 @@ class Translator:
         self.used.add(name)
         return name
 
-    def refuse(self, node: ast.AST, what: str, why: str = "", hint: str = "") -> NoReturn:
-        """The error for a node of the syntax tree."""
-        self.source.refuse(node, what, why, hint)
-
     def not_here(self, node: ast.AST, kind: ast.AST | None = None) -> NoReturn:
         """The error for a node (or the operator `kind` in it) that no loop program has."""
-        kind = kind or node
-        what, hint = _NOT_HERE.get(type(kind), (f"`{type(kind).__name__}`", ""))
+        name = type(kind or node)
+        what, hint = _NOT_HERE.get(name, (f"`{name.__name__}`", ""))
         self.refuse(node, f"{what} cannot stand in a loop program", hint=hint)
 
     def block(self, stmts: Sequence[ast.stmt]) -> Stmt:
@@ -140,8 +139,9 @@ class Translator:
         for stmt in stmts:
             try:
                 if isinstance(stmt, ast.Assign) and (allocator := self._allocator(stmt.value)) is not None:
-                    arrays.append((len(done), self.array(stmt)))
-                    done.extend([self.zeros(arrays[-1][1])] if allocator is np.zeros else [])
+                    arrays.append((len(done), made := self.array(stmt)))
+                    if allocator is np.zeros:
+                        done.append(self.zeros(made))
                 else:
                     done.extend(self.statement(stmt))
             except IRError as error:
@@ -152,7 +152,6 @@ class Translator:
         return L.allocated([self.buffers[local] for local in self.homes.get(id(stmts), ()) if local in self.buffers], body)
 
     def statement(self, stmt: ast.stmt) -> list[Stmt]:
-        """The loops of one statement."""
         match stmt:
             case ast.Pass() | ast.Expr(value=ast.Constant()):  # a docstring
                 return []
@@ -182,22 +181,20 @@ class Translator:
         self.not_here(stmt)
 
     def inside(self, stmts: Sequence[ast.stmt]) -> Stmt:
-        """The loops of a block of statements of a loop."""
+        """The statements of a loop."""
         self.depth += 1
         body = self.block(stmts)
         self.depth -= 1
         return body
 
     def condition(self, node: ast.expr) -> Expr:
-        """A condition, which must be a truth value."""
         return V.truth(self.value(node), "the condition")
 
     def loop(self, stmt: ast.For) -> list[Stmt]:
-        """The loops of a `for`."""
         target, header = stmt.target, stmt.iter
         if not isinstance(target, ast.Name):
             self.refuse(stmt, "a loop over several variables", hint="use one variable: for i in range(n)")
-        if not isinstance(header, ast.Call) or not isinstance(header.func, ast.Name) or self.named(header.func) is not range:
+        if not isinstance(header, ast.Call) or self.resolved(header.func) is not range:
             hint = f"for {target.id} in range(...): and index with `{target.id}`"
             self.refuse(stmt, "a loop over something else than a range", hint=hint)
         if target.id in self.variables:
@@ -209,14 +206,12 @@ class Translator:
         by = ends[2] if len(ends) == 3 else E.const(1)
         if by.op != "const":
             self.refuse(stmt, "the step of a range is not a constant", hint="make it one, or use `while`")
-        step = int(by.attr)
-        if step == 0:
+        if (step := int(by.attr)) == 0:
             self.refuse(stmt, "the step of a range is 0")
         saved, start = self.saved(start, f"{target.id}.start")
         span = stop - start if step > 0 else start - stop
         extent = E.as_dim((span + (abs(step) - 1)) // abs(step))
-        extent = max(extent, 0) if isinstance(extent, int) else extent
-        name = self.fresh(target.id)
+        extent, name = max(extent, 0) if isinstance(extent, int) else extent, self.fresh(target.id)
         # An extent that is read from a buffer is the range of the variable only until the buffer is written.
         v = E.var(name, 0) if E.reads(as_expr(extent)) else E.loop_var(name, extent)
         self.variables[target.id] = Value(simplify(start + v * step), True)
@@ -245,7 +240,6 @@ class Translator:
         return [L.allocated([s.buffer for s in saved], L.block(*saved, *stores))]
 
     def assign(self, stmt: ast.Assign | ast.AugAssign, target: ast.expr, value: Value) -> list[Stmt]:
-        """The store of an assignment."""
         if isinstance(target, ast.Name):
             return self.assign_local(stmt, target, value)
         if not isinstance(target, ast.Subscript):
@@ -255,10 +249,9 @@ class Translator:
             why = f"`{buffer.name}` is {buffer.dtype}, the value {value.expr.dtype}"
             self.refuse(stmt, "a float is stored in an array of integers", why, "convert it: int(x)")
         self.written.add(buffer)
-        return [update(buffer, indices, value.to(buffer.dtype))]
+        return [_update(buffer, indices, value.to(buffer.dtype))]
 
     def assign_local(self, stmt: ast.Assign | ast.AugAssign, target: ast.Name, value: Value) -> list[Stmt]:
-        """An assignment to a local name."""
         if target.id in self.arrays:
             self.refuse(stmt, f"the array `{target.id}` is assigned", hint=f"assign an element: {target.id}[...] = ...")
         local = self.local_of[target]
@@ -271,11 +264,11 @@ class Translator:
         if buffer is None or buffer.dtype != kind.dtype:
             name = buffer.name if buffer is not None else self.fresh(target.id)
             buffer = self.buffers[local] = Buffer(name, kind.dtype, (), "register")
-        return [update(buffer, (), value.to(kind.dtype))]
+        return [_update(buffer, (), value.to(kind.dtype))]
 
     def _allocator(self, node: ast.expr) -> Any:
         """np.empty or np.zeros, where `node` calls one."""
-        function = self.resolved(node.func) if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute | ast.Name) else None
+        function = self.resolved(node.func) if isinstance(node, ast.Call) else None
         return function if function is np.empty or function is np.zeros else None
 
     def array(self, stmt: ast.Assign) -> Buffer:
@@ -289,37 +282,31 @@ class Translator:
         dtypes = [*call.args[1:], *(k.value for k in call.keywords if k.arg == "dtype")]
         if not call.args or len(dtypes) > 1 or len(call.args) + len(call.keywords) > 1 + len(dtypes):
             self.refuse(stmt, "an array is made of a shape and a dtype", hint="np.empty((n, m), np.float32)")
-        wanted = dtypes[0] if dtypes else None
         try:
-            dtype = DOUBLE if wanted is None else np.dtype(self.resolved(wanted)).name
+            dtype = np.dtype(self.resolved(dtypes[0])).name if dtypes else DOUBLE
         except TypeError:
-            dtype = ast.unparse(wanted) if wanted is not None else ""
+            dtype = ast.unparse(dtypes[0])
         if dtype not in BITS:
             hint = "one of " + ", ".join(f"np.{d}" for d in BITS if d not in ("bool", "bfloat16"))
             self.refuse(stmt, f"unknown dtype `{dtype}`", hint=hint)
         shape = [self.integer(d) for d in _elements(call.args[0])]
         if self.depth:
             if any(d.op != "const" for d in shape):
-                what = f"the array `{target.id}` is made in a loop and has no constant size"
-                self.refuse(stmt, what, hint="make it before the loops")
-            size = itemsize(dtype) * prod(int(d.attr) for d in shape)
-            if size > L.STACK_LIMIT:
+                self.refuse(stmt, f"the array `{target.id}` is made in a loop and has no constant size", hint="make it before the loops")
+            if (size := itemsize(dtype) * prod(int(d.attr) for d in shape)) > L.STACK_LIMIT:
                 why = f"it takes {size} bytes, the stack holds {L.STACK_LIMIT}"
                 self.refuse(stmt, f"the array `{target.id}` is too large for a loop", why, "make it before the loops")
-        buffer = Buffer(self.fresh(target.id), dtype, [E.as_dim(d) for d in shape], "register" if self.depth else "global")
-        self.arrays[target.id] = buffer
-        return buffer
+        scope = "register" if self.depth else "global"
+        made = self.arrays[target.id] = Buffer(self.fresh(target.id), dtype, [E.as_dim(d) for d in shape], scope)
+        return made
 
     def zeros(self, buffer: Buffer) -> Stmt:
-        """The loops that make a buffer zero."""
         return L.over(buffer.shape, lambda at: L.store(buffer, at, 0), lambda n: self.fresh(f"{buffer.name}.d{n}"))
 
     def value(self, node: ast.expr) -> Value:
-        """The value of an expression."""
         match node:
             case ast.Constant():
-                found = V.number(node.value)
-                if found is None:
+                if (found := V.number(node.value)) is None:
                     self.refuse(node, f"`{node.value!r}` is no number")
                 return found
             case ast.Name():
@@ -330,9 +317,10 @@ class Translator:
                 return self.binary(node, node.left, node.right)
             case ast.UnaryOp(op=ast.Not()):
                 return Value(E.unary("not", V.truth(self.value(node.operand), "the operand of `not`")), False)
-            case ast.UnaryOp(op=op):
-                operand = self.value(node.operand)
-                return V.negative(operand) if isinstance(op, ast.USub) else V.inverted(operand) if isinstance(op, ast.Invert) else operand
+            case ast.UnaryOp(op=ast.USub() | ast.Invert() as op):
+                return V.unary("neg" if isinstance(op, ast.USub) else "not", self.value(node.operand))
+            case ast.UnaryOp():  # +x
+                return self.value(node.operand)
             case ast.BoolOp():
                 combine, word = (V.both, "and") if isinstance(node.op, ast.And) else (V.either, "or")
                 return Value(reduce(combine, [V.truth(self.value(v), f"an operand of `{word}`") for v in node.values]), False)
@@ -355,7 +343,6 @@ class Translator:
         return V.apply(OPERATORS[type(node.op)], self.value(left), self.value(right))
 
     def compare(self, node: ast.Compare) -> Value:
-        """The value of a comparison, chained or not."""
         operands = [self.value(v) for v in (node.left, *node.comparators)]
         results: list[Expr] = []
         for op, a, b in zip(node.ops, operands, operands[1:], strict=False):
@@ -383,12 +370,11 @@ class Translator:
         return buffer, indices
 
     def buffer(self, node: ast.Name) -> Buffer:
-        """The buffer that a name stands for."""
-        if node.id not in self.arrays:
+        if (found := self.arrays.get(node.id)) is None:
             why = f"the arrays here are {', '.join(self.arrays)}" if self.arrays else "there are none here"
             why = "it is made further down" if node.id in self.local_arrays else why
             self.refuse(node, f"`{node.id}` is no array", why, f'declare it: @program({node.id}="float64[n]")')
-        return self.arrays[node.id]
+        return found
 
     def extent(self, node: ast.expr, array: ast.expr, axis: Expr) -> Value:
         """`A.shape[axis]` or `len(A)`."""
@@ -401,14 +387,12 @@ class Translator:
 
     def integer(self, node: ast.expr) -> Expr:
         """An integer for indices, ranges and shapes."""
-        value = self.value(node)
-        if not is_integer(value.expr.dtype):
+        if not is_integer((value := self.value(node)).expr.dtype):
             what = f"`{ast.unparse(node)}` is {value.expr.dtype} instead of an integer"
             self.refuse(node, what, hint="`//` divides integers; int(x) converts")
         return simplify(value.to(INDEX))
 
     def call(self, node: ast.Call) -> Value:
-        """The value of a call."""
         function, text = self.resolved(node.func), ast.unparse(node.func)
         if function is len and len(node.args) == 1:
             return self.extent(node, node.args[0], E.const(0))
@@ -421,70 +405,52 @@ class Translator:
         return V.call(function, [self.value(a) for a in node.args])
 
     def name(self, node: ast.Name) -> Value:
-        """What a name stands for."""
         name = node.id
         if (local := self.local_of.get(node)) is not None:
-            known = self.known.get(local)
-            return known if known is not None else Value(self.buffers[local][()], self.types[local].weak)
+            return self.known.get(local) or Value(self.buffers[local][()], self.types[local].weak)
         if (found := self.variables.get(name) or self.sizes.get(name)) is not None:
             return found
         if name in self.loop_names:
             self.refuse(node, f"the loop variable `{name}` is used outside of its loop", hint="keep its value in another variable")
         if name in self.arrays or name in self.local_arrays:
-            hint = f"an element: {name}[...]; its length: {name}.shape[0]"
-            self.refuse(node, f"the array `{name}` is used as a number", hint=hint)
+            self.refuse(node, f"the array `{name}` is used as a number", hint=f"an element: {name}[...]; its length: {name}.shape[0]")
         return self.outer(node)
 
     def outer(self, node: ast.Name | ast.Attribute) -> Value:
         """A constant of the module."""
         found = self.resolved(node)
-        value = None if found is None else V.number(found)
-        if value is None:
+        if (value := V.number(found)) is None:
             text = ast.unparse(node)
             kind = "a module" if isinstance(found, ModuleType) else "a function" if callable(found) else f"a {type(found).__name__}"
             what = f"the name `{text}` is not known" if found is None else f"`{text}` is {kind}"
             self.refuse(node, what, hint="a loop program knows its parameters, its local variables, and numbers of the module")
         return value
 
-    def named(self, node: ast.Name) -> Any:
-        """What a name means outside of the function; None for what is unknown, or means something else here."""
-        if node.id in self.parameters or node.id in self.sizes or node.id in self.loop_names or node in self.local_of:
-            return None
-        return self.outside.get(node.id, getattr(builtins, node.id, None))
-
     def resolved(self, node: ast.expr) -> Any:
-        """The object that `np.sqrt` or `sqrt` names."""
+        """The object that `np.sqrt` or `sqrt` names outside of the function; None for what is unknown, or means something else here."""
         match node:
-            case ast.Name():
-                return self.named(node)
-            case ast.Attribute():
-                base = self.resolved(node.value)
-                return None if base is None else getattr(base, node.attr, None)
+            case ast.Name(id=name) if not (name in self.parameters or name in self.sizes or name in self.loop_names or node in self.local_of):
+                return self.outside.get(name, getattr(builtins, name, None))
+            case ast.Attribute() if (base := self.resolved(node.value)) is not None:
+                return getattr(base, node.attr, None)
             case ast.Constant(value=str()):
                 return node.value
         return None
 
 
-def update(buffer: Buffer, indices: tuple[Expr, ...], value: Expr) -> Stmt:
+def _update(buffer: Buffer, indices: tuple[Expr, ...], value: Expr) -> Stmt:
     """A store; where the value is the old one combined with something else by an associative operator, an accumulation."""
-    old = E.read(buffer, indices)
-
-    def accumulation(other: Expr, reducer: str) -> Stmt | None:
-        uses = any(node is old for node in E.walk(other))
-        return None if uses else L.Accumulate(buffer, indices, other, standard_reducers(buffer.dtype)[reducer])
-
-    found: Stmt | None = None
-    if value.op == "sub" and value.args[0] is old:
-        found = accumulation(_negated(value.args[1]), "sum")
-    elif value.op == "add" and old in value.args and buffer.dtype != "bool":
-        found = accumulation(value.args[1] if value.args[0] is old else value.args[0], "sum")
-    elif (name := _REDUCERS.get(value.op)) is not None and (name in ("all", "any")) == (buffer.dtype == "bool"):
-        # The least and the largest do not depend on the order of the operands; a product, being rounded, does.
-        operands = _flat(value, value.op) if value.op != "mul" else list(value.args)
-        others = [x for x in operands if x is not old]
-        if len(others) == len(operands) - 1:
-            found = accumulation(reduce(lambda a, b: E.binary(value.op, a, b), others), name)
-    return found or L.Store(buffer, indices, value)
+    old, operands, name = E.read(buffer, indices), list(value.args), _REDUCERS.get(value.op, "")
+    match value.op:
+        case "sub":
+            operands = [operands[0], _negated(operands[1])]
+        case "min" | "max" | "and" | "or":  # these do not depend on the order of the operands; sums and products, being rounded, do
+            operands = _flat(value, value.op)
+    others = [x for x in operands if x is not old]
+    reducer = standard_reducers(buffer.dtype).get(name) if (name in ("all", "any")) == (buffer.dtype == "bool") else None
+    if reducer is None or len(others) != len(operands) - 1 or any(node is old for x in others for node in E.walk(x)):
+        return L.Store(buffer, indices, value)
+    return L.Accumulate(buffer, indices, reduce(partial(E.binary, value.op), others), reducer)
 
 
 def _flat(e: Expr, op: str) -> list[Expr]:

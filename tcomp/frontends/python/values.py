@@ -124,18 +124,14 @@ def _computed(function: Callable[[], Any], what: str) -> Value:
     return result
 
 
-def negative(a: Value) -> Value:
-    """Unary minus."""
-    if a.expr.dtype == "bool":
+def unary(op: str, a: Value) -> Value:
+    """-a (`op` is "neg") or ~a ("not"). Raises `IRError` where Python or NumPy has none."""
+    dtype = a.expr.dtype
+    if op == "neg" and dtype == "bool":
         raise IRError("`-` of a truth value", hint="use `not`")
-    return Value(E.unary("neg", a.expr), a.weak)
-
-
-def inverted(a: Value) -> Value:
-    """Bitwise or logical not."""
-    if is_float(a.expr.dtype) or (a.weak and a.expr.dtype == "bool"):
-        raise IRError(f"`~` of a {a.expr.dtype}", hint="use `not` for truth values")
-    return Value(E.unary("not", a.expr), a.weak)
+    if op == "not" and (is_float(dtype) or (a.weak and dtype == "bool")):
+        raise IRError(f"`~` of a {dtype}", hint="use `not` for truth values")
+    return Value(E.unary(op, a.expr), a.weak)
 
 
 def select(test: Expr, a: Value, b: Value) -> Value:
@@ -170,15 +166,12 @@ _CONVERSIONS: dict[Any, str] = {int: INDEX, float: DOUBLE, bool: "bool"}
 def call(function: Any, args: Sequence[Value]) -> Value:
     """The value of a function known from `math`, NumPy or Python. Raises `IRError` for any other one."""
     name = getattr(function, "__name__", str(function))
-    unknown = IRError(f"the function `{name}` is not known here", hint=f"known are {FUNCTIONS}")
-    known = isinstance(function, Hashable)  # a name of its own: mypy would take `function` for no more than that
-    if not known:
-        raise unknown
-    if function in (min, max) and len(args) > 1:
+    hashable: bool = isinstance(function, Hashable)  # named, so that mypy does not take `function` for no more than that
+    if hashable and function in (min, max) and len(args) > 1:
         return reduce(partial(apply, name), args)
-    if function in _BINARY and len(args) == 2:
+    if hashable and function in _BINARY and len(args) == 2:
         return apply(_BINARY[function], *args)
-    if len(args) == 1:
+    if hashable and len(args) == 1:
         (x,) = args
         if function in _CONVERSIONS:
             return Value(x.to(_CONVERSIONS[function]), True)
@@ -191,9 +184,9 @@ def call(function: Any, args: Sequence[Value]) -> Value:
         if function in _MATH:  # `math` computes with Python's floats, whatever it is given; floor, ceil and trunc give an int
             value = _elementary(_MATH[function], Value(x.to(DOUBLE), True))
             return Value(value.to(INDEX), True) if function in (math.floor, math.ceil, math.trunc) else value
-    if function in (min, max) or function in {**_BINARY, **_NUMPY, **_MATH}:
+    if hashable and function in (min, max, *_BINARY, *_NUMPY, *_MATH):
         raise IRError(f"`{name}` with {len(args)} arguments")
-    raise unknown
+    raise IRError(f"the function `{name}` is not known here", hint=f"known are {FUNCTIONS}")
 
 
 def _elementary(op: str, x: Value) -> Value:
