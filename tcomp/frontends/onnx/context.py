@@ -2,7 +2,7 @@
 
 A handler is `def conv(ctx: Context) -> Value | tuple[Value, ...]`: it reads the node's inputs and attributes from `ctx`, adds
 operators with `ctx.add`, and returns the node's outputs. Where it only passes these on to one operator, it is a row of data instead:
-`forward(LAYER_NORM, inputs=3, axis=axis_of(), epsilon=number_of("epsilon"))`. A family file exports `TABLE: Table`.
+`forward(LAYER_NORM, "epsilon", inputs=3, axis=axis_of())`. A family file exports `TABLE: Table`.
 
 `ctx.add` computes what is known at compile time, shape arithmetic included (see `symbolic`): a handler that needs a shape, an axis or a
 pad width asks `ctx.require_dims(i, "the shape")` and never looks at how it was computed.
@@ -56,12 +56,9 @@ class Scope:
 
     def known_elements(self, value: Value) -> tuple[Expr, ...] | None:
         """The elements of a small value as expressions, or None."""
-        found = self.elements.get(value)
-        if found is None:
-            array = self.known(value)
-            if array is not None and array.size <= FOLD_LIMIT:
-                found = self.elements[value] = symbolic.literals(array, value.dtype)
-        return found
+        if value not in self.elements and (array := self.known(value)) is not None and array.size <= FOLD_LIMIT:
+            self.elements[value] = symbolic.literals(array, value.dtype)
+        return self.elements.get(value)
 
     def from_elements(self, elements: Sequence[Expr], dtype: str, shape: Sequence[int], name: str) -> Value:
         """A value made of known elements: a constant where all are literals, else a node that writes the sizes down."""
@@ -106,8 +103,7 @@ class Scope:
         if sum(map(prod, shapes)) > symbolic.LIMIT:
             return None
         known = {p: e for v, p in given if (e := self.known_elements(v)) is not None}
-        elements = None if given and not known else symbolic.propagate(outputs, known)
-        if elements is None:
+        if (given and not known) or (elements := symbolic.propagate(outputs, known)) is None:
             return None
         return tuple(self.from_elements(e, t.dtype, s, name) for e, t, s in zip(elements, outputs, shapes, strict=True))
 
@@ -129,8 +125,7 @@ def check_type(shape: Sequence[Dim], dtype: str, where: str) -> None:
     known = [d for d in shape if isinstance(d, int)]
     if min(known, default=0) < 0:
         raise ImportModelError(f"a value has a negative dimension: {list(map(str, shape))}", where=where)
-    size = itemsize(dtype) * prod(max(d, 1) for d in known)
-    if size > MAX_BYTES:
+    if (size := itemsize(dtype) * prod(max(d, 1) for d in known)) > MAX_BYTES:
         what = f"a value of shape {list(map(str, shape))} ({dtype}) would take {size:.3g} bytes"
         raise ImportModelError(what, where=where, why=f"more than {MAX_BYTES:.3g} bytes cannot be meant")
 
@@ -167,7 +162,6 @@ class Context:
 
     op_type: str
     name: str
-    domain: str
     opset: int
     inputs: Inputs
     attrs: Mapping[str, Any]
@@ -190,8 +184,7 @@ class Context:
 
     def value(self, i: int) -> Value:
         """Input `i`, which must be there."""
-        found = self.input(i)
-        if found is None:
+        if (found := self.input(i)) is None:
             raise ImportModelError(f"input {i} of `{self.op_type}` is missing", where=self.where)
         return found
 
@@ -205,11 +198,10 @@ class Context:
 
         None if they are not known, or are floats that are not whole for sure.
         """
-        value = self.input(i)
-        elements = None if value is None else self.scope.known_elements(value)
-        if elements is not None and value is not None and is_float(value.dtype):
-            elements = symbolic.whole(elements)
-        return None if elements is None else tuple(as_dim(e) for e in elements)
+        if (value := self.input(i)) is None or (elements := self.scope.known_elements(value)) is None:
+            return None
+        whole = symbolic.whole(elements) if is_float(value.dtype) else elements
+        return None if whole is None else tuple(map(as_dim, whole))
 
     def require_known(self, i: int, what: str) -> np.ndarray:
         """`known(i)`, or `UnsupportedError` saying that `what` must be known at compile time."""
@@ -249,6 +241,11 @@ class Context:
         if self.attrs.get("axes") is not None:
             return tuple(self.attrs["axes"])
         return None if self.input(position) is None else self.require_dims(position, "the axes")
+
+    def dtype(self, name: str, default: str | None = None) -> str:
+        """The dtype that an attribute gives by the number of an ONNX element type; `default` where it is left out or 0."""
+        number = self.attrs.get(name) or 0
+        return default if default is not None and not number else dtype_name(number, self.where)
 
     def add(self, op: Operator, inputs: Inputs, **attrs: Any) -> Value:
         """Apply an operator that has one output."""
@@ -302,16 +299,6 @@ def flag(name: str) -> Reader:
     return lambda ctx: bool(ctx.attrs.get(name, 0))
 
 
-def number_of(name: str) -> Reader:
-    """Reads an attribute as a float."""
-    return lambda ctx: float(ctx.attrs[name])
-
-
 def axis_of(name: str = "axis") -> Reader:
     """Reads an attribute as an axis of input 0."""
     return lambda ctx: ctx.axis(ctx.attrs[name])
-
-
-def dtype_of(name: str) -> Reader:
-    """Reads an attribute, an ONNX element type, as a dtype."""
-    return lambda ctx: dtype_name(ctx.attrs[name], ctx.where)

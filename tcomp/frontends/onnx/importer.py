@@ -133,34 +133,26 @@ class Frame:
 
     def lookup(self, name: str) -> Value:
         """The value of a name, here or in a graph around this one."""
-        found = self.values.get(name)
-        if found is not None:
-            return found
-        if self.parent is None:
-            raise ImportModelError(f"`{name}` is used but defined nowhere", where=f"graph `{self.scope.builder.name}`")
-        outer = self.parent.lookup(name)
-        if self.parent.scope is not self.scope and outer is not _POISON:
-            outer = self._capture(outer, self.parent.scope)
-        self.values[name] = outer
-        return outer
+        if name not in self.values:
+            if self.parent is None:
+                raise ImportModelError(f"`{name}` is used but defined nowhere", where=f"graph `{self.scope.builder.name}`")
+            outer, around = self.parent.lookup(name), self.parent.scope
+            self.values[name] = outer if around is self.scope or outer is _POISON else self._captured(outer, around)
+        return self.values[name]
 
     def operands(self, node: NodeProto) -> list[Value | None]:
         """The inputs of a node."""
         return [self.lookup(i) if i else None for i in node.input]
 
-    def _capture(self, outer: Value, around: Scope) -> Value:
-        if outer in self.captured:
-            return self.captured[outer]
-        array, elements = around.known(outer), around.known_elements(outer)
-        if array is not None and array.size <= FOLD_LIMIT:
-            return self.scope.builder.constant(array, outer.name, outer.dtype)
-        if elements is not None:
-            return self.scope.from_elements(elements, outer.dtype, [int(d) for d in outer.shape], outer.name)
-        inner = self.captured[outer] = self.scope.builder.input(outer.name, outer.dtype, outer.shape)
-        return inner
-
-
-# ---------------------------------------------------------------- the walk
+    def _captured(self, outer: Value, around: Scope) -> Value:
+        if outer not in self.captured:
+            array, elements = around.known(outer), around.known_elements(outer)
+            if array is not None and array.size <= FOLD_LIMIT:
+                return self.scope.builder.constant(array, outer.name, outer.dtype)
+            if elements is not None:
+                return self.scope.from_elements(elements, outer.dtype, [int(d) for d in outer.shape], outer.name)
+            self.captured[outer] = self.scope.builder.input(outer.name, outer.dtype, outer.shape)
+        return self.captured[outer]
 
 
 class _Importer:
@@ -177,16 +169,15 @@ class _Importer:
         """The graph; None where something of it cannot be compiled."""
         proto = self.model.graph
         frame = Frame(Scope(proto.name or "model"), self.opsets)
-        initializers = {t.name for t in proto.initializer} | {t.values.name for t in proto.sparse_initializer}
+        initializers, builder = set(_initializers(proto)), frame.scope.builder
         _check_names(proto)
-        builder = frame.scope.builder
         for info in [*proto.input, *proto.output]:
             builder.fresh(info.name)  # reserves the names of the signature
         fixed = {i.name: i for i in proto.input if i.name in values}
         if unknown := [name for name in values if name not in fixed]:
             raise InputError(f"the model has no input `{unknown[0]}`", hint=f"its inputs are {', '.join(i.name for i in proto.input)}")
         for name, info in fixed.items():
-            frame.values[name] = frame.scope.builder.constant(_fitting(values[name], info), name)
+            frame.values[name] = builder.constant(_fitting(values[name], info), name)
         free = [i for i in proto.input if i.name not in initializers and i.name not in fixed]
         for name, dtype, shape in signature(free, shapes, dims):
             check_type(shape, dtype, f"input `{name}`")
@@ -269,16 +260,14 @@ class _Importer:
                 raise ImportModelError(f"domain `{domain or 'ai.onnx'}` is used but not imported", where=where)
             if domain == "" and opset > (newest := onnx.defs.onnx_opset_version()):
                 raise UnsupportedError(f"opset {opset} is newer than any known here ({newest})", where=where, hint="update `onnx`")
-            found = find_schema(node.op_type, opset, domain)
-            if found is None:
+            if (found := find_schema(node.op_type, opset, domain)) is None:
                 raise UnsupportedError(f"unknown operator `{node.op_type}`", why=f"domain `{domain or 'ai.onnx'}`, opset {opset}")
             found.check_node(node, inputs, where)
             actual = {**found.defaults, **attributes}
-            handler = find_handler(domain, node.op_type, opset)
-            if handler is not None:
+            if (handler := find_handler(domain, node.op_type, opset)) is not None:
                 values = {n: self.tensors.attribute(a, where) for n, a in actual.items()}
                 bodies = _Bodies(self, frame, name)
-                result = handler(Context(node.op_type, name, domain, opset, inputs, values, list(node.output), frame.scope, bodies))
+                result = handler(Context(node.op_type, name, opset, inputs, values, list(node.output), frame.scope, bodies))
                 return SUPPORTED, result if isinstance(result, tuple) else (result,)
             definition = None
             if all(a.type != AttributeProto.GRAPH for a in node.attribute):
@@ -344,8 +333,7 @@ class _Bodies:
 
     @contextmanager
     def attempt(self) -> Iterator[None]:
-        records = self.importer.records
-        mark = len(records)
+        records, mark = self.importer.records, len(self.importer.records)
         try:
             yield
         except UnsupportedError:
@@ -366,9 +354,6 @@ class _Bodies:
         return outputs
 
 
-# ---------------------------------------------------------------- names and order of nodes
-
-
 def _check_text(*names: str | bytes) -> None:
     """The protobuf library returns strings that are not UTF-8 as bytes."""
     for name in names:
@@ -376,13 +361,16 @@ def _check_text(*names: str | bytes) -> None:
             raise ImportModelError(f"the name {name!r} is not valid UTF-8")
 
 
+def _initializers(proto: GraphProto) -> list[str]:
+    return [*(t.name for t in proto.initializer), *(t.values.name for t in proto.sparse_initializer)]
+
+
 def _check_names(proto: GraphProto) -> None:
     """Raises `ImportModelError` where two values of a graph have one name, or a name is no text."""
     _check_text(proto.name, *(i.name for i in (*proto.input, *proto.output)), *(t.name for t in proto.initializer))
     where, inputs = f"graph `{proto.name}`", [i.name for i in proto.input]
     defaults = set(inputs)  # an initializer of the same name is the default of an input
-    initializers = [*(t.name for t in proto.initializer), *(t.values.name for t in proto.sparse_initializer)]
-    named = [(name, where) for name in (*inputs, *(n for n in initializers if n not in defaults))]
+    named = [(name, where) for name in (*inputs, *(n for n in _initializers(proto) if n not in defaults))]
     if not all(name for name, _ in named):
         raise ImportModelError("a value has no name", where=where)
     seen: set[str] = set()
@@ -394,11 +382,10 @@ def _check_names(proto: GraphProto) -> None:
 
 def _reads(node: NodeProto) -> set[str]:
     """Names a node uses, those that its sub-graphs use included."""
-    names: set[str] = set()
-    stack = [node]
+    names, stack = set[str](), [node]
     while stack:
         inner = stack.pop()
-        names.update(i for i in inner.input if i)
+        names.update(filter(None, inner.input))
         for graph in (a.g for a in inner.attribute if a.type == AttributeProto.GRAPH):
             names.update(o.name for o in graph.output)
             stack.extend(graph.node)
@@ -423,18 +410,13 @@ def _ordered(nodes: Sequence[NodeProto], outputs: Iterable[str], where: str) -> 
     except CycleError as error:
         stuck = nodes[error.args[1][0]]
         raise ImportModelError("the graph has a cycle", where=f"{where}, through node `{stuck.name}` ({stuck.op_type})") from None
-    ready: list[int] = []
-    order = []
+    ready, order = list[int](), list[NodeProto]()
     while sorter.is_active():
         for i in sorter.get_ready():
             heapq.heappush(ready, i)
-        i = heapq.heappop(ready)
-        order.append(nodes[i])
-        sorter.done(i)
+        order.append(nodes[first := heapq.heappop(ready)])
+        sorter.done(first)
     return order
-
-
-# ---------------------------------------------------------------- nodes, attributes, outputs
 
 
 def _domain(domain: str) -> str:
@@ -466,11 +448,9 @@ def _opsets(imports: Iterable[Any]) -> dict[str, int]:
 
 def _resolved(node: NodeProto, caller: Mapping[str, AttributeProto]) -> dict[str, AttributeProto]:
     """The node's attributes, references to attributes of the function around it replaced by their values."""
-    result = {}
+    result = {attr.name: attr for attr in node.attribute if not attr.ref_attr_name}
     for attr in node.attribute:
-        if not attr.ref_attr_name:
-            result[attr.name] = attr
-        elif attr.ref_attr_name in caller:
+        if attr.ref_attr_name in caller:
             result[attr.name] = deepcopy(caller[attr.ref_attr_name])
             result[attr.name].name = attr.name
     return result

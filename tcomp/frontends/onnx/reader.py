@@ -38,16 +38,14 @@ def read_model(source: str | os.PathLike[str] | bytes | ModelProto) -> tuple[Mod
 
     Raises `ImportModelError` for what is no ONNX model.
     """
-    folder, where = None, "the given ModelProto" if isinstance(source, ModelProto) else "the given bytes"
+    path = Path(source) if isinstance(source, str | os.PathLike) else None
+    where = str(path or ("the given ModelProto" if isinstance(source, ModelProto) else "the given bytes"))
     weights: dict[str, memoryview] = {}
-    if isinstance(source, str | os.PathLike):
-        path = Path(source)
-        where, folder = str(path), path.parent
     try:
         if isinstance(source, ModelProto):
             model = source
         else:
-            slim, weights = split_weights(source if isinstance(source, bytes) else _mapped(path))
+            slim, weights = split_weights(source if isinstance(source, bytes) else _mapped(Path(source)))
             model = ModelProto.FromString(slim)
     except OSError as error:
         raise ImportModelError("the model cannot be read", where=where, why=error.strerror or str(error)) from error
@@ -55,7 +53,7 @@ def read_model(source: str | os.PathLike[str] | bytes | ModelProto) -> tuple[Mod
         raise ImportModelError("this is no ONNX model", where=where, why="it is not a protobuf message of that type") from error
     if not model.HasField("graph") or not model.opset_import:
         raise ImportModelError("this is no ONNX model", where=where, why="it has no graph, or does not say which opset it uses")
-    return model, TensorReader(folder, weights)
+    return model, TensorReader(path.parent if path else None, weights)
 
 
 def _mapped(path: Path) -> bytes | mmap.mmap:
@@ -105,8 +103,7 @@ class TensorReader:
     def array(self, tensor: TensorProto, where: str = "", raw: memoryview | bytes | None = None) -> np.ndarray:
         """The array of a tensor message, read-only where that saves a copy. Raises `ImportModelError` if sizes do not match."""
         where = where or f"tensor `{tensor.name}`"
-        dtype = to_numpy(dtype_name(tensor.data_type, where))
-        shape = tuple(tensor.dims)
+        dtype, shape = to_numpy(dtype_name(tensor.data_type, where)), tuple(tensor.dims)
         if any(d < 0 for d in shape):
             raise ImportModelError(f"a tensor has the shape {list(shape)}", where=where)
         count = prod(shape)
@@ -118,8 +115,7 @@ class TensorReader:
         wanted, unit = (count, "elements") if raw is None else (count * dtype.itemsize, "bytes")
         what = "a tensor's data does not fit its type"
         if len(values) != wanted:
-            why = f"{dtype.name}{list(shape)} takes {wanted} {unit}, the file has {len(values)}"
-            raise ImportModelError(what, where=where, why=why)
+            raise ImportModelError(what, where=where, why=f"{dtype.name}{list(shape)} takes {wanted} {unit}, the file has {len(values)}")
         if raw is not None:
             return np.frombuffer(raw, dtype).reshape(shape)
         if dtype.name in ("float16", "bfloat16"):
@@ -131,12 +127,11 @@ class TensorReader:
 
     def _external(self, tensor: TensorProto, size: int, where: str) -> np.ndarray:
         entries = {entry.key: entry.value for entry in tensor.external_data}
-        location = entries.get("location", "")
         if self.folder is None:
             what = "the model's weights are in another file, but the model was given without its folder"
             hint = "pass the path of the model, or a ModelProto that onnx.load has read completely"
             raise ImportModelError(what, where=where, hint=hint)
-        root = self.folder.resolve()
+        location, root = entries.get("location", ""), self.folder.resolve()
         path = (root / location).resolve()
         if not location or not path.is_relative_to(root):
             raise ImportModelError(f"external data `{location}` lies outside the model's folder", where=where)
@@ -157,8 +152,7 @@ class TensorReader:
     def dense(self, sparse: SparseTensorProto, where: str) -> np.ndarray:
         """A sparse tensor written out."""
         values, indices = self.array(sparse.values, where), self.array(sparse.indices, where)
-        shape = tuple(sparse.dims)
-        size = prod(shape)
+        shape, size = tuple(sparse.dims), prod(sparse.dims)
         if any(d <= 0 for d in shape) or size * values.itemsize > _MAX_DENSE or values.ndim != 1:
             raise ImportModelError(f"a sparse tensor has the shape {list(shape)}", where=where)
         if indices.ndim == 2 and indices.shape == (values.size, len(shape)):
@@ -185,8 +179,6 @@ class TensorReader:
             case value:
                 return value
 
-
-# ---------------------------------------------------------------- weights as views of a file
 
 # The protobuf library copies each `bytes` field twice (into the message, and out of it). Therefore the large `raw_data` fields of the main
 # graph's initializers are cut out of the encoded model before it is parsed, and remembered.
@@ -248,13 +240,9 @@ def _fields(message: memoryview) -> Iterator[tuple[int, int, memoryview, memoryv
         kind = tag & 7
         if kind == 0:
             _, position = _varint(message, begin)
-        elif kind == _LENGTH_DELIMITED:
-            length, begin = _varint(message, begin)
-            position = begin + length
-        elif kind in _FIXED_SIZES:
-            position = begin + _FIXED_SIZES[kind]
         else:
-            raise _Malformed
+            length, begin = _varint(message, begin) if kind == _LENGTH_DELIMITED else (_FIXED_SIZES.get(kind, end), begin)
+            position = begin + length  # of an unknown type: beyond the end
         if position > end:
             raise _Malformed
         yield tag >> 3, kind, message[start:position], message[begin:position]
@@ -271,9 +259,5 @@ def _varint(message: memoryview, position: int) -> tuple[int, int]:
 
 
 def _header(number: int, length: int) -> bytes:
-    encoded = bytearray([number << 3 | _LENGTH_DELIMITED])
-    while length >= 0x80:
-        encoded.append(length & 0x7F | 0x80)
-        length >>= 7
-    encoded.append(length)
-    return bytes(encoded)
+    last = max(length.bit_length() - 1, 0) // 7
+    return bytes([number << 3 | _LENGTH_DELIMITED, *(length >> 7 * n & 0x7F | (n < last) << 7 for n in range(last + 1))])

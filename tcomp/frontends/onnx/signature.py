@@ -24,9 +24,9 @@ Range = int | tuple[int, int]  # a size, or the lowest and the highest one
 def signature(
     infos: Sequence[ValueInfoProto], shapes: Mapping[str, Shape], dims: Mapping[str, Range]
 ) -> list[tuple[str, str, tuple[Dim, ...]]]:
-    """(name, dtype, shape) of the inputs. Raises `InputError` for shapes and dims that do not fit them.
+    """(name, dtype, shape) of the inputs. A size that the model writes as a formula of others ("past + 1") is that formula.
 
-    A size that the model writes as a formula of others ("past + 1") is that formula.
+    Raises `InputError` for shapes and dims that do not fit the inputs, `UnsupportedError` for inputs of unknown rank or type.
     """
     names = [i.name for i in infos]
     if unknown := [n for n in shapes if n not in names]:
@@ -54,11 +54,16 @@ def signature(
         return dim(symbols[name], 1, LARGEST)
 
     def size_of(name: str) -> Dim:
-        value = dims.get(name, sizes.get(name, name))
         variable = variable_of(name)
-        if isinstance(value, str):
-            return variable if value == name else formula(value, size_of if value not in sizes else variable_of)
-        return _extent(name, symbols[name], value)
+        match dims.get(name, sizes.get(name, name)):
+            case str(text):
+                return variable if text == name else formula(text, size_of if text not in sizes else variable_of)
+            case int(size) if size >= 0 and not isinstance(size, bool):
+                return size
+            case (int(lo), int(hi)) if 0 <= lo <= hi:
+                return lo if lo == hi else dim(symbols[name], lo, hi)
+            case given:
+                raise InputError(f"dim `{name}` is given as {given!r}", hint="an integer, or a pair (lowest, highest)")
 
     result = []
     for name, (dtype, _) in types.items():
@@ -75,21 +80,8 @@ def signature(
     return result
 
 
-def _extent(name: str, variable: str, given: Range) -> Dim:
-    """The size that the caller gives a dim, or a variable with the range that the caller gives it."""
-    match given:
-        case int() if given >= 0 and not isinstance(given, bool):
-            return given
-        case (int(lo), int(hi)) if 0 <= lo <= hi:
-            return lo if lo == hi else dim(variable, lo, hi)
-    raise InputError(f"dim `{name}` is given as {given!r}", hint="an integer, or a pair (lowest, highest)")
-
-
 def formula(text: str, size_of: Callable[[str], Dim]) -> Dim:
-    """The size that a name or a formula of names, integers, `+ - * //` and parentheses stands for.
-
-    Text that is no formula is a name.
-    """
+    """The size that a name or a formula of names, integers, `+ - * //` and parentheses stands for. Text that is no formula is a name."""
     try:
         tree = ast.parse(text.strip(), mode="eval").body if len(text) <= MAX_FORMULA else None
         return as_dim(_evaluated(tree, size_of)) if isinstance(tree, ast.BinOp) else size_of(text)

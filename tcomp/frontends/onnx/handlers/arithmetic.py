@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from tcomp.frontends.onnx.context import Context, Handler, Table, Versions, attribute, dtype_of, flag, forward
+from tcomp.frontends.onnx.context import Context, Handler, Table, Versions, attribute, flag, forward
 from tcomp.ir.dtypes import is_float
 from tcomp.ir.graph import Operator, Value
 from tcomp.ops import elementwise as ew, reduction as red
@@ -133,9 +133,9 @@ TABLE: Table = {
     "Mod": lambda ctx: ctx.add(ew.FMOD if ctx.attrs["fmod"] else ew.MOD, ctx.inputs),  # the sign of the dividend, or of the divisor
     "BitShift": lambda ctx: ctx.add(ew.SHIFT_LEFT if ctx.attrs["direction"] == "LEFT" else ew.SHIFT_RIGHT, ctx.inputs),
     "Clip": ((1, lambda ctx: ctx.add(ew.CLIP_CONST, ctx.inputs, low=ctx.attrs.get("min"), high=ctx.attrs.get("max"))), (11, _clip)),
-    "Cast": ((1, forward(ew.CAST, dtype=lambda ctx: _NAMED.get(ctx.attrs["to"].upper(), ctx.attrs["to"].lower()))), (6, forward(ew.CAST, dtype=dtype_of("to")))),
+    "Cast": ((1, forward(ew.CAST, dtype=lambda ctx: _NAMED.get(ctx.attrs["to"].upper(), ctx.attrs["to"].lower()))), (6, forward(ew.CAST, dtype=lambda ctx: ctx.dtype("to")))),
     "CastLike": forward(ew.CAST, inputs=1, dtype=lambda ctx: ctx.value(1).dtype),
-    "BitCast": forward(ew.BITCAST, dtype=dtype_of("to")),
+    "BitCast": forward(ew.BITCAST, dtype=lambda ctx: ctx.dtype("to")),
     "IsInf": forward(ew.ISINF, positive=flag("detect_positive"), negative=flag("detect_negative")),
     **{f"Reduce{name}": _reduce(op) for name, op in {
         "Sum": red.REDUCE_SUM, "Prod": red.REDUCE_PROD, "Mean": red.REDUCE_MEAN, "Max": red.REDUCE_MAX, "Min": red.REDUCE_MIN,

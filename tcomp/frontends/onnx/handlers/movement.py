@@ -9,7 +9,6 @@ from math import ceil
 import numpy as np
 
 from tcomp.frontends.onnx.context import Context, Table, attribute, axis_of, forward
-from tcomp.frontends.onnx.reader import dtype_name
 from tcomp.ir.dtypes import is_float
 from tcomp.ir.expr import Dim, Expr, as_dim, as_expr, bounds, maximum, minimum, select
 from tcomp.ir.graph import Operator, Value
@@ -66,10 +65,9 @@ def _count(first: Expr, end: Expr, step: int) -> Dim:
 
 def _eye_like(ctx: Context) -> Value:
     x = ctx.value(0)
-    dtype = x.dtype if ctx.attrs.get("dtype") is None else dtype_name(ctx.attrs["dtype"], ctx.where)
     if len(x.shape) != 2:
         raise ctx.invalid("the input must be a matrix")
-    return ctx.add(ops.EYE, [], shape=x.shape, diagonal=ctx.attrs["k"], dtype=dtype)
+    return ctx.add(ops.EYE, [], shape=x.shape, diagonal=ctx.attrs["k"], dtype=ctx.dtype("dtype", x.dtype))
 
 
 def reshaped(ctx: Context, x: Value, shape: Sequence[Dim]) -> Value:
@@ -114,8 +112,7 @@ def _unsqueeze(ctx: Context) -> Value:
     x = ctx.value(0)
     if (given := ctx.given_axes(1)) is None:
         raise ctx.invalid("the axes are missing")
-    axes = ctx.axes(given, len(x.shape) + len(given))
-    rest = iter(x.shape)
+    axes, rest = ctx.axes(given, len(x.shape) + len(given)), iter(x.shape)
     return reshaped(ctx, x, [1 if n in axes else next(rest) for n in range(len(x.shape) + len(axes))])
 
 
@@ -132,9 +129,9 @@ def sliced(ctx: Context, x: Value, starts: Sequence[Dim], steps: Sequence[int], 
 
 def cut(ctx: Context, x: Value, axis: int, start: Dim, size: Dim, step: int = 1) -> Value:
     """`size` elements along one axis, from `start` on."""
-    before, after = axis, len(x.shape) - axis - 1
-    steps, shape = (*[1] * before, step, *[1] * after), (*x.shape[:axis], size, *x.shape[axis + 1 :])
-    return sliced(ctx, x, (*[0] * before, start, *[0] * after), steps, shape)
+    starts, steps, shape = [0] * len(x.shape), [1] * len(x.shape), list(x.shape)
+    starts[axis], steps[axis], shape[axis] = start, step, size
+    return sliced(ctx, x, starts, steps, shape)
 
 
 def _slice(ctx: Context) -> Value:
@@ -247,8 +244,7 @@ def _tile(ctx: Context) -> Value:
     x = ctx.value(0)
     if ctx.opset < 6:
         times, axis = (int(ctx.require_known(n, what).reshape(())) for n, what in ((1, "the number of tiles"), (2, "the axis")))
-        place = ctx.axis(axis)
-        repeats: Sequence[Dim] = [times if n == place else 1 for n in range(len(x.shape))]
+        repeats: Sequence[Dim] = [times if n == ctx.axis(axis) else 1 for n in range(len(x.shape))]
     else:
         repeats = ctx.require_dims(1, "the repeats")
     if len(repeats) != len(x.shape):

@@ -5,9 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from tcomp.frontends.onnx.context import Context, Table, attribute, axis_of, forward, number_of
+from tcomp.frontends.onnx.context import Context, Table, attribute, axis_of, forward
 from tcomp.frontends.onnx.handlers import movement
-from tcomp.frontends.onnx.reader import dtype_name
 from tcomp.ir.dtypes import is_float, lowest
 from tcomp.ir.expr import Dim, Expr, as_dim, as_expr, maximum, minimum
 from tcomp.ir.graph import Operator, Value
@@ -39,8 +38,7 @@ def window_pads(ctx: Context, extents: Sequence[Dim], kernel: Sequence[int], str
         raise ctx.invalid(f"attribute `auto_pad` is {auto}")
     result: Pads = []
     for extent, k, s, r in zip(extents, kernel, strides, dilations, strict=True):
-        windows = -((-as_expr(extent)) // s)
-        total = maximum((windows - 1) * s + (k - 1) * r + 1 - extent, 0)
+        total = maximum((-((-as_expr(extent)) // s) - 1) * s + (k - 1) * r + 1 - extent, 0)
         pair = as_dim(total // 2), as_dim(total - total // 2)
         result.append(pair if auto == "SAME_UPPER" else pair[::-1])
     return result
@@ -54,22 +52,21 @@ def padded(ctx: Context, x: Value, pads: Pads, value: Value | None = None) -> Va
 
 def convolution(ctx: Context, x: Value, w: Value) -> Value:
     """Padding and convolution by the attributes of Conv; `x` and `w` have one dtype, zero is the neutral element."""
-    rank = _spatial_rank(ctx, x, w)
+    strides, dilations = _steps(ctx, x, w)
     kernel = ctx.attrs.get("kernel_shape") or list(w.shape[2:])
     if not all(isinstance(d, int) for d in w.shape):
         raise ctx.unsupported(f"the shape of the weights, {list(map(str, w.shape))}, is symbolic")
     if list(kernel) != list(w.shape[2:]):
         raise ctx.invalid(f"attribute `kernel_shape` is {kernel}, the weights have {list(w.shape[2:])}")
-    strides, dilations = per_axis(ctx, "strides", rank), per_axis(ctx, "dilations", rank)
     pads = window_pads(ctx, x.shape[2:], kernel, strides, dilations)
     return ctx.add(nn.CONV, [padded(ctx, x, pads), w], strides=strides, dilations=dilations, group=ctx.attrs["group"])
 
 
-def _spatial_rank(ctx: Context, x: Value, w: Value) -> int:
-    rank = len(x.shape) - 2
-    if rank < 1 or len(w.shape) != rank + 2:
+def _steps(ctx: Context, x: Value, w: Value) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    """(strides, dilations) of a convolution."""
+    if len(x.shape) < 3 or len(w.shape) != len(x.shape):
         raise ctx.invalid(f"the input has {len(x.shape)} dimensions, the weights have {len(w.shape)}")
-    return rank
+    return per_axis(ctx, "strides", len(x.shape) - 2), per_axis(ctx, "dilations", len(x.shape) - 2)
 
 
 def biased(ctx: Context, y: Value, bias: Value | None) -> Value:
@@ -79,12 +76,10 @@ def biased(ctx: Context, y: Value, bias: Value | None) -> Value:
 
 def _conv_transpose(ctx: Context) -> Value:
     """Shape and padding by the equations of the operator's specification."""
-    x, w = ctx.value(0), ctx.value(1)
-    rank = _spatial_rank(ctx, x, w)
-    strides, dilations = per_axis(ctx, "strides", rank), per_axis(ctx, "dilations", rank)
-    extra = ctx.attrs.get("output_padding") or [0] * rank
+    x, w, rank = ctx.value(0), ctx.value(1), len(ctx.value(0).shape) - 2
+    strides, dilations = _steps(ctx, x, w)
+    extra, pads = ctx.attrs.get("output_padding") or [0] * rank, ctx.attrs.get("pads") or [0] * (2 * rank)
     wanted, auto = ctx.attrs.get("output_shape"), ctx.attrs["auto_pad"]
-    pads = ctx.attrs.get("pads") or [0] * (2 * rank)
     if len(extra) != rank or len(pads) != 2 * rank or (wanted and len(wanted) not in (rank, rank + 2)):
         raise ctx.invalid("`pads`, `output_padding` or `output_shape` do not fit the number of spatial axes")
     before, shape = list[Dim](), list[Dim]()
@@ -115,8 +110,7 @@ def _deform_conv(ctx: Context) -> Value:
 def _windows(ctx: Context) -> tuple[dict[str, Any], Pads, Pads]:
     """(attributes of a pooling operator, padding as the node gives it, padding that covers windows which `ceil_mode` lets exceed the end)."""
     x = ctx.value(0)
-    rank = len(x.shape) - 2
-    if rank < 1:
+    if (rank := len(x.shape) - 2) < 1:
         raise ctx.invalid(f"the input has {len(x.shape)} dimensions")
     kernel, strides, dilations = (per_axis(ctx, name, rank) for name in ("kernel_shape", "strides", "dilations"))
     given = window_pads(ctx, x.shape[2:], kernel, strides, dilations)
@@ -141,14 +135,12 @@ def _max_pool(ctx: Context) -> Value | tuple[Value, ...]:
 
 
 def _average_pool(ctx: Context) -> Value:
-    x = ctx.value(0)
+    x, with_pads = ctx.value(0), ctx.attrs.get("count_include_pad", 0)
     attrs, given, pads = _windows(ctx)
     counted: list[tuple[Dim, Dim] | None] = []
     for extent, own, pair in zip(x.shape[2:], given, pads, strict=True):
-        if ctx.attrs.get("count_include_pad", 0):
-            counted.append(None if pair in (own, (0, 0)) else (0, as_dim(as_expr(extent) + own[0] + own[1])))
-        else:
-            counted.append(None if pair == (0, 0) else (pair[0], as_dim(as_expr(extent) + pair[0])))
+        begin, end = (0, as_expr(extent) + own[0] + own[1]) if with_pads else (pair[0], as_expr(extent) + pair[0])
+        counted.append(None if pair == (0, 0) or (with_pads and pair == own) else (begin, as_dim(end)))
     return ctx.add(nn.AVERAGE_POOL, [padded(ctx, x, pads)], **attrs, counted=tuple(counted))
 
 
@@ -158,8 +150,8 @@ def _lp_pool(ctx: Context) -> Value:
 
 
 def _global(ctx: Context, op: Operator) -> Value:
-    x = ctx.value(0)
-    return x if len(x.shape) < 3 else ctx.add(op, [x], axes=tuple(range(2, len(x.shape))), keepdims=True)
+    axes = tuple(range(2, len(ctx.value(0).shape)))
+    return ctx.add(op, ctx.inputs, axes=axes, keepdims=True) if axes else ctx.value(0)
 
 
 def _max_unpool(ctx: Context) -> Value:
@@ -192,9 +184,9 @@ def _batch_normalization(ctx: Context) -> Value | tuple[Value, ...]:
 
 
 def _lp_normalization(ctx: Context) -> Value:
-    if ctx.attrs["p"] not in (1, 2):
-        raise ctx.invalid(f"attribute `p` is {ctx.attrs['p']}; ONNX has 1 and 2")
-    return ctx.add(ops.LP_NORMALIZE, [ctx.value(0)], axis=ctx.axis(ctx.attrs["axis"]), p=ctx.attrs["p"])
+    if (p := ctx.attrs["p"]) not in (1, 2):
+        raise ctx.invalid(f"attribute `p` is {p}; ONNX has 1 and 2")
+    return ctx.add(ops.LP_NORMALIZE, [ctx.value(0)], axis=ctx.axis(ctx.attrs["axis"]), p=p)
 
 
 def _dropout(ctx: Context) -> Value | tuple[Value, ...]:
@@ -219,20 +211,14 @@ def _gemm(ctx: Context) -> Value:
     a, b, c, beta = ctx.value(0), ctx.value(1), ctx.input(2), ctx.attrs["beta"]
     if len(a.shape) != 2 or len(b.shape) != 2:
         raise ctx.invalid("A and B must be matrices")
-    product = ctx.add(MATMUL, [a, b], transpose_a=bool(ctx.attrs["transA"]), transpose_b=bool(ctx.attrs["transB"]))
-    y = scaled(product, ctx.attrs["alpha"])
+    transposed = {"transpose_a": bool(ctx.attrs["transA"]), "transpose_b": bool(ctx.attrs["transB"])}
+    y = scaled(ctx.add(MATMUL, [a, b], **transposed), ctx.attrs["alpha"])
     return y if c is None or beta == 0.0 else ctx.add(ADD, [y, scaled(c, beta)])
 
 
 def _axis_block(ctx: Context) -> dict[str, int]:
     axis = ctx.attrs.get("axis", 1)
     return {"axis": axis + len(ctx.value(0).shape) if axis < 0 else axis, "block": ctx.attrs.get("block_size", 0)}
-
-
-def _dtype(ctx: Context, name: str, default: str) -> str:
-    """The dtype that an attribute gives; 0 stands for the default."""
-    wanted = ctx.attrs.get(name, 0)
-    return dtype_name(wanted, ctx.where) if wanted else default
 
 
 def _unfolded(ctx: Context, op: Operator, inputs: list[Value | None], **attrs: Any) -> Value:
@@ -244,15 +230,15 @@ def _unfolded(ctx: Context, op: Operator, inputs: list[Value | None], **attrs: A
 
 def _quantize_linear(ctx: Context) -> Value:
     x, scale, zero = ctx.value(0), ctx.value(1), ctx.input(2)
-    dtype = zero.dtype if zero is not None else _dtype(ctx, "output_dtype", "uint8")
+    dtype = zero.dtype if zero is not None else ctx.dtype("output_dtype", "uint8")
     if is_float(dtype):
         raise ctx.unsupported(f"quantisation to {dtype} is not supported")
-    precision = _dtype(ctx, "precision", scale.dtype if is_float(x.dtype) else "float32")
+    precision = ctx.dtype("precision", scale.dtype if is_float(x.dtype) else "float32")
     return ctx.add(QUANTIZE, [x, scale, zero], **_axis_block(ctx), dtype=dtype, precision=precision)
 
 
 def _dequantize_linear(ctx: Context) -> Value:
-    inputs, dtype = [ctx.value(0), ctx.value(1), ctx.input(2)], _dtype(ctx, "output_dtype", ctx.value(1).dtype)
+    inputs, dtype = [ctx.value(0), ctx.value(1), ctx.input(2)], ctx.dtype("output_dtype", ctx.value(1).dtype)
     return _unfolded(ctx, DEQUANTIZE, inputs, **_axis_block(ctx), dtype=dtype)
 
 
@@ -290,13 +276,12 @@ TABLE: Table = {
     "MatMul": forward(MATMUL), "Gemm": _gemm, "Einsum": forward(EINSUM, "equation"), "Det": forward(DET),
     "AveragePool": _average_pool, "MaxPool": _max_pool, "LpPool": _lp_pool, "MaxUnpool": _max_unpool,
     "GlobalAveragePool": lambda ctx: _global(ctx, ops.REDUCE_MEAN), "GlobalMaxPool": lambda ctx: _global(ctx, ops.REDUCE_MAX),
-    "GlobalLpPool": forward(nn.GLOBAL_LP_POOL, p=number_of("p")),
+    "GlobalLpPool": forward(nn.GLOBAL_LP_POOL, p=lambda ctx: float(ctx.attrs["p"])),
     "BatchNormalization": _batch_normalization, "LpNormalization": _lp_normalization, "Dropout": _dropout,
-    "GroupNormalization": forward(ops.GROUP_NORM, groups=attribute("num_groups"), epsilon=number_of("epsilon")),
-    "InstanceNormalization": forward(ops.INSTANCE_NORM, epsilon=number_of("epsilon")),
-    "LayerNormalization": forward(ops.LAYER_NORM, inputs=3, axis=axis_of(), epsilon=number_of("epsilon")),
-    "RMSNormalization": forward(ops.RMS_NORM, axis=axis_of(), epsilon=number_of("epsilon")),
-    "LRN": forward(ops.LRN, "size", alpha=number_of("alpha"), beta=number_of("beta"), bias=number_of("bias")),
+    "GroupNormalization": forward(ops.GROUP_NORM, "epsilon", groups=attribute("num_groups")),
+    "InstanceNormalization": forward(ops.INSTANCE_NORM, "epsilon"), "LRN": forward(ops.LRN, "size", "alpha", "beta", "bias"),
+    "LayerNormalization": forward(ops.LAYER_NORM, "epsilon", inputs=3, axis=axis_of()),
+    "RMSNormalization": forward(ops.RMS_NORM, "epsilon", axis=axis_of()),
     "ConvInteger": lambda ctx: convolution(ctx, _centred(ctx, 0, 2, 1), _centred(ctx, 1, 3, 0)),
     "DequantizeLinear": _dequantize_linear, "DynamicQuantizeLinear": _dynamic_quantize_linear,
     "MatMulInteger": lambda ctx: _product(ctx, (0, 2), (1, 3)), "QLinearConv": _q_linear_conv, "QLinearMatMul": _q_linear_mat_mul,

@@ -6,7 +6,6 @@ import numpy as np
 
 from tcomp.frontends.onnx.context import Context, Handler, Table
 from tcomp.frontends.onnx.handlers.movement import reshaped
-from tcomp.frontends.onnx.reader import dtype_name
 from tcomp.ir.expr import as_dim, as_expr
 from tcomp.ir.graph import Value
 from tcomp.ops import signal as ops
@@ -72,7 +71,7 @@ def _window(*coefficients: float) -> Handler:
         period = size if ctx.attrs["periodic"] else max(size - 1, 1)
         angle = 2 * np.pi * np.arange(size) / period
         values = sum((c * np.cos(n * angle) for n, c in enumerate(coefficients)), np.zeros(size))
-        return ctx.constant(values, dtype_name(ctx.attrs["output_datatype"], ctx.where))
+        return ctx.constant(values, ctx.dtype("output_datatype"))
 
     return handler
 
@@ -96,7 +95,7 @@ def _mel_weight_matrix(ctx: Context) -> Value:
         matrix[rising, n] = (bins[rising] - left) / (centre - left) if centre > left else 1.0
         falling = (centre <= bins) & (bins < right)
         matrix[falling, n] = (right - bins[falling]) / max(right - centre, 1)
-    return ctx.constant(matrix, dtype_name(ctx.attrs["output_datatype"], ctx.where))
+    return ctx.constant(matrix, ctx.dtype("output_datatype"))
 
 
 TABLE: Table = {
