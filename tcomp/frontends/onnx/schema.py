@@ -15,9 +15,7 @@ from tcomp.frontends.onnx.reader import ELEM_TYPES
 from tcomp.ir.expr import Expr
 from tcomp.ir.graph import Value
 
-_TYPE_NAMES = {f"tensor({name})": dtype for name, dtype in {
-    **{d: d for d in ELEM_TYPES}, "float": "float32", "double": "float64",
-}.items()}  # fmt: skip
+_TYPE_NAMES = {f"tensor({d})": d for d in ELEM_TYPES} | {"tensor(float)": "float32", "tensor(double)": "float64"}
 _OPTIONAL = (OpSchema.FormalParameterOption.Optional, OpSchema.FormalParameterOption.Variadic)
 
 
@@ -32,12 +30,11 @@ class Schema:
 
     def check_node(self, node: NodeProto, inputs: Sequence[Value | None], where: str) -> None:
         """Raises `ImportModelError` if number or types of inputs, or the attributes, are not what the operator takes."""
-        least, most, outputs = self.schema.min_input, self.schema.max_input, self.schema.max_output
-        if not least <= len(inputs) <= most:
-            raise ImportModelError(f"{len(inputs)} inputs", where=where, why=f"the operator takes {least} to {most}")
-        if len(node.output) > outputs:
-            raise ImportModelError(f"{len(node.output)} outputs", where=where, why=f"the operator has {outputs}")
-        bound: dict[str, str] = {}
+        s, bound = self.schema, dict[str, str]()
+        if not s.min_input <= len(inputs) <= s.max_input:
+            raise ImportModelError(f"{len(inputs)} inputs", where=where, why=f"the operator takes {s.min_input} to {s.max_input}")
+        if len(node.output) > s.max_output:
+            raise ImportModelError(f"{len(node.output)} outputs", where=where, why=f"the operator has {s.max_output}")
         for number, value in enumerate(inputs):
             formal, dtypes = self.inputs[min(number, len(self.inputs) - 1)]
             if value is None:
@@ -61,17 +58,16 @@ class Schema:
 
     def function_body(self, node: NodeProto, inputs: Sequence[Value | None], opset: int) -> FunctionProto | None:
         """The definition of the operator by simpler ones, as ONNX gives it for this node; None if there is none."""
-        s = self.schema
-        contextual = not s.has_function and s.has_context_dependent_function
-        if not s.has_function and not contextual:
-            return None
-        declared = s.context_dependent_function_opset_versions if contextual else s.function_opset_versions
-        version = max([v for v in declared if v <= opset] or declared)
-        if contextual:
-            types = [_type_proto(v).SerializeToString() for v in inputs]
-            body = s.get_context_dependent_function_with_opset_version(version, node.SerializeToString(), types)
-        else:
-            body = s.get_function_with_opset_version(version)
+        s, body = self.schema, b""
+
+        def version(declared: Sequence[int]) -> int:
+            return max([v for v in declared if v <= opset] or declared)
+
+        if s.has_function:
+            body = s.get_function_with_opset_version(version(s.function_opset_versions))
+        elif s.has_context_dependent_function:
+            types, chosen = [_type_proto(v).SerializeToString() for v in inputs], version(s.context_dependent_function_opset_versions)
+            body = s.get_context_dependent_function_with_opset_version(chosen, node.SerializeToString(), types)
         definition: FunctionProto | None = FunctionProto.FromString(body) if body else None
         return definition
 
@@ -88,5 +84,4 @@ def find_schema(op_type: str, opset: int, domain: str) -> Schema | None:
 def _type_proto(value: Value | None) -> onnx.TypeProto:
     if value is None:
         return onnx.TypeProto()
-    dims = [str(d) if isinstance(d, Expr) else d for d in value.shape]
-    return onnx.helper.make_tensor_type_proto(ELEM_TYPES[value.dtype], dims)
+    return onnx.helper.make_tensor_type_proto(ELEM_TYPES[value.dtype], [str(d) if isinstance(d, Expr) else d for d in value.shape])

@@ -47,11 +47,11 @@ def literals(array: np.ndarray, dtype: str) -> Elements:
 def closed(outputs: Sequence[Tensor]) -> bool:
     """Whether the tensors depend on no symbolic size."""
 
-    def sizes(body: Expr) -> set[Expr]:
-        bound = {axis for e in walk(body) if e.op == "reduce" for axis in e.attr[1]}
-        return {v for v in variables(body) if v.dtype == INDEX} - bound
+    def sizes(t: Tensor) -> set[Expr]:
+        body = t.body if t.body is not None else const(0)
+        return {v for v in variables(body) if v.dtype == INDEX} - {a for e in walk(body) if e.op == "reduce" for a in e.attr[1]}
 
-    return all(all(isinstance(d, int) for d in t.shape) and (t.body is None or sizes(t.body) <= set(t.axes)) for t in te.tensors(outputs))
+    return all(all(isinstance(d, int) for d in t.shape) and sizes(t) <= set(t.axes) for t in te.tensors(outputs))
 
 
 def propagate(outputs: Sequence[Tensor], known: Mapping[Tensor, Elements]) -> list[Elements] | None:
@@ -81,11 +81,9 @@ class _Evaluation:
             return self.known[tensor][int(np.ravel_multi_index(index, shape)) if shape else 0]
         if tensor.body is None:
             raise _Unknown
-        env = {axis: const(i) for axis, i in zip(tensor.axes, index, strict=True)}
-        result = self.value(tensor.body, env, {})
-        if sum(1 for _ in walk(result)) > _MAX_NODES:
-            raise _Unknown
-        if not is_float(tensor.dtype) and any(is_float(e.dtype) for e in walk(result)):
+        result = self.value(tensor.body, dict(zip(tensor.axes, map(const, index), strict=True)), {})
+        nodes = list(walk(result))
+        if len(nodes) > _MAX_NODES or (not is_float(tensor.dtype) and any(is_float(e.dtype) for e in nodes)):
             raise _Unknown
         return result
 
@@ -164,11 +162,10 @@ def _cast(e: Expr, dtype: str) -> Expr:
         e = simplify(select(e, 1, 0))
     if e.op == "const":
         return const(const(e.attr, dtype).attr, INDEX)
-    if BITS[dtype] < 32:
-        lo, hi = bounds(e)
-        limit = 1 << (BITS[dtype] - 1)
-        if lo is None or hi is None or lo < -limit or hi >= limit:
-            raise _Unknown
+    lo, hi = bounds(e)
+    limit = 1 << (BITS[dtype] - 1)
+    if BITS[dtype] < 32 and (lo is None or hi is None or lo < -limit or hi >= limit):
+        raise _Unknown
     return e
 
 
@@ -180,9 +177,9 @@ def _fraction(e: Expr) -> tuple[Expr, int]:
             if exact.denominator > 1024 or abs(exact.numerator) > 1 << 24:
                 raise _Unknown
             return const(exact.numerator), exact.denominator
+        case "cast" if is_float(e.args[0].dtype):
+            return _fraction(e.args[0])
         case "cast":
-            if is_float(e.args[0].dtype):
-                return _fraction(e.args[0])
             return (simplify(select(e.args[0], 1, 0)) if e.args[0].dtype == "bool" else e.args[0]), 1
         case "neg":
             n, d = _fraction(e.args[0])
