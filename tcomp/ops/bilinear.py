@@ -145,12 +145,8 @@ def winograd_input(x: Tensor, tile: int, taps: Sequence[int], stride: int = 1) -
 def winograd_product(x: Tensor, w: Tensor) -> Tensor:
     """For every point, tiles times weights (*points, in channels, out channels)."""
     require_same(x.shape[-1], w.shape[-2], "channels of a convolution")
-    c, rank = te.reduce_axis(w.shape[-2], "rc"), w.ndim - 2
-
-    def element(*index: Expr) -> Expr:
-        return te.sum(x[*index[:-1], c] * w[*index[:rank], c, index[-1]], c)
-
-    return te.compute((*x.shape[:-1], w.shape[-1]), element, "winograd_product")
+    c, shape = te.reduce_axis(w.shape[-2], "rc"), (*x.shape[:-1], w.shape[-1])
+    return te.compute(shape, lambda *i: te.sum(x[*i[:-1], c] * w[*i[: w.ndim - 2], c, i[-1]], c), "winograd_product")
 
 
 def winograd_output(p: Tensor, tile: int, shape: Sequence[Dim], stride: int = 1) -> Tensor:
@@ -187,10 +183,8 @@ def _to_points(tile: int, window: int, stride: int, values: Sequence[Expr]) -> l
 def _scaled(row: Sequence[Fraction], values: Sequence[Expr], parity: int) -> tuple[Fraction, Expr | None]:
     """Every second term of a row, divided by the last factor: what it has in common with other rows."""
     terms = [(c, v) for c, v in zip(row[parity::2], values[parity::2], strict=True) if c]
-    if not terms:
-        return Fraction(0), None
-    last = terms[-1][0]
-    return last, combined([(c / last, v) for c, v in reversed(terms)])
+    last = terms[-1][0] if terms else Fraction(0)
+    return last, combined([(c / last, v) for c, v in reversed(terms)]) if terms else None
 
 
 def _from_points(tile: int, window: int, stride: int, values: Sequence[Expr]) -> list[Expr]:
@@ -241,20 +235,17 @@ def similar_columns(w: np.ndarray, transposed: bool = False) -> bool:
 def strassen_weights(w: np.ndarray, transposed: bool = False) -> np.ndarray:
     """The right factors of the seven products, for a matrix (k, n) of even sizes, or its transpose: (7, k / 2, n / 2). Each is a quarter,
     or adds two, rounded in the type of `w`."""
-    if transposed:
-        w = w.T
+    w = w.T if transposed else w
     k, n = (d // 2 for d in w.shape)
     quarters = [w[a : a + k, b : b + n] for a in (0, k) for b in (0, n)]
     found = np.empty((PRODUCTS, k, n), w.dtype)
     for factor, row in zip(found, OF_RIGHT, strict=True):
         plus, minus = ([q for c, q in zip(row, quarters, strict=True) if c == sign] for sign in (1, -1))
-        match plus, minus:
-            case [a], [b]:
-                np.subtract(a, b, factor)
-            case [a, b], []:
-                np.add(a, b, factor)
-            case [a], []:
-                factor[:] = a
+        factor[:] = plus[0]
+        for q in plus[1:]:
+            factor += q
+        for q in minus:
+            factor -= q
     return found
 
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from functools import partial, reduce
+from itertools import zip_longest
 from operator import add
 
 from tcomp.errors import IRError
@@ -21,30 +22,25 @@ from tcomp.ir.te import Tensor
 
 HALF = ("float16", "bfloat16")
 BYTES = ("int8", "uint8")
-_HINT = (
-    "where symbolic sizes must agree: fix them (--dim n=4), bound them (--dim n=1..512), or give a shape in multiples (--shape x=n,h*32)"
-)
+HINT = "where symbolic sizes must agree: fix them (--dim n=4), bound them (--dim n=1..512), or give a shape in multiples (--shape x=n,h*32)"
 
 
 def require_same(a: Dim, b: Dim, what: str) -> None:
     """Raises `IRError` unless the extents are equal for sure."""
     if not same_dim(a, b):
-        raise IRError(f"{what}: {a} and {b} are not the same extent", hint=_HINT)
+        raise IRError(f"{what}: {a} and {b} are not the same extent", hint=HINT)
 
 
 def broadcast_shape(*shapes: Sequence[Dim]) -> tuple[Dim, ...]:
     """The common shape under NumPy's rules. Raises `IRError` where two extents are neither equal for sure nor 1."""
     result: list[Dim] = []
-    for position in range(-max(map(len, shapes), default=0), 0):
-        extent: Dim = 1
-        for other in (shape[position] for shape in shapes if -position <= len(shape)):
-            if extent == 1:
-                extent = other
-            elif other != 1 and not same_dim(extent, other):
-                listed = " and ".join(f"[{', '.join(map(str, s))}]" for s in shapes)
-                raise IRError(f"shapes {listed} do not broadcast: {extent} against {other}", hint=_HINT)
+    for aligned in zip_longest(*map(reversed, shapes), fillvalue=1):  # from the last axis on
+        extent: Dim = next((d for d in aligned if d != 1), 1)
+        if other := [d for d in aligned if d != 1 and not same_dim(extent, d)]:
+            listed = " and ".join(f"[{', '.join(map(str, s))}]" for s in shapes)
+            raise IRError(f"shapes {listed} do not broadcast: {extent} against {other[0]}", hint=HINT)
         result.append(extent)
-    return tuple(result)
+    return tuple(reversed(result))
 
 
 def broadcast_read(tensor: Tensor, indices: Sequence[ExprLike]) -> Expr:
@@ -99,8 +95,7 @@ def divide(x: Expr, y: Expr) -> Expr:
 
 def clip(x: Expr, low: Expr | float | None, high: Expr | float | None) -> Expr:
     """min(max(x, low), high); a bound may be left out."""
-    if low is not None:
-        x = maximum(x, low)
+    x = x if low is None else maximum(x, low)
     return x if high is None else minimum(x, high)
 
 
@@ -197,8 +192,6 @@ LESS, LESS_EQUAL = _operator("less", lambda x, y: x < y), _operator("less_equal"
 GREATER, GREATER_EQUAL = _operator("greater", lambda x, y: x > y), _operator("greater_equal", lambda x, y: x >= y)
 EQUAL = _operator("equal", te.equal)
 WHERE = _operator("where", select)
-
-
 MAX, MIN = _operator("max", lambda *values: reduce(maximum, values)), _operator("min", lambda *values: reduce(minimum, values))
 SUM = _operator("sum", lambda *values: reduce(add, values))
 MEAN = _operator("mean", lambda *values: divide(total := reduce(add, values), const(len(values), total.dtype)))
@@ -211,9 +204,8 @@ def _pow(x: Tensor, y: Tensor) -> Tensor:
 
 def _clip(x: Tensor, low: Tensor | None, high: Tensor | None) -> Tensor:
     """Elements kept within [low, high]; the bounds are scalars (or tensors of one element) or left out."""
-    for bound in (low, high):
-        if bound is not None and any(d != 1 for d in bound.shape):
-            raise IRError("a bound of clip has more than one element", where=repr(bound))
+    if wide := [bound for bound in (low, high) if bound is not None and any(d != 1 for d in bound.shape)]:
+        raise IRError("a bound of clip has more than one element", where=repr(wide[0]))
     at = [None if bound is None else bound[(0,) * bound.ndim] for bound in (low, high)]
     return te.compute(x.shape, lambda *i: clip(x[i], *at), "clip")
 
@@ -225,9 +217,8 @@ def _cast(x: Tensor, dtype: str) -> Tensor:
 def _bitcast(x: Tensor, dtype: str) -> Tensor:
     if BITS[dtype] != BITS[x.dtype]:
         raise IRError(f"bitcast of {x.dtype} to {dtype}: types of different width")
-    if "bool" in (dtype, x.dtype):  # a bool is stored as 0 or 1
-        return _cast(x, dtype)
-    return te.compute(x.shape, lambda *i: bitcast(x[i], dtype), "bitcast")
+    boolean = "bool" in (dtype, x.dtype)  # stored as 0 or 1
+    return _cast(x, dtype) if boolean else te.compute(x.shape, lambda *i: bitcast(x[i], dtype), "bitcast")
 
 
 POW, CLIP, CAST, BITCAST = Operator("pow", _pow), Operator("clip", _clip), Operator("cast", _cast), Operator("bitcast", _bitcast)

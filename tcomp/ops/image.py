@@ -24,11 +24,8 @@ def repeat(x: Tensor, factor: int, axis: int) -> Tensor:
 
 
 def resample(x: Tensor, indices: Tensor, weights: Tensor, axis: int) -> Tensor:
-    """out[..., o, ...] = sum over t of weights[o, t] * x[..., indices[o, t], ...]: any separable interpolation.
-
-    `indices` are int64, `weights` floats; both have shape [size along `axis`, elements that are weighted]. Integer results truncate and
-    saturate.
-    """
+    """out[..., o, ...] = sum over t of weights[o, t] * x[..., indices[o, t], ...]: any separable interpolation. `indices` are int64,
+    `weights` floats; both have shape [size along `axis`, elements that are weighted]. Integer results truncate and saturate."""
     size, count = indices.shape
     t = te.reduce_axis(count, "tap")
 

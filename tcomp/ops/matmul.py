@@ -67,10 +67,8 @@ def softmax_product(x: Tensor, v: Tensor) -> Tensor:
 
 
 def einsum(*operands: Tensor, equation: str) -> Tensor:
-    """Sum of products in Einstein's notation; letters repeated within an operand take its diagonal, `...` broadcasts.
-
-    Without `->` the result has the letters that occur once, in alphabetical order, after the broadcast axes.
-    """
+    """Sum of products in Einstein's notation; letters repeated within an operand take its diagonal, `...` broadcasts. Without `->` the
+    result has the letters that occur once, in alphabetical order, after the broadcast axes."""
     terms, output = _parsed(equation, [t.ndim for t in operands])
     extents: dict[str, Dim] = {}
     for term, tensor in zip(terms, operands, strict=True):

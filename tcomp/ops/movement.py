@@ -32,11 +32,8 @@ def product(dims: Sequence[Dim]) -> Dim:
 
 
 def reshape(x: Tensor, shape: Sequence[Dim]) -> Tensor:
-    """The same elements in row-major order under another shape.
-
-    Input and output axes are cut into the smallest groups of equal size; each group has an index map of its own, so that axes
-    which are merely kept, merged or split stay visible as such.
-    """
+    """The same elements in row-major order under another shape. Input and output axes are cut into the smallest groups of equal size; each
+    group has an index map of its own, so that axes which are merely kept, merged or split stay visible as such."""
     shape = tuple(as_dim(d) for d in shape)
     before, after = (", ".join(map(str, s)) for s in (x.shape, shape))
     require_same(product(x.shape), product(shape), f"reshape of [{before}] to [{after}]")
@@ -52,8 +49,7 @@ def _groups(source: Sequence[Dim], target: Sequence[Dim]) -> list[tuple[slice, s
     after = [product(target[:n]) for n in range(len(target) + 1)]
     groups, i, j = [], 0, 0
     for n in range(1, len(source) + 1):
-        match = next((m for m in range(j, len(target) + 1) if same_dim(before[n], after[m])), None)
-        if match is not None:
+        if (match := next((m for m in range(j, len(target) + 1) if same_dim(before[n], after[m])), None)) is not None:
             groups.append((slice(i, n), slice(j, match)))
             i, j = n, match
     return [*groups, (slice(i, None), slice(j, None))]
@@ -64,11 +60,12 @@ def _regroup(source: Sequence[Dim], target: Sequence[Dim], index: Sequence[Expr]
     wide = [(i, d) for d, i in zip(target, index, strict=True) if d != 1]
     position = row_major([i for i, _ in wide], [d for _, d in wide])
     first = next((n for n, d in enumerate(source) if d != 1), None)
-    quotients = [position // as_expr(product(source[n + 1 :])) for n in range(len(source))]
-    return [
-        const(0) if d == 1 else simplify(quotient if n == first else quotient % as_expr(d))
-        for n, (d, quotient) in enumerate(zip(source, quotients, strict=True))
-    ]
+
+    def along(n: int, extent: Dim) -> Expr:
+        quotient = position // as_expr(product(source[n + 1 :]))
+        return simplify(quotient if n == first else quotient % as_expr(extent))
+
+    return [const(0) if d == 1 else along(n, d) for n, d in enumerate(source)]
 
 
 def expand(x: Tensor, shape: Sequence[Dim]) -> Tensor:
@@ -110,11 +107,8 @@ def concat(*parts: Tensor, axis: int) -> Tensor:
 
 
 def pad(x: Tensor, value: Tensor | None, before: Sequence[Dim], after: Sequence[Dim], mode: str = "constant") -> Tensor:
-    """`before` and `after` elements added along every axis (negative: cut off).
-
-    Modes: constant (`value`, a scalar; 0 where left out), edge (repeats the border), reflect (mirrors without repeating the
-    border), wrap (periodic).
-    """
+    """`before` and `after` elements added along every axis (negative: cut off). Modes: constant (`value`, a scalar; 0 where left out), edge
+    (repeats the border), reflect (mirrors without repeating the border), wrap (periodic)."""
     sides = list(zip(x.shape, before, after, strict=True))
     filling = const(0, x.dtype) if value is None else value[(0,) * value.ndim]
 
@@ -207,8 +201,6 @@ def dims(*, dims: Sequence[Dim], shape: Sequence[int], dtype: str = "int64") -> 
     return te.compute(tuple(shape), lambda *index: pick(row_major(index, shape), values), name="dims")
 
 
-# ---------------------------------------------------------------- positions that data gives
-
 Index = tuple[Expr, ...]
 
 
@@ -229,8 +221,7 @@ def _require_elements(x: Tensor, *axes: int) -> None:
 
 def _tuple_width(indices: Tensor) -> int:
     """The length of the index tuples along the last axis."""
-    width = indices.shape[-1]
-    if not isinstance(width, int):
+    if not isinstance(width := indices.shape[-1], int):
         raise IRError(f"the last axis of {indices!r} holds index tuples and must have a fixed size")
     return width
 
@@ -238,12 +229,9 @@ def _tuple_width(indices: Tensor) -> int:
 def gather(x: Tensor, indices: Tensor, axis: int) -> Tensor:
     """Slices of `x` along `axis` at `indices` (any shape), whose axes take the place of that axis."""
     _require_elements(x, axis)
-
-    def element(*i: Expr) -> Expr:
-        at = valid_index(indices[i[axis : axis + indices.ndim]], x.shape[axis])
-        return x[(*i[:axis], at, *i[axis + indices.ndim :])]
-
-    return te.compute((*x.shape[:axis], *indices.shape, *x.shape[axis + 1 :]), element, "gather")
+    end = axis + indices.ndim  # of the axes of `indices` in the result
+    shape = *x.shape[:axis], *indices.shape, *x.shape[axis + 1 :]
+    return te.compute(shape, lambda *i: x[*i[:axis], valid_index(indices[i[axis:end]], x.shape[axis]), *i[end:]], "gather")
 
 
 def gather_elements(x: Tensor, indices: Tensor, axis: int) -> Tensor:
@@ -260,9 +248,8 @@ def gather_nd(x: Tensor, indices: Tensor, batch_dims: int) -> Tensor:
     _require_elements(x, *indexed)
 
     def element(*i: Expr) -> Expr:
-        outer, inner = i[: indices.ndim - 1], i[indices.ndim - 1 :]
-        at = [valid_index(indices[(*outer, n)], x.shape[axis]) for n, axis in enumerate(indexed)]
-        return x[(*i[:batch_dims], *at, *inner)]
+        at = [valid_index(indices[*i[: indices.ndim - 1], n], x.shape[axis]) for n, axis in enumerate(indexed)]
+        return x[*i[:batch_dims], *at, *i[indices.ndim - 1 :]]
 
     return te.compute((*indices.shape[:-1], *x.shape[batch_dims + width :]), element, "gather_nd")
 
@@ -309,10 +296,8 @@ def scatter_nd(x: Tensor, indices: Tensor, updates: Tensor, reduction: str) -> T
 
 
 def tensor_scatter(past: Tensor, update: Tensor, starts: Tensor | None, axis: int, circular: bool) -> Tensor:
-    """A cache [batch, ..., capacity at `axis`, ...] with `update` written from position starts[b] on (0 if left out).
-
-    `circular` wraps around at the end of the cache.
-    """
+    """A cache [batch, ..., capacity at `axis`, ...] with `update` written from position starts[b] on (0 if left out). `circular` wraps
+    around at the end of the cache."""
     capacity, length = as_expr(past.shape[axis]), as_expr(update.shape[axis])
 
     def element(*i: Expr) -> Expr:
@@ -333,10 +318,8 @@ def one_hot(indices: Tensor, values: Tensor, depth: Dim, axis: int) -> Tensor:
 
 
 def top_k(x: Tensor, k: Dim, axis: int, largest: bool) -> tuple[Tensor, Tensor]:
-    """The k extreme elements along `axis`, sorted, and their positions (int64); of equal ones the first comes first.
-
-    A stable bottom-up merge sort of the positions of each lane, O(n log n).
-    """
+    """The k extreme elements along `axis`, sorted, and their positions (int64); of equal ones the first comes first. A stable bottom-up
+    merge sort of the positions of each lane, O(n log n)."""
     n = as_expr(x.shape[axis])
     shape = (*x.shape[:axis], k, *x.shape[axis + 1 :])
 
@@ -356,9 +339,8 @@ def top_k(x: Tensor, k: Dim, axis: int, largest: bool) -> tuple[Tensor, Tensor]:
             def take(rank: Expr) -> L.Stmt:
                 return L.block(L.store(values, at(rank), source[at(order[rank])]), L.store(positions, at(rank), order[rank]))
 
-            body = L.block(
-                L.loop("p", n, lambda p: L.store(order, (p,), p)), _merge_sort(order, merged, n, in_order), L.loop("rank", k, take)
-            )
+            unsorted = L.loop("p", n, lambda p: L.store(order, (p,), p))
+            body = L.block(unsorted, _merge_sort(order, merged, n, in_order), L.loop("rank", k, take))
             return L.Allocate(order, L.Allocate(merged, body)) if n.op == "const" else body
 
         lanes = L.over([d for m, d in enumerate(x.shape) if m != axis], lane)

@@ -83,10 +83,9 @@ def conv_transpose(x: Tensor, w: Tensor, strides: Ints, dilations: Ints, group: 
     require_same(x.shape[1], in_channels, f"channels of a transposed convolution with weights {list(w.shape)}")
     if in_channels % group:
         raise IRError(f"{in_channels} input channels do not divide into {group} groups")
-    depth = in_channels // group
-    channel = te.reduce_axis(depth, "rc")
-    single = [k == s and r == 1 for k, s, r in zip(kernel, strides, dilations, strict=True)]
-    offsets = [None if one else te.reduce_axis(k, f"rk{n}") for n, (k, one) in enumerate(zip(kernel, single, strict=True))]
+    channel = te.reduce_axis(depth := in_channels // group, "rc")
+    sizes_of_axes = enumerate(zip(kernel, strides, dilations, strict=True))
+    offsets = [None if k == s and r == 1 else te.reduce_axis(k, f"rk{n}") for n, (k, s, r) in sizes_of_axes]
 
     def element(n: Expr, o: Expr, *q: Expr) -> Expr:
         source = channel if group == 1 else o // out_channels * depth + channel
@@ -117,8 +116,7 @@ def deform_conv(
     if x.ndim != 4:
         raise IRError(f"deformable convolution of a {x.ndim}-dimensional input", why="two spatial axes are supported")
     out_channels, in_channels, *kernel = sizes(w.shape, "weights of a convolution")
-    height, width = x.shape[2:]
-    channels = in_channels * group
+    (height, width), channels = x.shape[2:], in_channels * group
     require_same(x.shape[1], channels, "channels of a deformable convolution")
     channel = te.reduce_axis(in_channels, "rc")
     offsets = [te.reduce_axis(k, f"rk{n}") for n, k in enumerate(kernel)]
@@ -138,8 +136,7 @@ def deform_conv(
         down, right = (v - te.floor(v) for v in at)
         corners = product(((row, 1.0 - down), (row + 1, down)), ((column, 1.0 - right), (column + 1, right)))
         value = reduce(add, (pixel(n, source, i, j) * of_row * of_column for (i, of_row), (j, of_column) in corners))
-        value = value if mask is None else value * mask[(n, place, p, q)]
-        return te.sum(value * w[(o, channel, *offsets)], [channel, *offsets])
+        return te.sum((value if mask is None else value * mask[n, place, p, q]) * w[o, channel, *offsets], [channel, *offsets])
 
     return te.compute((x.shape[0], out_channels, *offset.shape[2:]), element, "deform_conv")
 
@@ -179,10 +176,8 @@ def max_pool(x: Tensor, kernel: Ints, strides: Ints, dilations: Ints) -> Tensor:
 def max_pool_indices(
     x: Tensor, kernel: Ints, strides: Ints, dilations: Ints, before: Sequence[Dim], shape: Sequence[Dim], column_major: bool
 ) -> Tensor:
-    """Where the largest element of each window stands (the first of equals): flat index into the unpadded tensor of `shape`.
-
-    `x` is padded by `before` in front of each spatial axis. `column_major` counts the spatial axes in reverse order.
-    """
+    """Where the largest element of each window stands (the first of equals): flat index into the unpadded tensor of `shape`. `x` is padded
+    by `before` in front of each spatial axis. `column_major` counts the spatial axes in reverse order."""
     largest = max_pool(x, kernel, strides, dilations)
 
     def element(i: Index, offsets: Index, at: Index) -> Expr:
@@ -199,17 +194,13 @@ def max_pool_indices(
 
 def average_pool(x: Tensor, kernel: Ints, strides: Ints, dilations: Ints, counted: Sequence[Sequence[Dim] | None]) -> Tensor:
     """The mean of each window over its elements inside `counted`, a (begin, end) for each spatial axis, None where all of them count.
-
-    Elements that do not count must read as zero.
-    """
-
-    def count_before(bound: Dim, start: Expr, extent: int, step: int) -> Expr:
-        return minimum(maximum((as_expr(bound) - start + (step - 1)) // step, 0), extent)
+    Elements that do not count must read as zero."""
 
     def element(i: Index, offsets: Index, at: Index) -> Expr:
         count: Expr = const(1)
         for p, k, s, r, ends in zip(i[2:], kernel, strides, dilations, counted, strict=True):
-            count = count * (k if ends is None else count_before(ends[1], p * s, k, r) - count_before(ends[0], p * s, k, r))
+            before = [minimum(maximum((as_expr(end) - p * s + (r - 1)) // r, 0), k) for end in ends or ()]  # elements before begin and end
+            count = count * (before[1] - before[0] if before else k)
         total = te.sum(widened(x[at]), offsets)
         return cast(total / cast(simplify(count), total.dtype), x.dtype)
 
@@ -219,11 +210,7 @@ def average_pool(x: Tensor, kernel: Ints, strides: Ints, dilations: Ints, counte
 def lp_pool(x: Tensor, kernel: Ints, strides: Ints, dilations: Ints, p: float) -> Tensor:
     """(sum of |x|^p)^(1/p) of each window."""
     power, root = reduction.p_norm(p)
-
-    def element(i: Index, offsets: Index, at: Index) -> Expr:
-        return cast(root(te.sum(power(widened(x[at])), offsets)), x.dtype)
-
-    return _pooled(x, kernel, strides, dilations, "lp_pool", element)
+    return _pooled(x, kernel, strides, dilations, "lp_pool", lambda _, k, at: cast(root(te.sum(power(widened(x[at])), k)), x.dtype))
 
 
 def global_lp_pool(x: Tensor, p: float) -> Tensor:
@@ -232,10 +219,8 @@ def global_lp_pool(x: Tensor, p: float) -> Tensor:
 
 
 def max_unpool(x: Tensor, indices: Tensor, shape: Sequence[Dim], source: Sequence[Dim]) -> Tensor:
-    """Zeros of `shape` with the elements of `x` at the flat `indices` into a tensor of shape `source` (see `max_pool_indices`).
-
-    Indices outside `source` or `shape` are ignored.
-    """
+    """Zeros of `shape` with the elements of `x` at the flat `indices` into a tensor of shape `source` (see `max_pool_indices`). Indices
+    outside `source` or `shape` are ignored."""
 
     def program(inputs: Sequence[L.Buffer], outputs: Sequence[L.Buffer]) -> L.Stmt:
         values, places, result = *inputs, *outputs

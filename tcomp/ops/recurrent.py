@@ -64,11 +64,7 @@ def lstm_cell(
         return forget * c[b, j] + entry * gate(b, j, 3, g)
 
     new = te.compute(c.shape, cell, "lstm_cell")
-
-    def hidden(b: Expr, j: Expr) -> Expr:
-        return gate(b, j, 1, f, new[b, j]) * _activate(new[b, j], last)
-
-    return te.compute(c.shape, hidden, "lstm_hidden"), new
+    return te.compute(c.shape, lambda b, j: gate(b, j, 1, f, new[b, j]) * _activate(new[b, j], last), "lstm_hidden"), new
 
 
 def gru_reset(x: Tensor, h: Tensor, state: Tensor, activation: Activation, clip: float | None) -> Tensor:
@@ -78,13 +74,7 @@ def gru_reset(x: Tensor, h: Tensor, state: Tensor, activation: Activation, clip:
 
 
 def gru_cell(
-    x: Tensor,
-    h: Tensor,
-    candidate: Tensor | None,
-    bias: Tensor | None,
-    state: Tensor,
-    activations: Sequence[Activation],
-    clip: float | None,
+    x: Tensor, h: Tensor, candidate: Tensor | None, bias: Tensor | None, state: Tensor, activations: Sequence[Activation], clip: float | None
 ) -> Tensor:
     """The state after one step; gates in the order update, reset, candidate.
 
@@ -99,10 +89,9 @@ def gru_cell(
         if candidate is not None:
             inner = candidate[b, j]
         else:
-            inner = h[b, j + 2 * size] if bias is None else h[b, j + 2 * size] + bias[j]
-            inner = _activate(x[b, j + size] + h[b, j + size], f, clip) * inner
-        new = _activate(x[b, j + 2 * size] + inner, g, clip)
-        return (1.0 - update) * new + update * state[b, j]
+            product = h[b, j + 2 * size] if bias is None else h[b, j + 2 * size] + bias[j]
+            inner = _activate(x[b, j + size] + h[b, j + size], f, clip) * product
+        return (1.0 - update) * _activate(x[b, j + 2 * size] + inner, g, clip) + update * state[b, j]
 
     return te.compute(state.shape, element, "gru_cell")
 
@@ -113,10 +102,8 @@ def rnn_cell(x: Tensor, h: Tensor, activation: Activation, clip: float | None) -
 
 
 def within(new: Tensor, old: Tensor | None, lengths: Tensor, step: Tensor, count: Dim | None) -> Tensor:
-    """`new` for the sequences of the batch that reach this step, else `old` (zero if None).
-
-    `step` is the iteration number; with `count`, iterations run backwards from position count - 1.
-    """
+    """`new` for the sequences of the batch that reach this step, else `old` (zero if None). `step` is the iteration number; with `count`,
+    iterations run backwards from position count - 1."""
 
     def element(b: Expr, j: Expr) -> Expr:
         number = cast(step[()], "int64")

@@ -53,12 +53,9 @@ def reduce_at(
     shape: Sequence[Dim], axes: Axes, keepdims: bool, reducer: Reducer, name: str, element: Callable[[Index], Expr], finish: Scalar = same
 ) -> Tensor:
     """finish(reducer(element(index)) over `axes`) of the indices of `shape`."""
-    reduced = {n: te.reduce_axis(shape[n], f"r{n}") for n in axes}
-
-    def body(*i: Expr) -> Expr:
-        return finish(reducer(element(_whole_index(i, len(shape), reduced, keepdims)), tuple(reduced.values())))
-
-    return te.compute(reduced_shape(shape, axes, keepdims), body, name)
+    reduced, rank = {n: te.reduce_axis(shape[n], f"r{n}") for n in axes}, len(shape)
+    own, over = reduced_shape(shape, axes, keepdims), tuple(reduced.values())
+    return te.compute(own, lambda *i: finish(reducer(element(_whole_index(i, rank, reduced, keepdims)), over)), name)
 
 
 def _whole_index(i: Index, rank: int, reduced: Mapping[int, Expr], keepdims: bool) -> Index:
@@ -86,10 +83,9 @@ def _reduction(name: str, reducer: Reducer, element: Scalar = same, finish: Scal
     return Operator(name, apply)
 
 
-def _mean(x: Tensor, axes: Axes, keepdims: bool) -> Tensor:
-    """Arithmetic mean; integers truncate towards zero."""
-    mean = reduce(x, axes, keepdims, te.sum, "reduce_mean", finish=lambda v: divide(v, element_count(x.shape, axes, v.dtype)))
-    return rounded(mean, x.dtype)
+def _mean(x: Tensor, axes: Axes, keepdims: bool, name: str, element: Scalar = same) -> Tensor:
+    """The mean of element(x) over `axes`; integers truncate towards zero."""
+    return reduce(x, axes, keepdims, te.sum, name, element, lambda v: divide(v, element_count(x.shape, axes, v.dtype)))
 
 
 def _log_sum_exp(x: Tensor, axes: Axes, keepdims: bool) -> Tensor:
@@ -111,7 +107,7 @@ def _shifted_sum(x: Tensor, top: Tensor, axes: Axes) -> Tensor:
 
 REDUCE_SUM = _reduction("reduce_sum", te.sum)
 REDUCE_PROD = _reduction("reduce_prod", te.prod)
-REDUCE_MEAN = Operator("reduce_mean", _mean)
+REDUCE_MEAN = Operator("reduce_mean", lambda x, axes, keepdims: rounded(_mean(x, axes, keepdims, "reduce_mean"), x.dtype))
 REDUCE_MAX = _reduction("reduce_max", te.max, of_bools=te.any)
 REDUCE_MIN = _reduction("reduce_min", te.min, of_bools=te.all)
 REDUCE_L1 = _reduction("reduce_l1", te.sum, te.abs)
@@ -169,9 +165,8 @@ def _hardmax(x: Tensor, axes: Axes) -> Tensor:
     def position(at: Sequence[Expr]) -> Expr:
         return row_major([at[n] for n in axes], [x.shape[n] for n in axes])
 
-    def candidate(at: Index) -> Expr:
-        beyond = position([as_expr(d) for d in x.shape])  # larger than any position
-        return select(te.equal(widened(x[at]), broadcast_read(top, at)), position(at), beyond)
+    def candidate(at: Index) -> Expr:  # the position, or what is larger than any
+        return select(te.equal(widened(x[at]), broadcast_read(top, at)), position(at), position([as_expr(d) for d in x.shape]))
 
     first = reduce_at(x.shape, axes, True, te.min, "hardmax.first", candidate)
     return te.compute(x.shape, lambda *i: cast(te.equal(position(i), broadcast_read(first, i)), x.dtype), "hardmax")
@@ -229,27 +224,21 @@ def nll_loss(log_prob: Tensor, target: Tensor, weight: Tensor | None, ignore_ind
         return select(te.equal(w, 0.0), 0.0, -value * w)
 
     loss = te.compute(target.shape, element, "nll_loss")
-    if reduction != "none":
-        loss = reduce(loss, range(target.ndim), False, te.sum, "nll_loss.sum")
-        if reduction == "mean":
-            total = reduce(te.compute(target.shape, weight_of, "nll_loss.weights"), range(target.ndim), False, te.sum, "weight")
-            loss = te.compute((), lambda sum_=loss: sum_[()] / total[()], "nll_loss.mean")
-    return rounded(loss, log_prob.dtype)
+    total = loss if reduction == "none" else reduce(loss, range(target.ndim), False, te.sum, "nll_loss.sum")
+    if reduction == "mean":
+        weights = reduce(te.compute(target.shape, weight_of, "nll_loss.weights"), range(target.ndim), False, te.sum, "weight")
+        return rounded(te.compute((), lambda: total[()] / weights[()], "nll_loss.mean"), log_prob.dtype)
+    return rounded(total, log_prob.dtype)
 
 
 NLL_LOSS = Operator("nll_loss", nll_loss)
 
 
-def _mean_over(x: Tensor, axes: Sequence[int], name: str, element: Scalar = same) -> Tensor:
-    """The mean of element(x) over `axes` with keepdims."""
-    return reduce(x, axes, True, te.sum, name, element, lambda v: v / element_count(x.shape, axes, v.dtype))
-
-
 def moments(x: Tensor, axes: Sequence[int]) -> tuple[Tensor, Tensor]:
     """(mean, variance) over `axes`, which are kept with extent 1; variance is that of the population."""
-    mean = _mean_over(x, axes, "mean")
+    mean = _mean(x, axes, True, "mean")
     deviation = te.compute(x.shape, lambda *i: widened(x[i]) - broadcast_read(mean, i), "deviation")
-    return mean, _mean_over(deviation, axes, "variance", square)
+    return mean, _mean(deviation, axes, True, "variance", square)
 
 
 def batch_scale(scale: Tensor, variance: Tensor, epsilon: float) -> Tensor:
@@ -343,7 +332,7 @@ def layer_norm(x: Tensor, scale: Tensor | None, bias: Tensor | None, axis: int, 
 
 def rms_norm(x: Tensor, scale: Tensor, axis: int, epsilon: float) -> Tensor:
     """x / sqrt(mean of squares + epsilon) * scale over the axes from `axis` on (Zhang & Sennrich 2019)."""
-    mean = _mean_over(x, range(axis, x.ndim), "mean_square", square)
+    mean = _mean(x, range(axis, x.ndim), True, "mean_square", square)
 
     def element(*i: Expr) -> Expr:
         normal = widened(x[i]) / te.sqrt(broadcast_read(mean, i) + epsilon)

@@ -41,10 +41,8 @@ Type = tuple[str, Sequence[Dim]]  # (dtype, shape)
 
 
 class Scope:
-    """A graph under construction and what is known at compile time about its values.
-
-    `elements[v]` lists the elements of `v` in row-major order as expressions over symbolic sizes (integers as `int64`).
-    """
+    """A graph under construction and what is known at compile time about its values. `elements[v]` lists the elements of `v` in row-major
+    order as expressions over symbolic sizes (integers as `int64`)."""
 
     def __init__(self, name: str) -> None:
         self.builder = GraphBuilder(name)
@@ -155,10 +153,8 @@ class Bodies(Protocol):
 
 @dataclass(frozen=True)
 class Context:
-    """One ONNX node. `attrs` holds the schema's defaults for attributes that the node leaves out.
-
-    Attribute values are int, float, str, bytes-free lists of these, `np.ndarray` (tensors) and `onnx.GraphProto`.
-    """
+    """One ONNX node. `attrs` holds the schema's defaults for attributes that the node leaves out. Attribute values are int, float, str,
+    bytes-free lists of these, `np.ndarray` (tensors) and `onnx.GraphProto`."""
 
     op_type: str
     name: str
@@ -194,10 +190,8 @@ class Context:
         return None if value is None else self.scope.known(value)
 
     def dims(self, i: int) -> tuple[Dim, ...] | None:
-        """The elements of input `i`, row-major, as ints or expressions over symbolic sizes.
-
-        None if they are not known, or are floats that are not whole for sure.
-        """
+        """The elements of input `i`, row-major, as ints or expressions over symbolic sizes. None if they are not known, or are floats that
+        are not whole for sure."""
         if (value := self.input(i)) is None or (elements := self.scope.known_elements(value)) is None:
             return None
         whole = symbolic.whole(elements) if is_float(value.dtype) else elements
@@ -276,10 +270,8 @@ class Context:
 
 
 def forward(op: Operator, *names: str, inputs: int | None = None, **readers: Reader) -> Handler:
-    """A handler that applies one operator to the first `inputs` inputs (None where one is left out), or to all that are given.
-
-    `names` are attributes of the node that the operator takes as they are, `readers` compute its other ones.
-    """
+    """A handler that applies one operator to the first `inputs` inputs (None where one is left out), or to all that are given. `names` are
+    attributes of the node that the operator takes as they are, `readers` compute its other ones."""
 
     def handler(ctx: Context) -> tuple[Value, ...]:
         given = ctx.inputs if inputs is None else [ctx.input(i) for i in range(inputs)]

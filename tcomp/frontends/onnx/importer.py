@@ -46,11 +46,8 @@ Values = Mapping[str, np.ndarray]  # by the name of an input
 
 @dataclass(frozen=True)
 class NodeRecord:
-    """How one node of a model is compiled.
-
-    `status` is "supported" (by a handler), "decomposed" (into simpler operators by its ONNX definition), "missing", or
-    "unchecked" (it depends on a missing one). `dtypes` are those of the inputs.
-    """
+    """How one node of a model is compiled. `status` is "supported" (by a handler), "decomposed" (into simpler operators by its ONNX
+    definition), "missing", or "unchecked" (it depends on a missing one). `dtypes` are those of the inputs."""
 
     name: str
     op_type: str

@@ -34,10 +34,8 @@ _MAX_DENSE = 1 << 32  # bytes of a sparse tensor written out
 
 
 def read_model(source: str | os.PathLike[str] | bytes | ModelProto) -> tuple[ModelProto, TensorReader]:
-    """The model, and what reads its tensors. Large initializers are views of the encoded model.
-
-    Raises `ImportModelError` for what is no ONNX model.
-    """
+    """The model, and what reads its tensors. Large initializers are views of the encoded model. Raises `ImportModelError` for what is no
+    ONNX model."""
     path = Path(source) if isinstance(source, str | os.PathLike) else None
     where = str(path or ("the given ModelProto" if isinstance(source, ModelProto) else "the given bytes"))
     weights: dict[str, memoryview] = {}
@@ -91,10 +89,8 @@ def tensor_type(proto: TypeProto, where: str) -> tuple[str, list[int | str | Non
 
 
 class TensorReader:
-    """Arrays of tensor messages. External data is mapped, not read, and must lie inside `folder`.
-
-    `weights` holds the data of initializers of the main graph that was cut out of their messages.
-    """
+    """Arrays of tensor messages. External data is mapped, not read, and must lie inside `folder`. `weights` holds the data of initializers
+    of the main graph that was cut out of their messages."""
 
     def __init__(self, folder: Path | None, weights: Mapping[str, memoryview]) -> None:
         self.folder, self.weights = folder, weights

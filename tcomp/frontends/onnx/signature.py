@@ -24,10 +24,8 @@ Range = int | tuple[int, int]  # a size, or the lowest and the highest one
 def signature(
     infos: Sequence[ValueInfoProto], shapes: Mapping[str, Shape], dims: Mapping[str, Range]
 ) -> list[tuple[str, str, tuple[Dim, ...]]]:
-    """(name, dtype, shape) of the inputs. A size that the model writes as a formula of others ("past + 1") is that formula.
-
-    Raises `InputError` for shapes and dims that do not fit the inputs, `UnsupportedError` for inputs of unknown rank or type.
-    """
+    """(name, dtype, shape) of the inputs. A size that the model writes as a formula of others ("past + 1") is that formula. Raises
+    `InputError` for shapes and dims that do not fit the inputs, `UnsupportedError` for inputs of unknown rank or type."""
     names = [i.name for i in infos]
     if unknown := [n for n in shapes if n not in names]:
         raise InputError(f"the model has no input `{unknown[0]}`", hint=f"its inputs are {', '.join(names)}")

@@ -55,10 +55,8 @@ def closed(outputs: Sequence[Tensor]) -> bool:
 
 
 def propagate(outputs: Sequence[Tensor], known: Mapping[Tensor, Elements]) -> list[Elements] | None:
-    """Elements (row-major) of all outputs, given those of some placeholders; None where any cannot be known.
-
-    Output shapes are constant and hold at most `LIMIT` elements.
-    """
+    """Elements (row-major) of all outputs, given those of some placeholders; None where any cannot be known. Output shapes are constant and
+    hold at most `LIMIT` elements."""
     evaluation = _Evaluation(known)
     try:
         return [tuple(evaluation.element(t, index) for index in product(*(range(int(d)) for d in t.shape))) for t in outputs]

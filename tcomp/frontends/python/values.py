@@ -32,9 +32,7 @@ class Type(NamedTuple):
 
 class Value(NamedTuple):
     """A scalar: its expression, and whether it is *weak*, a number of Python: a literal, a size, a loop variable, or computed from these.
-
-    Next to an array element a weak number takes the element's dtype; on its own it is an int64, a float64 or a bool.
-    """
+    Next to an array element a weak number takes the element's dtype; on its own it is an int64, a float64 or a bool."""
 
     expr: Expr
     weak: bool

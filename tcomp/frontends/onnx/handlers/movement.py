@@ -129,9 +129,9 @@ def sliced(ctx: Context, x: Value, starts: Sequence[Dim], steps: Sequence[int], 
 
 def cut(ctx: Context, x: Value, axis: int, start: Dim, size: Dim, step: int = 1) -> Value:
     """`size` elements along one axis, from `start` on."""
-    starts, steps, shape = [0] * len(x.shape), [1] * len(x.shape), list(x.shape)
-    starts[axis], steps[axis], shape[axis] = start, step, size
-    return sliced(ctx, x, starts, steps, shape)
+    before, after = axis, len(x.shape) - axis - 1
+    steps, shape = (*[1] * before, step, *[1] * after), (*x.shape[:axis], size, *x.shape[axis + 1 :])
+    return sliced(ctx, x, (*[0] * before, start, *[0] * after), steps, shape)
 
 
 def _slice(ctx: Context) -> Value:
