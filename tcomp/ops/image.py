@@ -51,8 +51,7 @@ def grid_sample(x: Tensor, grid: Tensor, mode: str, padding: str, align_corners:
     mode: linear, nearest, cubic; padding: zeros, border, reflection. -1 and 1 are the centres of the border elements if
     `align_corners`, else their outer edges.
     """
-    spatial = x.shape[2:]
-    rank = len(spatial)
+    spatial, rank = x.shape[2:], x.ndim - 2
 
     def place(*i: Expr) -> Expr:
         # Position i[-1] counts the axes of x; the grid lists them in reverse.
@@ -72,14 +71,13 @@ def grid_sample(x: Tensor, grid: Tensor, mode: str, padding: str, align_corners:
         n, c, out = i[0], i[1], i[2:]
         weights, at, inside = list[Expr](), list[Expr](), list[Expr]()
         for d, size in enumerate(spatial):
-            exact = position[(n, *out, d)]
+            exact, extent = position[n, *out, d], as_expr(size)
             index = cast(te.floor(exact), "int64")
             if window > 1:
                 shift = axes[d] - (window // 2 - 1)
                 distance = (exact - te.floor(exact)) - cast(shift, exact.dtype)
                 weights.append(1.0 - te.abs(distance) if mode == "linear" else cubic_weight(distance, -0.75))
                 index = index + shift
-            extent = as_expr(size)
             if padding == "zeros":
                 inside += [index >= 0, index < extent]
             else:
@@ -130,9 +128,8 @@ def roi_align(
     Every output element pools samples x samples bilinear samples, by their mean ("avg") or by the largest of the weighted
     corner values ("max"). Source: He et al., Mask R-CNN, 2017, and the ONNX reference.
     """
-    height, width = x.shape[2:]
+    (height, width), dtype = x.shape[2:], rois.dtype
     iy, ix = te.reduce_axis(samples, "iy"), te.reduce_axis(samples, "ix")
-    dtype = rois.dtype
 
     def along(r: Expr, cell: Expr, sample: Expr, first: int, count: int) -> Expr:
         """The sampling position along one axis; `first` is the column of its lower bound."""
@@ -150,9 +147,8 @@ def roi_align(
     def element(r: Expr, c: Expr, ph: Expr, pw: Expr) -> Expr:
         y, z = along(r, ph, iy, 1, size[0]), along(r, pw, ix, 0, size[1])
         outside = (y < -1.0) | (cast(as_expr(height), dtype) < y) | (z < -1.0) | (cast(as_expr(width), dtype) < z)
-        rows, columns = corners(y, height), corners(z, width)
-        n = valid_index(batch[r], x.shape[0])
-        weighted = (wy * wx * cast(x[n, c, row, column], dtype) for (row, wy), (column, wx) in product(rows, columns))
+        n, pairs = valid_index(batch[r], x.shape[0]), product(corners(y, height), corners(z, width))
+        weighted = (wy * wx * cast(x[n, c, row, column], dtype) for (row, wy), (column, wx) in pairs)
         sample = reduce(add if mode == "avg" else maximum, weighted)
         sample = select(outside, 0.0 * sample, sample)
         return te.sum(sample, (iy, ix)) / float(samples * samples) if mode == "avg" else te.max(sample, (iy, ix))

@@ -71,13 +71,11 @@ def einsum(*operands: Tensor, equation: str) -> Tensor:
     result has the letters that occur once, in alphabetical order, after the broadcast axes."""
     terms, output = _parsed(equation, [t.ndim for t in operands])
     extents: dict[str, Dim] = {}
-    for term, tensor in zip(terms, operands, strict=True):
-        for letter, extent in zip(term, tensor.shape, strict=True):
-            known = extents.setdefault(letter, extent)
-            if known == 1:
-                extents[letter] = extent
-            elif extent != 1 and not same_dim(known, extent):
-                raise IRError(f"einsum `{equation}`: index `{letter}` is {known} in one place and {extent} in another")
+    for letter, extent in ((n, d) for term, x in zip(terms, operands, strict=True) for n, d in zip(term, x.shape, strict=True)):
+        if (known := extents.setdefault(letter, extent)) == 1:
+            extents[letter] = extent
+        elif extent != 1 and not same_dim(known, extent):
+            raise IRError(f"einsum `{equation}`: index `{letter}` is {known} in one place and {extent} in another")
     summed = {letter: te.reduce_axis(d, f"k{n}") for n, (letter, d) in enumerate(extents.items()) if letter not in output}
 
     def element(*index: Expr) -> Expr:

@@ -16,6 +16,7 @@ from tcomp.ir.te import Tensor
 from tcomp.ops.elementwise import clip as clip_to, elu, hard_sigmoid, leaky_relu, pick, softplus
 
 Activation = tuple[str, float, float]
+Activations = Sequence[Activation]
 
 ACTIVATIONS: dict[str, Callable[[Expr, float, float], Expr]] = {  # by the ONNX name in lower case: function(x, alpha, beta)
     "sigmoid": lambda x, alpha, beta: te.sigmoid(x),
@@ -46,7 +47,7 @@ def _hidden(x: Tensor, gates: int) -> int:
 
 
 def lstm_cell(
-    x: Tensor, h: Tensor, c: Tensor, peephole: Tensor | None, activations: Sequence[Activation], clip: float | None, input_forget: bool
+    x: Tensor, h: Tensor, c: Tensor, peephole: Tensor | None, activations: Activations, clip: float | None, input_forget: bool
 ) -> tuple[Tensor, Tensor]:
     """(hidden, cell) after one step; gates in the order input, output, forget, cell. `peephole` is (3 * hidden) in order i, o, f."""
     size = _hidden(x, 4)
@@ -74,7 +75,7 @@ def gru_reset(x: Tensor, h: Tensor, state: Tensor, activation: Activation, clip:
 
 
 def gru_cell(
-    x: Tensor, h: Tensor, candidate: Tensor | None, bias: Tensor | None, state: Tensor, activations: Sequence[Activation], clip: float | None
+    x: Tensor, h: Tensor, candidate: Tensor | None, bias: Tensor | None, state: Tensor, activations: Activations, clip: float | None
 ) -> Tensor:
     """The state after one step; gates in the order update, reset, candidate.
 

@@ -207,8 +207,7 @@ class _Importer:
     def node(self, frame: Frame, node: NodeProto, reserved: frozenset[str]) -> None:
         """Import one node and record how. Its outputs become visible in the frame."""
         name, inputs = _title(frame, node), frame.operands(node)
-        number = len(self.records)  # a control-flow node stands before the nodes of its bodies
-        reason = ""
+        number, reason = len(self.records), ""  # a control-flow node stands before the nodes of its bodies
         try:
             status, results = self.apply(frame, node, name, inputs)
             self.bind(frame, node, name, results, reserved)
@@ -229,8 +228,8 @@ class _Importer:
             value = results[i] if i < len(results) else None
             if value is None:
                 raise ImportModelError(f"output {i} (`{output}`) is not computed by `{node.op_type}`", where=f"node `{name}`")
-            fresh = value not in self.titled or (output in reserved and value.name not in reserved)
-            if fresh and _renamable(frame.scope, value):
+            untitled = value not in self.titled or (output in reserved and value.name not in reserved)
+            if untitled and _renamable(frame.scope, value):
                 value.name = output if output in reserved else frame.scope.builder.fresh(frame.prefix + output)
                 self.titled.add(value)
             frame.values[output] = value

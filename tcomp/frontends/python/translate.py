@@ -73,6 +73,7 @@ class _Translator:
         self.function, self.refuse, self.outside = source.function, source.refuse, outside
         self.parameters, self.sizes = arrays, numbers
         self.loop_names = {n.id for s in ast.walk(source.function) if isinstance(s, ast.For) for n in names(s.target)}
+        self.hidden = {*arrays, *numbers, *self.loop_names}  # names that mean something else here than outside
         self.local_arrays: dict[str, ast.Assign] = {}
         self.local_of: dict[ast.Name, Local] = {}
         self.homes: dict[int, list[Local]] = {}  # by the identity of a block
@@ -429,7 +430,7 @@ class _Translator:
     def resolved(self, node: ast.expr) -> Any:
         """The object that `np.sqrt` or `sqrt` names outside of the function; None for what is unknown, or means something else here."""
         match node:
-            case ast.Name(id=name) if not (name in self.parameters or name in self.sizes or name in self.loop_names or node in self.local_of):
+            case ast.Name(id=name) if not (name in self.hidden or node in self.local_of):
                 return self.outside.get(name, getattr(builtins, name, None))
             case ast.Attribute() if (base := self.resolved(node.value)) is not None:
                 return getattr(base, node.attr, None)

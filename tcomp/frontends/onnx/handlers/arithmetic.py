@@ -27,8 +27,7 @@ def _binary(op: Operator) -> Versions:
 def _pow(ctx: Context) -> Value:
     """Small constant exponents become products and roots."""
     x, y = _aligned(ctx) if ctx.opset < 7 else (ctx.value(0), ctx.value(1))
-    exponent = ctx.scope.known(y)
-    if exponent is not None and exponent.size == 1 and len(y.shape) <= len(x.shape) and is_float(x.dtype):
+    if (exponent := ctx.scope.known(y)) is not None and exponent.size == 1 and len(y.shape) <= len(x.shape) and is_float(x.dtype):
         match float(exponent.reshape(())):
             case 2.0:
                 return ctx.add(ew.MUL, [x, x])
@@ -68,15 +67,13 @@ def _reduce(op: Operator) -> Handler:
     return handler
 
 
-def _searched_axis(ctx: Context) -> int:
-    axis = ctx.axis(ctx.attrs["axis"])
-    if ctx.value(0).shape[axis] == 0:
-        raise ctx.invalid("the axis is empty")
-    return axis
-
-
 def _arg(op: Operator) -> Handler:
-    return forward(op, axis=_searched_axis, keepdims=flag("keepdims"), last=flag("select_last_index"))
+    def axis(ctx: Context) -> int:
+        if ctx.value(0).shape[found := ctx.axis(ctx.attrs["axis"])] == 0:
+            raise ctx.invalid("the axis is empty")
+        return found
+
+    return forward(op, axis=axis, keepdims=flag("keepdims"), last=flag("select_last_index"))
 
 
 def _softmax(op: Operator) -> Versions:

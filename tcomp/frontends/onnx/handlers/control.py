@@ -54,8 +54,7 @@ def _closed(body: Body, formal: Sequence[Value], shared: Sequence[Value], output
 def _loop(ctx: Context) -> tuple[Value, ...]:
     """A known or a data-dependent number of trips."""
     trips: Dim = 0
-    first = ctx.known(1)
-    if first is None and ctx.input(1) is not None:
+    if (first := ctx.known(1)) is None and ctx.input(1) is not None:
         raise ctx.unsupported("whether the first iteration runs depends on input data")
     if first is None or first.item():
         if ctx.input(0) is None:
@@ -82,28 +81,22 @@ def _as_loop(ctx: Context, trips: Dim, states: Sequence[Value]) -> tuple[Value, 
         trips = trips if isinstance(trips, int) and trips == 0 else 1
     elif goes_on is None and len(results) > count:
         raise ctx.unsupported("how many rows it stacks depends on input data")
-    _check_carried(ctx, states, results)
     outputs = results if goes_on is not None else [*results, condition]
     formal = [v for v in body.inputs if v not in body.scope.builder.constants]
     attrs = loop_attrs(trips, count, (), (False,) * (len(results) - count), goes_on is None)
     return _append_loop(ctx, body, formal, states, outputs, attrs)
 
 
-def _check_carried(ctx: Context, states: Sequence[Value], results: Sequence[Value]) -> None:
-    if (pair := _different(states, results)) is not None:
-        raise ctx.unsupported(f"the type of a carried value changes from one iteration to the next: {pair[0]}, then {pair[1]}")
-
-
 def _append_loop(
     ctx: Context, body: Body, formal: Sequence[Value], inputs: Sequence[Value], outputs: Sequence[Value], attrs: Mapping[str, Any]
 ) -> tuple[Value, ...]:
     """A LOOP node, with the inputs and outputs of its body that are not captured."""
-    captured = list(body.captured)
-    graph = _closed(body, formal, captured, outputs)
-    count = attrs["carried"]
+    captured, count = list(body.captured), attrs["carried"]
+    if (pair := _different(inputs[:count], outputs[:count])) is not None:
+        raise ctx.unsupported(f"the type of a carried value changes from one iteration to the next: {pair[0]}, then {pair[1]}")
     rows = outputs[count : count + len(attrs["reverse_out"])]
     types = [*map(_type, inputs[:count]), *((v.dtype, (attrs["trips"], *v.shape)) for v in rows)]
-    return ctx.scope.append(LOOP, [*inputs, *captured], types, attrs, ctx.name, [graph])
+    return ctx.scope.append(LOOP, [*inputs, *captured], types, attrs, ctx.name, [_closed(body, formal, captured, outputs)])
 
 
 def _unrolled(ctx: Context, trips: int, states: Sequence[Value]) -> tuple[Value, ...]:
@@ -113,8 +106,7 @@ def _unrolled(ctx: Context, trips: int, states: Sequence[Value]) -> tuple[Value,
         condition, *results = ctx.bodies.inline(proto, [ctx.constant(number, "int64"), ctx.constant(True), *now])
         now = results[: len(states)]
         rows.append(results[len(states) :])
-        goes_on = ctx.scope.known(condition)
-        if goes_on is None:
+        if (goes_on := ctx.scope.known(condition)) is None:
             raise ctx.unsupported("how often it runs depends on input data, and so do shapes")
         if not goes_on.item():
             break
@@ -145,7 +137,6 @@ def _scan(ctx: Context) -> tuple[Value, ...]:
     if not all(same_dim(s.shape[0], trips) for s in sequences):
         raise ctx.invalid(f"scanned inputs of different lengths: {', '.join(map(str, sequences))}")
     body = ctx.bodies.closed(proto, [*map(_type, states), *((s.dtype, s.shape[1:]) for s in sequences)])
-    _check_carried(ctx, states, body.outputs[:count])
     number = body.scope.builder.input("iteration", "int64", ())
     reverse_in, reverse_out = flags("scan_input_directions", scanned), flags("scan_output_directions", stacked)
     attrs = loop_attrs(trips, count, [bool(f) for f in reverse_in], [bool(f) for f in reverse_out])

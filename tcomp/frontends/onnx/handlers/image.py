@@ -69,13 +69,10 @@ def _table(rule: Resizing, at: np.ndarray, size: int, scale: float) -> tuple[np.
         simple = "ceil" if scale < 1 else "floor"  # Upsample, and Resize at opset 10: never an element that is not needed
         nearest = _NEAREST[simple if rule.nearest == "simple" else rule.nearest](at)
         return np.clip(nearest, 0, size - 1).astype(np.int64)[:, None], np.ones((len(at), 1))
-    reach = 1 if rule.mode == "linear" else 2
     shrink = min(scale, 1.0) if rule.antialias else 1.0  # antialiasing widens the kernel when the image gets smaller
-    first = floor(-reach / shrink) + 1
+    first, base = floor((-1 if rule.mode == "linear" else -2) / shrink) + 1, np.floor(at)
     offsets = np.arange(first, 2 - first)
-    base = np.floor(at)
-    distance = (offsets[None, :] - (at - base)[:, None]) * shrink
-    d, a = np.abs(distance), rule.cubic_a
+    d, a = np.abs((offsets[None, :] - (at - base)[:, None]) * shrink), rule.cubic_a
     if rule.mode == "linear":
         weights = np.clip(1 - d, 0, None)
     else:  # R. G. Keys, Cubic convolution interpolation, 1981
@@ -97,8 +94,7 @@ def _resize(ctx: Context) -> Value:
         return _resampled(ctx, Resizing(ctx.attrs["mode"], "asymmetric", "simple"), _floats(ctx, 1, "the scales"), None)
     names = ("mode", "coordinate_transformation_mode", "nearest_mode", "cubic_coeff_a")
     rule = Resizing(*(ctx.attrs[n] for n in names), *(bool(ctx.attrs.get(n)) for n in ("exclude_outside", "antialias")))
-    sizes = None if ctx.input(3) is None else ctx.require_dims(3, "the sizes")
-    return _resampled(ctx, rule, _floats(ctx, 2, "the scales"), sizes)
+    return _resampled(ctx, rule, _floats(ctx, 2, "the scales"), None if ctx.input(3) is None else ctx.require_dims(3, "the sizes"))
 
 
 def _upsample(ctx: Context) -> Value:
@@ -116,8 +112,7 @@ def _floats(ctx: Context, i: int, what: str) -> list[float] | None:
 
 
 def _resampled(ctx: Context, rule: Resizing, scales: Sequence[float] | None, sizes: Sequence[Dim] | None) -> Value:
-    x = ctx.value(0)
-    axes = ctx.axes(ctx.attrs.get("axes"))
+    x, axes = ctx.value(0), ctx.axes(ctx.attrs.get("axes"))
     if rule.mode not in ("nearest", "linear", "cubic"):
         raise ctx.invalid(f"unknown mode `{rule.mode}`")
     wanted = scales if sizes is None else sizes
@@ -151,10 +146,8 @@ def _along(ctx: Context, rule: Resizing, x: Value, axis: int, result: int, scale
     size = int(x.shape[axis])
     if size == result and scale == 1.0 and rule.roi == (0.0, 1.0):
         return x
-    if size == 0:
-        raise ctx.invalid("an empty axis cannot be resized")
-    if result > _MAX_RESIZED:
-        raise ctx.invalid(f"an axis would get {result} elements")
+    if size == 0 or result > _MAX_RESIZED:
+        raise ctx.invalid("an empty axis cannot be resized" if size == 0 else f"an axis would get {result} elements")
     at = _positions(rule, size, result, scale)
     indices, weights = _table(rule, at, size, scale)
     if rule.mode == "nearest":

@@ -99,7 +99,7 @@ class _Cell:
 
     def projected(self, d: int, biases: Values | None) -> Value:
         """The input's part of the gates for all steps, with the sum of these biases: [steps, batch, gates * hidden]."""
-        bias = None if biases is None else self.ctx.add(ADD, biases)
+        bias = biases and self.ctx.add(ADD, biases)
         y = self.ctx.add(DENSE, [self.x, self.part(self.ctx.value(1), d)])
         return y if bias is None else self.ctx.add(ADD, [y, bias])
 
@@ -119,7 +119,6 @@ class _Cell:
         if self.steps == 1 and self.lengths is None:
             *final, hidden = body(self.ctx.add_several, None, self.ctx.add(PART, [x], index=0), states, captured)
             return self.ctx.add(STACK, [hidden], axis=0), *final
-
         builder = GraphBuilder(f"{self.ctx.name}.step")
 
         def add(op: Operator, inputs: Sequence[Value | None], **attrs: Any) -> tuple[Value, ...]:
@@ -141,8 +140,7 @@ def _recurrent(gates: int, functions: Sequence[str], direction: Callable[[_Cell,
 
     def handler(ctx: Context) -> tuple[Value, ...]:
         cell = _Cell(ctx, gates, functions)
-        runs = [cell.run(d, direction(cell, d)) for d in range(len(cell.reverse))]
-        hiddens, *finals = zip(*runs, strict=True)
+        hiddens, *finals = zip(*(cell.run(d, direction(cell, d)) for d in range(len(cell.reverse))), strict=True)
         axis = 1 if cell.batch_first else 0
         y = ctx.add(STACK, [cell.swapped(hidden) for hidden in hiddens], axis=axis + 1)
         return y, *(ctx.add(STACK, final, axis=axis) for final in finals)
@@ -151,8 +149,7 @@ def _recurrent(gates: int, functions: Sequence[str], direction: Callable[[_Cell,
 
 
 def _lstm(cell: _Cell, d: int) -> _Recurrence:
-    ctx = cell.ctx
-    x = cell.projected(d, cell.biases(d))
+    ctx, x = cell.ctx, cell.projected(d, cell.biases(d))
     captured = [cell.part(v, d) for v in (ctx.value(2), ctx.input(7)) if v is not None]
     attrs = {"activations": cell.functions[d], "clip": cell.clip, "input_forget": bool(ctx.attrs.get("input_forget", 0))}
 
@@ -166,12 +163,12 @@ def _gru(cell: _Cell, d: int) -> _Recurrence:
     ctx, biases, weights = cell.ctx, cell.biases(d), cell.part(cell.ctx.value(2), d)
     attrs = {"activations": cell.functions[d], "clip": cell.clip}
     if ctx.attrs.get("linear_before_reset", 0):  # the reset gate damps the product instead of the state
-        of_input = biases
+        of_input, captured = biases, [weights]
         if biases is not None:  # the state's bias counts there for the gates update and reset alone
             zero = ctx.add(FULL, [], shape=(cell.hidden,), value=0.0, dtype=cell.x.dtype)
             of_input = biases[0], ctx.add(CONCAT, [cell.rows(biases[1], 0, 2), zero], axis=0)
+            captured.append(cell.rows(biases[1], 2, 1))
         x = cell.projected(d, of_input)
-        captured = [weights] + ([] if biases is None else [cell.rows(biases[1], 2, 1)])
 
         def step(add: Add, x: Value, old: Values, given: Values) -> tuple[Value, ...]:
             return add(GRU_CELL, [x, *add(DENSE, [old[0], given[0]]), None, given[1] if biases else None, old[0]], **attrs)
