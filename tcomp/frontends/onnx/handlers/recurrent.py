@@ -99,7 +99,7 @@ class _Cell:
 
     def projected(self, d: int, biases: Values | None) -> Value:
         """The input's part of the gates for all steps, with the sum of these biases: [steps, batch, gates * hidden]."""
-        bias = biases and self.ctx.add(ADD, biases)
+        bias = None if biases is None else self.ctx.add(ADD, biases)
         y = self.ctx.add(DENSE, [self.x, self.part(self.ctx.value(1), d)])
         return y if bias is None else self.ctx.add(ADD, [y, bias])
 
