@@ -7,7 +7,7 @@ different elements is asked of `schedules.analysis.inverse_maps`; exact sets of 
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TypeAlias
 
 from tcomp.ir import expr as E
@@ -163,9 +163,9 @@ def digit(e: Expr) -> Digit:
         inner = digit(e.args[0])
         place = simplify(inner.low * e.args[1])
         nested = inner.whole is e.args[0] or (bounds(e.args[1])[0] or 0) > 0
-        if nested and (inner.high is None or prove(E.equal(inner.high % place, 0))):
-            return Digit(inner.whole, place, inner.high) if e.op == "floordiv" else Digit(inner.whole, inner.low, place)
-        return Digit(e.args[0], e.args[1], None) if e.op == "floordiv" else Digit(e.args[0], as_expr(1), e.args[1])
+        if not nested or (inner.high is not None and not prove(E.equal(inner.high % place, 0))):
+            inner, place = Digit(e.args[0], as_expr(1), None), e.args[1]
+        return replace(inner, low=place) if e.op == "floordiv" else replace(inner, high=place)
     return Digit(e, as_expr(1), None)
 
 
@@ -177,8 +177,7 @@ def interval(index: Expr, inner: Mapping[Expr, Dim]) -> Interval | None:
 
     The highest is the lowest plus something that does not depend on outer loops, wherever that can be had.
     """
-    low: Expr = as_expr(0)
-    high: Expr = as_expr(0)
+    low = high = as_expr(0)
     for monomial, c in linear(simplify(index)).items():
         varying = [a for a in monomial if not inner.keys().isdisjoint(E.variables(a))]
         factor = from_linear({tuple(a for a in monomial if a not in varying): c})
@@ -186,8 +185,8 @@ def interval(index: Expr, inner: Mapping[Expr, Dim]) -> Interval | None:
             low, high = low + factor, high + factor
             continue
         reach = _interval_of_atom(varying[0], inner) if len(varying) == 1 else None
-        if reach is not None and (prove(factor >= 0) or prove(factor <= 0)):
-            first, last = reach if prove(factor >= 0) else reach[::-1]
+        if reach is not None and ((rising := prove(factor >= 0)) or prove(factor <= 0)):
+            first, last = reach if rising else reach[::-1]
             low, high = low + first * factor, high + last * factor
         else:
             lo, hi = bounds(from_linear({monomial: c}))
@@ -227,16 +226,13 @@ def _interval_of_quotient(x: Interval, divisor: int, op: str) -> Interval:
 
 def union(intervals: Sequence[Interval | None]) -> Interval | None:
     """An interval around all; None where one is unknown, or it is unknown which of them begins first or ends last."""
-    known = [i for i in intervals if i is not None]
-    if len(known) < len(intervals) or not known:
-        return None
-    low, high = known[0]
-    for other_low, other_high in known[1:]:
-        lows, highs = _ordered(other_low, low), _ordered(high, other_high)
-        if lows is None or highs is None:
+    around = intervals[0] if intervals else None
+    for other in intervals[1:]:
+        if around is None or other is None:
             return None
-        low, high = lows[0], highs[1]
-    return low, high
+        lows, highs = _ordered(other[0], around[0]), _ordered(around[1], other[1])
+        around = None if lows is None or highs is None else (lows[0], highs[1])
+    return around
 
 
 def _ordered(a: Expr, b: Expr) -> tuple[Expr, Expr] | None:
@@ -284,12 +280,9 @@ class Box:
         """A box around both, all of a dimension of the `shape` where it is not known which of them begins first."""
         if self == other:
             return self
-        found = Box.whole(shape)
-        for d, sides in enumerate(zip(zip(self.base, self.extent, strict=True), zip(other.base, other.extent, strict=True), strict=True)):
-            hull = union([(base, difference(base + extent, 1)) for base, extent in sides])
-            if hull is not None:
-                found = found.replaced({d: (hull[0], as_dim(difference(hull[1], hull[0]) + 1))})
-        return found
+        mine, others = ([(b, difference(b + n, 1)) for b, n in zip(x.base, x.extent, strict=True)] for x in (self, other))
+        hulls = enumerate(map(union, zip(mine, others, strict=True)))
+        return Box.whole(shape).replaced({d: (h[0], as_dim(difference(h[1], h[0]) + 1)) for d, h in hulls if h is not None})
 
 
 def box_touched(stmt: Stmt, buffer: Buffer, clip: bool = True) -> Box:

@@ -22,11 +22,11 @@ Integer arithmetic wraps around. `min`/`max` return NaN when either side is NaN.
 
 from __future__ import annotations
 
+import functools
 import operator
 import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cache
 from typing import Any, TypeVar
 
 from tcomp.errors import IRError
@@ -60,12 +60,9 @@ class VarInfo:
     extent: Expr | None = None
 
 
-def _infix(op: str) -> Callable[[Expr, ExprLike], Expr]:
-    return lambda self, other: binary(op, self, other)
-
-
-def _reflected(op: str) -> Callable[[Expr, ExprLike], Expr]:
-    return lambda self, other: binary(op, other, self)
+def _infix(op: str) -> tuple[Callable[[Expr, ExprLike], Expr], Callable[[Expr, ExprLike], Expr]]:
+    """The method of the left operand, and that of the right one."""
+    return lambda left, right: binary(op, left, right), lambda right, left: binary(op, left, right)
 
 
 def _prefix(op: str) -> Callable[[Expr], Expr]:
@@ -84,18 +81,17 @@ class Expr:
     _reads: tuple[Expr, ...] | None
     _variables: tuple[Expr, ...] | None
 
-    __add__, __radd__ = _infix("add"), _reflected("add")
-    __sub__, __rsub__ = _infix("sub"), _reflected("sub")
-    __mul__, __rmul__ = _infix("mul"), _reflected("mul")
-    __truediv__, __rtruediv__ = _infix("div"), _reflected("div")
-    __floordiv__, __rfloordiv__ = _infix("floordiv"), _reflected("floordiv")
-    __mod__, __rmod__ = _infix("mod"), _reflected("mod")
-    __pow__ = _infix("pow")
-    __and__, __rand__ = _infix("and"), _reflected("and")
-    __or__, __ror__ = _infix("or"), _reflected("or")
-    __xor__, __lshift__, __rshift__ = _infix("xor"), _infix("shl"), _infix("shr")
-    __lt__, __gt__ = _infix("lt"), _reflected("lt")
-    __le__, __ge__ = _infix("le"), _reflected("le")
+    __add__, __radd__ = _infix("add")
+    __sub__, __rsub__ = _infix("sub")
+    __mul__, __rmul__ = _infix("mul")
+    __truediv__, __rtruediv__ = _infix("div")
+    __floordiv__, __rfloordiv__ = _infix("floordiv")
+    __mod__, __rmod__ = _infix("mod")
+    __and__, __rand__ = _infix("and")
+    __or__, __ror__ = _infix("or")
+    __lt__, __gt__ = _infix("lt")
+    __le__, __ge__ = _infix("le")
+    __pow__, __xor__, __lshift__, __rshift__ = (_infix(op)[0] for op in ("pow", "xor", "shl", "shr"))
     __neg__, __abs__, __invert__ = _prefix("neg"), _prefix("abs"), _prefix("not")
 
     def __bool__(self) -> bool:
@@ -199,10 +195,8 @@ def binary(op: str, a: ExprLike, b: ExprLike) -> Expr:
     if a.dtype != b.dtype:
         raise IRError(f"`{op}` of {a.dtype} and {b.dtype}", where=f"{a}  and  {b}", hint="insert te.cast(x, dtype)")
     dtype = "bool" if op in COMPARISON else a.dtype
-    if a.op == "const" and b.op == "const":
-        folded = fold_binary(op, a.attr, b.attr, a.dtype)
-        if folded is not None:
-            return const(folded, dtype)
+    if a.op == b.op == "const" and (folded := fold_binary(op, a.attr, b.attr, a.dtype)) is not None:
+        return const(folded, dtype)
     same = _identity(op, a, b)
     return _make(op, dtype, (a, b)) if same is None else same
 
@@ -346,10 +340,7 @@ def row_major(indices: Sequence[ExprLike], shape: Sequence[Dim]) -> Expr:
 
 def all_of(conditions: Sequence[Expr]) -> Expr:
     """Conjunction; True when empty."""
-    result = const(True, "bool")
-    for condition in conditions:
-        result = binary("and", result, condition)
-    return result
+    return functools.reduce(operator.and_, conditions, const(True, "bool"))
 
 
 def conjuncts(e: Expr) -> list[Expr]:
@@ -390,7 +381,7 @@ _STANDARD: dict[str, tuple[str, Callable[[str], ExprLike]]] = {
 }  # fmt: skip
 
 
-@cache
+@functools.cache
 def standard_reducers(dtype: str) -> dict[str, Reducer]:
     """The reducers of one dtype that programs need not declare, by name."""
     lhs, rhs = var("lhs", dtype=dtype), var("rhs", dtype=dtype)
@@ -607,7 +598,6 @@ def evaluate_int(e: Dim, values: Mapping[Expr, int]) -> int:
     """The value of an integer expression, given its variables. Raises `IRError` on a variable without a value."""
     if not isinstance(e, Expr):
         return e
-    result = substitute(e, {v: const(values[v]) for v in variables(e) if v in values})
-    if result.op != "const":
+    if (result := substitute(e, {v: const(values[v]) for v in variables(e) if v in values})).op != "const":
         raise IRError("not all variables of an integer expression are known", where=str(result))
     return int(result.attr)

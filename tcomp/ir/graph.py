@@ -80,8 +80,8 @@ STRUCTURAL = (KERNEL, IF, LOOP)
 
 def loop_attrs(trips: Dim, carried: int, backwards: Sequence[bool], out: Sequence[bool], condition: bool = False) -> dict[str, Any]:
     """The attributes of a LOOP, whose `reverse_in` is `backwards`, a flag for each scanned value, and `reverse_out` is `out`."""
-    flags = {"reverse_in": tuple(backwards), "reverse_out": tuple(out)}
-    return {"trips": trips, "carried": carried, "scanned": len(backwards), **flags, "condition": condition}
+    flags = {"reverse_in": tuple(backwards), "reverse_out": tuple(out), "condition": condition}
+    return {"trips": trips, "carried": carried, "scanned": len(backwards), **flags}
 
 
 @dataclass(frozen=True, eq=False, slots=True)
@@ -210,8 +210,7 @@ class GraphBuilder:
     def add(self, op: Operator, inputs: Inputs, attrs: Mapping[str, Any] | None = None, name: str = "") -> tuple[Value, ...]:
         """Append a node of a non-structural operator; returns its outputs. Raises `IRError` (with the node named) if it does not fit."""
         attrs = dict(attrs or {})
-        outputs = infer(op, inputs, attrs, name).outputs
-        label = name or op.name
+        label, outputs = name or op.name, infer(op, inputs, attrs, name).outputs
         values = tuple(Value(self.fresh(label if n == 0 else f"{label}.{n}"), t.dtype, t.shape) for n, t in enumerate(outputs))
         self.nodes.append(Node(op, tuple(inputs), values, attrs, name))
         return values
@@ -297,14 +296,10 @@ class _GraphPrinter(Printer):
         outer, self.values = self.values, Names()
         inputs, inside = ", ".join(map(self.declared, graph.inputs)), indent + "  "
         used = dict.fromkeys([*(v for node in graph.nodes for v in node.inputs if v is not None), *graph.outputs])
-        lines = [
-            f"{inside}const {self.declared(v)} = {self.constant(np.asarray(graph.constants[v]), v.dtype)}"
-            for v in (used if self.canonical else graph.constants)
-            if v in graph.constants
-        ]
+        constants = [v for v in (used if self.canonical else graph.constants) if v in graph.constants]
+        lines = [f"{inside}const {self.declared(v)} = {self.constant(np.asarray(graph.constants[v]), v.dtype)}" for v in constants]
         lines += [line for node in graph.nodes for line in self.node(node, inside)]
-        outputs = ", ".join(map(self.value, graph.outputs))
-        name = "g" if self.canonical else quoted(graph.name)
+        outputs, name = ", ".join(map(self.value, graph.outputs)), "g" if self.canonical else quoted(graph.name)
         dims = self.dims(self.variables.free) if outermost else ""
         self.values = outer
         return [f"{indent}graph {name}{dims}({inputs}) -> ({outputs}) {{", *lines, indent + "}"]
@@ -322,9 +317,8 @@ class _GraphPrinter(Printer):
         outputs = ", ".join(self.declared(v) for v in node.outputs)
         label = f" @{quoted(node.name)}" if node.name and not self.canonical else ""
         line = f"{indent}{outputs} = {quoted(node.op.name, ())}({', '.join(arguments)}){label}"
-        if not node.bodies:
-            return [line]
-        return [line + " {", *(text for body in node.bodies for text in self.graph(body, indent + "  ")), indent + "}"]
+        bodies = [text for body in node.bodies for text in self.graph(body, indent + "  ")]
+        return [line + " {", *bodies, indent + "}"] if bodies else [line]
 
     def attribute(self, value: Any) -> str:
         match value:

@@ -1,9 +1,10 @@
 """Machine instructions as data: what one computes (a loop program), what it demands, what it costs, and how it is emitted.
 
 The *meaning* is a kernel over the operands: one perfect nest of serial loops of constant extent around one store or accumulation, in
-which every index is a loop, such as `for k in 0..1 { for r in 0..1 { for j in 0..16 { acc[r, j] += a[r, k] * b[k, j] } } }`. `match` finds the meaning in a loop nest of a program. A loop of the nest can stand for a loop of the meaning if it has the same extent,
-moves the addresses of the same operands, and moves each of them by the stride that the instruction demands. Nests match up to the order of
-their loops and of commutative operands; they must be equal otherwise.
+which every index is a loop, such as `for k in 0..1 { for r in 0..1 { for j in 0..16 { acc[r, j] += a[r, k] * b[k, j] } } }`. `match` finds
+the meaning in a loop nest of a program. A loop of the nest can stand for a loop of the meaning if it has the same extent, moves the addresses
+of the same operands, and moves each of them by the stride that the instruction demands. Nests match up to the order of their loops and of
+commutative operands; they must be equal otherwise.
 
 In C[i * 6 + r, j * 16 + l] += A[i * 6 + r, k] * B[k, j * 16 + l], loops r, l, k stand for r (moves acc and a), j (acc and b), k (a and b).
 """
@@ -196,10 +197,9 @@ class Instruction:
             lines.append(f"{inside}operand {quoted(b.name)}[{strides}]{scopes}{fragment}")
         order, needs = " reassociates" if self.reassociates else "", f"needs {', '.join(map(json.dumps, self.features))}"
         lines.append(f"{inside}{needs} takes {float(self.cycles)!r} cycles {self.uops} uops{order}")
-        called = f"({', '.join(map(quoted, op.arguments))})"
         kind = "vector" if isinstance(op, VectorOp) else "copy" if isinstance(op, CopyOp) else "warp"
         lanes = f" lanes {op.lanes} group {op.group}" if isinstance(op, VectorOp) else ""
-        lines.append(f"{inside}emits {kind} {json.dumps(op.code)}{called}{lanes}")
+        lines.append(f"{inside}emits {kind} {json.dumps(op.code)}({', '.join(map(quoted, op.arguments))}){lanes}")
         return [*lines, *inner.statement(self.meaning.body, inside), indent + "}"]
 
 
@@ -334,13 +334,13 @@ def _match(instruction: Instruction, nest: Stmt) -> Match:
     once: dict[Expr, Expr] = {x.var: as_expr(0) for x in loops if x.extent == 1}
     loops = [x for x in loops if x.extent != 1]
     meaning = instruction.leaf
-    if type(meaning) is not type(leaf):
-        verbs = ("accumulates", "stores") if isinstance(leaf, Accumulate) else ("stores", "accumulates")
-        raise _Mismatch(f"it {verbs[0]}, the instruction {verbs[1]}")
     if isinstance(meaning, Accumulate) and isinstance(leaf, Accumulate):
         r, s = leaf.reducer, meaning.reducer
         if r(s.lhs, s.rhs) is not s.combine or r.identity is not s.identity:
             raise _Mismatch(f"it reduces by `{r.name}` of {r.identity.dtype}, the instruction by `{s.name}` of {s.identity.dtype}")
+    elif type(meaning) is not type(leaf):
+        verbs = ("accumulates", "stores") if isinstance(leaf, Accumulate) else ("stores", "accumulates")
+        raise _Mismatch(f"it {verbs[0]}, the instruction {verbs[1]}")
     if leaf.buffer.dtype != meaning.buffer.dtype:
         raise _Mismatch(f"`{leaf.buffer.name}` is {leaf.buffer.dtype}, `{meaning.buffer.name}` is {meaning.buffer.dtype}")
     unlike: list[str] = []  # what keeps the value from being that of the meaning
@@ -406,11 +406,11 @@ def _assigned_loops(instruction: Instruction, loops: Sequence[For], accesses: _A
         names = ", ".join(m.var.name for m in meant)
         raise _Mismatch(f"each of its loops can stand for one of {names}, but not for all of them at once")
     mapping = {m.var: x.var for m, x in zip(meant, found, strict=True)}
-    leaf, order = instruction.leaf, [x.var for x in loops]
+    leaf = instruction.leaf
     if not instruction.reassociates and isinstance(leaf, Accumulate) and is_float(leaf.value.dtype):
-        reductions = [mapping[m.var] for m in meant if m.var not in leaf.indices]
-        if reductions != sorted(reductions, key=order.index):
-            names = ", ".join(v.name for v in reductions)
+        reductions = [x for x, m in zip(found, meant, strict=True) if m.var not in leaf.indices]
+        if reductions != sorted(reductions, key=loops.index):
+            names = ", ".join(x.var.name for x in reductions)
             raise _Mismatch(f"sums of {leaf.value.dtype} depend on their order: the reduction loops must be nested as {names}")
     if not _distinct([(step, int(x.extent)) for x in found if (step := strides[result][x.var]) != 0]):
         place = ", ".join(map(str, written_at))
@@ -421,23 +421,17 @@ def _assigned_loops(instruction: Instruction, loops: Sequence[For], accesses: _A
 def _strides(buffer: Buffer, indices: Sequence[Expr], variables: Sequence[Expr]) -> dict[Expr, Dim]:
     """By how many elements the place moves along each loop. It must not depend on where the loops are."""
     position = simplify(E.row_major(indices, buffer.shape))
-    found: dict[Expr, Dim] = {}
-    for v in variables:
-        step = difference(E.substitute(position, {v: v + 1}), position)
+    steps = {v: difference(E.substitute(position, {v: v + 1}), position) for v in variables}
+    for v, step in steps.items():
         if set(E.variables(step)) & set(variables) or E.reads(step):
             raise _Mismatch(f"`{buffer.name}` does not move by equal steps along `{v.name}`")
-        found[v] = as_dim(step)
-    return found
+    return {v: as_dim(step) for v, step in steps.items()}
 
 
 def _misfit(x: For, meant: For, instruction: Instruction, strides: _Strides, accesses: _Accesses) -> tuple[int, str] | None:
     """Why a loop cannot stand for one of the meaning, with the number of conditions that it does meet; None if it can."""
-    wanted = {
-        operand: stride
-        for operand, indices in instruction.places().items()
-        for i, stride in zip(indices, instruction.operand(operand).strides, strict=True)
-        if i is meant.var
-    }
+    demands = {b: dict(zip(indices, instruction.operand(b).strides, strict=True)) for b, indices in instruction.places().items()}
+    wanted = {operand: strides_of[meant.var] for operand, strides_of in demands.items() if meant.var in strides_of}
     moved = {operand for operand, steps in strides.items() if steps[x.var] != 0}
     if moved != set(wanted):
         here, there = (" and ".join(sorted({accesses[o][0].name for o in side})) or "nothing" for side in (moved, wanted))
@@ -455,7 +449,7 @@ def _misfit(x: For, meant: For, instruction: Instruction, strides: _Strides, acc
 def _distinct(moved: Sequence[tuple[Dim, int]]) -> bool:
     """Whether elements at these strides, for so many iterations each, are certainly different ones."""
     known = sorted((abs(s), n) for s, n in moved if isinstance(s, int))
-    reach: Expr = as_expr(0)
+    reach = as_expr(0)
     for step, extent in [*((as_expr(s), n) for s, n in known), *((s, n) for s, n in moved if isinstance(s, Expr))]:
         if not prove(reach < step):
             return False

@@ -47,7 +47,7 @@ class Layout:
     @staticmethod
     def identity(rank: int) -> Layout:
         """The row-major layout."""
-        return Layout(rank, tuple(Piece(axis) for axis in range(rank)))
+        return Layout.permuted(range(rank))
 
     @staticmethod
     def permuted(order: Sequence[int]) -> Layout:
@@ -72,10 +72,8 @@ class Layout:
 
     def shape(self, logical: Sequence[Dim]) -> tuple[Dim, ...]:
         """Physical extents, padding included."""
-        return tuple(
-            p.mod if p.mod is not None else as_dim((as_expr(logical[p.axis]) + (p.div - 1)) // p.div + (p.before + p.after))
-            for p in self.pieces
-        )
+        whole = [(as_expr(logical[p.axis]) + (p.div - 1)) // p.div + (p.before + p.after) for p in self.pieces]
+        return tuple(as_dim(n) if p.mod is None else p.mod for n, p in zip(whole, self.pieces, strict=True))
 
     def logical(self, physical: Sequence[ExprLike]) -> tuple[Expr, ...]:
         """The logical indices stored at physical indices (>= the logical extent inside padding)."""
@@ -103,14 +101,11 @@ class Layout:
         if not self.pads:
             return np.ascontiguousarray(_padded(array.transpose([p.axis for p in self.pieces]), [(p.before, p.after) for p in self.pieces]))
         # Cut each axis into its pieces, slowest first, after padding it to whole blocks; then bring the pieces into order.
-        cuts = [
-            sorted((n for n, p in enumerate(self.pieces) if p.axis == axis), key=lambda n: -self.pieces[n].div) for axis in range(self.rank)
-        ]
+        order = sorted(range(len(self.pieces)), key=lambda n: (self.pieces[n].axis, -self.pieces[n].div))
         extents = [int(d) for d in self.shape(array.shape)]
-        padding = [(0, math.prod(extents[n] for n in pieces) - size) for pieces, size in zip(cuts, array.shape, strict=True)]
-        order = [n for pieces in cuts for n in pieces]
-        cut = _padded(array, padding).reshape([extents[n] for n in order])
-        return np.ascontiguousarray(cut.transpose([order.index(n) for n in range(len(order))]))
+        whole = [math.prod(n for n, p in zip(extents, self.pieces, strict=True) if p.axis == axis) for axis in range(self.rank)]
+        cut = _padded(array, [(0, n - size) for n, size in zip(whole, array.shape, strict=True)]).reshape([extents[n] for n in order])
+        return np.ascontiguousarray(cut.transpose(np.argsort(order)))
 
     def from_physical(self, array: np.ndarray, shape: Sequence[int]) -> np.ndarray:
         """The logical array of the given shape out of a physical one."""
@@ -119,10 +114,10 @@ class Layout:
         return np.ascontiguousarray(array[tuple(pieces)]) if pieces else array.copy()
 
     def __str__(self) -> str:
-        names = "abcdefghijklmnop"
+        axes = ["abcdefghijklmnop"[p.axis] for p in self.pieces]
         cuts = [(f"/{p.div}" if p.div != 1 else "") + ("" if p.mod is None else f"%{p.mod}") for p in self.pieces]
         halos = [f"+{p.before}+{p.after}" if p.before or p.after else "" for p in self.pieces]
-        return f"({','.join(names[p.axis] + cut + halo for p, cut, halo in zip(self.pieces, cuts, halos, strict=True))})"
+        return f"({','.join(map(''.join, zip(axes, cuts, halos, strict=True)))})"
 
 
 def _padded(array: np.ndarray, widths: Sequence[tuple[int, int]]) -> np.ndarray:

@@ -16,13 +16,11 @@ lane-dependent condition masks the lanes.
 
 Printed:
 
-    kernel matmul<M{1..}>(A: float32[M, 64], B: float32[64, 8], C: float32[M, 8]) -> (C) {
+    kernel rows<M{1..}>(A: float32[M, 64], C: float32[M]) -> (C) {
       parallel i in 0..M {
-        vectorized j in 0..8 {
-          C[i, j] = 0.0f
-          for k in 0..64 {
-            C[i, j] += A[i, k] * B[k, j]
-          }
+        C[i] = 0.0f
+        for k in 0..64 {
+          C[i] += A[i, k]
         }
       }
     }
@@ -183,9 +181,7 @@ class Kernel:
 
 def block(*stmts: Stmt) -> Stmt:
     """Statements in sequence, nested blocks flattened; a single statement stays itself."""
-    flat: list[Stmt] = []
-    for s in stmts:
-        flat.extend(s.stmts if isinstance(s, Block) else (s,))
+    flat = [inner for s in stmts for inner in (s.stmts if isinstance(s, Block) else (s,))]
     return flat[0] if len(flat) == 1 else Block(tuple(flat))
 
 
@@ -221,7 +217,7 @@ def over(shape: Sequence[Dim], body: Callable[[tuple[Expr, ...]], Stmt], name: C
     """One loop for each dimension of a shape, the last one innermost, around `body` of their variables; number n is called `name(n)`."""
     variables = tuple(E.loop_var(name(n), extent) for n, extent in enumerate(shape))
     stmt = body(variables)
-    for v, extent in reversed([*zip(variables, shape, strict=True)]):
+    for v, extent in zip(reversed(variables), reversed(shape), strict=True):
         stmt = For(v, E.as_dim(extent), stmt)
     return stmt
 
@@ -303,9 +299,9 @@ def map_expressions(stmt: Stmt, function: Callable[[Expr], Expr]) -> Stmt:
         case If(cond=cond) | While(cond=cond):
             return replace(stmt, cond=function(cond))
         case Store(_, indices, value) | Accumulate(_, indices, value, _):
-            return replace(stmt, indices=tuple(function(i) for i in indices), value=function(value))
+            return replace(stmt, indices=tuple(map(function, indices)), value=function(value))
         case Prefetch(_, indices):
-            return replace(stmt, indices=tuple(function(i) for i in indices))
+            return replace(stmt, indices=tuple(map(function, indices)))
     return stmt
 
 
@@ -314,16 +310,15 @@ Place = tuple[Buffer, tuple[Expr, ...]]
 
 def places(stmt: Stmt) -> list[Place]:
     """The elements that a statement itself, without those inside it, reads and then writes."""
-    found: list[Place] = [(r.attr, r.args) for r in E.reads(*expressions(stmt))]
-    return [*found, (stmt.buffer, stmt.indices)] if isinstance(stmt, Store | Accumulate) else found
+    written = [(stmt.buffer, stmt.indices)] if isinstance(stmt, Store | Accumulate) else []
+    return [*((r.attr, r.args) for r in E.reads(*expressions(stmt))), *written]
 
 
 def redirect(stmt: Stmt, place: Callable[[Buffer, tuple[Expr, ...]], Place | None]) -> Stmt:
     """The statement with other accesses: `place` gives the new buffer and indices of a read, write or prefetch, or None to keep it."""
 
     def rule(e: Expr) -> Expr | None:
-        found = place(e.attr, e.args) if e.op == "read" else None
-        return None if found is None else E.read(*found)
+        return E.read(*found) if e.op == "read" and (found := place(e.attr, e.args)) is not None else None
 
     def visit(s: Stmt) -> Stmt:
         s = with_children(s, [visit(c) for c in children(s)])
@@ -402,10 +397,8 @@ class LoopPrinter(Printer):
                         lines += self.statement(s, indent)
                 return lines
             case For(v, extent, body, kind):
-                bound: list[Expr] = []
-                head = f"{indent}{'for' if kind == SERIAL else kind} {self.binding(v, extent, bound)}"
-                with self.variables.scope(bound):
-                    return self.braced(head, body, indent)
+                with self.bindings([(v, extent)]) as binding:
+                    return self.braced(f"{indent}{'for' if kind == SERIAL else kind} {binding}", body, indent)
             case If(cond, then, otherwise):
                 lines = self.braced(f"{indent}if {self.expression(cond, indent)}", then, indent)
                 if otherwise is not None:
@@ -421,9 +414,8 @@ class LoopPrinter(Printer):
                 return [f"{indent}{self.place(b, indices)} {sign} {self.expression(value, indent)}"]
             case Allocate(b, body):
                 # Without braces it lives to the end of the block.
-                head = f"{indent}alloc {self.buffer(b)}"
                 with self.arrays.scope([b]):
-                    return [head, *self.statement(body, indent)]
+                    return [f"{indent}alloc {self.buffer(b)}", *self.statement(body, indent)]
             case Prefetch(b, indices):
                 return [f"{indent}prefetch {self.place(b, indices)}"]
             case Call(instruction, body):

@@ -154,10 +154,8 @@ class _ProgramPrinter(Printer):
     """Text of programs; `text.parser` reads it back."""
 
     def program(self, program: Program) -> list[str]:
-        dims = self.dims(list(program.dims))
-        shapes = ", ".join(map(self.shape, program.output_shapes))
-        lines = self.inner(program.steps, "  ")
-        return [f"program{dims} workspace {self.size(program.workspace)} -> ({shapes}) {{", *lines, "}"]
+        dims, shapes = self.dims(list(program.dims)), ", ".join(map(self.shape, program.output_shapes))
+        return [f"program{dims} workspace {self.size(program.workspace)} -> ({shapes}) {{", *self.inner(program.steps, "  "), "}"]
 
     def inner(self, steps: Sequence[Step], indent: str) -> list[str]:
         return [line for step in steps for line in self.step(step, indent)]
@@ -172,11 +170,9 @@ class _ProgramPrinter(Printer):
                 other = [indent + "} else {", *self.inner(otherwise, inside)] if otherwise else []
                 return [f"{indent}if {self.place(cond)} {{", *self.inner(then, inside), *other, indent + "}"]
             case Repeat(var, trips, body, condition):
-                bound: list[Expr] = []
-                head = f"{indent}for {self.binding(var, trips, bound)}"
-                with self.variables.scope(bound):
+                with self.bindings([(var, trips)]) as binding:
                     end = "" if condition is None else f" while {self.place(condition)}"
-                    return [f"{head}{end} {{", *self.inner(body, inside), indent + "}"]
+                    return [f"{indent}for {binding}{end} {{", *self.inner(body, inside), indent + "}"]
             case Copy(dst, src, count):
                 return [f"{indent}copy {self.size(count)} bytes from {self.place(src)} to {self.place(dst)}"]
             case SetIndex(dst, value):

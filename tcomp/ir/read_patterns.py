@@ -24,17 +24,14 @@ def reach(e: Expr, filling: bool = False) -> tuple[Expr, Widths] | None:
     if e.op != "select" or e.args[1].op != "read" or e.args[2].op != "const" or not (filling or e.args[2].attr == 0):
         return None
     cond, read, _ = e.args
-    edges = {}
+    edges: dict[Expr, int] = {}
     for axis, (index, extent) in enumerate(zip(read.args, read.attr.shape, strict=True)):
-        edges[simplify(as_expr(0) <= index)] = axis
-        edges[simplify(index < as_expr(extent))] = axis
-    axes = set()
-    for condition in map(simplify, E.conjuncts(cond)):
-        if condition not in edges:
-            return None
-        axes.add(edges[condition])
+        edges |= {simplify(as_expr(0) <= index): axis, simplify(index < as_expr(extent)): axis}
+    conditions = set(map(simplify, E.conjuncts(cond)))
+    if not conditions <= edges.keys():
+        return None
     widths = {}
-    for axis in sorted(axes):
+    for axis in sorted({edges[c] for c in conditions}):
         index, extent = read.args[axis], as_expr(read.attr.shape[axis])
         low = bounds(simplify(index))[0]
         high = next((n for n in range(WIDEST + 1) if prove(index - extent + 1 <= n)), None)

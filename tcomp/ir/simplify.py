@@ -47,10 +47,7 @@ def difference(a: Dim, b: Dim) -> Expr:
 
 def same_dim(a: Dim, b: Dim) -> bool:
     """Whether two extents are equal for sure."""
-    if isinstance(a, int) and isinstance(b, int):
-        return a == b
-    gap = difference(a, b)
-    return gap.op == "const" and gap.attr == 0
+    return a == b if isinstance(a, int) and isinstance(b, int) else difference(a, b) is const(0)
 
 
 def same_shape(a: Sequence[Dim], b: Sequence[Dim]) -> bool:
@@ -106,9 +103,7 @@ def linear(e: Expr) -> Linear:
 
 
 def _plus(a: Linear, b: Linear, factor: int = 1) -> Linear:
-    total = dict(a)
-    for m, c in b.items():
-        total[m] = total.get(m, 0) + factor * c
+    total = a | {m: a.get(m, 0) + factor * c for m, c in b.items()}
     return {m: c for m, c in total.items() if c}
 
 
@@ -117,15 +112,11 @@ def from_linear(terms: Linear) -> Expr:
     terms = _joined(terms)
     result: Expr | None = None
     for monomial, c in sorted(terms.items(), key=lambda item: (not item[0], item[1] < 0, tuple(map(_order, item[0])))):
-        if not monomial:
-            result = const(c) if result is None else (result + c if c > 0 else result - (-c))
-            continue
-        product = reduce(mul, monomial)
-        magnitude = product if abs(c) == 1 else product * abs(c)
+        product = reduce(mul, monomial, const(1))
         if result is None:
-            result = magnitude if c > 0 else product * c
+            result = product * c
         else:
-            result = result + magnitude if c > 0 else result - magnitude
+            result = result + product * c if c > 0 else result - product * -c
     return const(0) if result is None else result
 
 
@@ -161,8 +152,7 @@ def _split(x: Expr, c: Expr) -> tuple[Linear, Linear] | None:
     if len(divisor) != 1 or not _positive(c):
         return None
     ((by, by_c),) = divisor.items()
-    quotient: Linear = {}
-    rest: Linear = {}
+    quotient, rest = Linear(), Linear()
     for m, k in linear(x).items():
         if k % by_c == 0 and (left := _without(m, by)) is not None:
             quotient[left] = quotient.get(left, 0) + k // by_c
@@ -214,11 +204,8 @@ def _small_floordiv(x: Expr, c: Expr) -> Expr:
         return _floordiv(x.args[0], const(int(x.args[1].attr) * n))  # (x // a) // b == x // (a * b)
     if x.op == "mod" and x.args[1].op == "const" and x.args[1].attr % n == 0:
         return _mod(_floordiv(x.args[0], c), const(int(x.args[1].attr) // n))  # x % (a*b) // b == x // b % a
-    terms = linear(x)
-    common = _common_factor(terms, n)
-    if common > 1:  # (g*x + r) // (g*c) == (x + r // g) // c
-        reduced = {m: k // common for m, k in terms.items()}
-        return _floordiv(from_linear({m: k for m, k in reduced.items() if k}), const(n // common))
+    if (common := _common_factor(terms := linear(x), n)) > 1:  # (g*x + r) // (g*c) == (x + r // g) // c
+        return _floordiv(from_linear({m: k // common for m, k in terms.items() if k // common}), const(n // common))
     return binary("floordiv", x, c)
 
 
@@ -328,11 +315,9 @@ def _weaken(terms: Linear, variables_first: bool) -> Linear | None:
     for m in monomials:
         for position, atom in enumerate(m):
             others = m[:position] + m[position + 1 :]
-            replacement = _bound_of_atom(atom, terms[m])
-            if replacement is not None and all(map(_nonnegative, others)):
+            if (replacement := _bound_of_atom(atom, terms[m])) is not None and all(map(_nonnegative, others)):
                 scale, bound = replacement
-                factor = from_linear({others: 1}) if others else const(1)
-                return _plus(_plus(terms, {m: terms[m]}, -1), linear(simplify(bound * factor)), scale)
+                return _plus(_plus(terms, {m: terms[m]}, -1), linear(simplify(bound * from_linear({others: 1}))), scale)
     return None
 
 
@@ -361,23 +346,19 @@ def _compare(e: Expr) -> Expr:
     least = 1 if e.op == "lt" else 0
     if _at_least(gap, least):
         return const(True, "bool")
-    return const(False, "bool") if _at_least(back, 1 - least) else _tightened(e.op, gap)
-
-
-def _tightened(op: str, gap: Linear) -> Expr:
-    """`0 < gap` or `0 <= gap` with variables on the left and one constant on the right, divided by the common factor."""
-    terms = {m: k for m, k in gap.items() if m}
-    common = max(1, _common_factor(terms, 0))
-    slack = (gap.get((), 0) - (op == "lt")) // common  # 0 <= terms / common + slack
-    left = {m: -k // common for m, k in terms.items() if k < 0}
-    right = {m: k // common for m, k in terms.items() if k > 0}
+    if _at_least(back, 1 - least):
+        return const(False, "bool")
+    # Variables on the left, one constant on the right, divided by the common factor.
+    common = max(1, _common_factor(gap, 0))
+    slack = (gap.get((), 0) - least) // common  # 0 <= terms / common + slack
+    left = {m: -k // common for m, k in gap.items() if m and k < 0}
+    right = {m: k // common for m, k in gap.items() if m and k > 0}
     return binary("lt", from_linear(left), from_linear(_plus(right, {(): slack + 1})))
 
 
 def _equation(op: str, gap: Linear) -> Expr:
     """`gap == 0` (or !=) divided by the common factor, positive terms on the left, the first term among them."""
-    terms, constant = {m: k for m, k in gap.items() if m}, gap.get((), 0)
-    common = _common_factor(terms, 0)
+    terms, constant, common = {m: k for m, k in gap.items() if m}, gap.get((), 0), _common_factor(gap, 0)
     if constant % common:
         return const(op == "ne", "bool")
     if terms[min(terms, key=lambda m: tuple(map(_order, m)))] < 0:
@@ -389,8 +370,7 @@ def _equation(op: str, gap: Linear) -> Expr:
 
 def _min_max(e: Expr) -> Expr:
     """One flat chain in canonical order, without operands that another operand makes redundant."""
-    needed: list[Expr] = []
-    stack = list(e.args)
+    needed, stack = list[Expr](), list(e.args)
     while stack:
         a = stack.pop()
         if a.op == e.op:

@@ -168,19 +168,16 @@ def comm_reducer(combine: Callable[[Expr, Expr], Expr], identity: Callable[[str]
     return _reduction(name, reducer)
 
 
-def _reduction(name: str, reducer: Callable[[str], Reducer]) -> Reduction:
+def _reduction(name: str, reducer: Callable[[str], Reducer] | None = None) -> Reduction:
     def reduction(body: Expr, axis: Expr | Sequence[Expr]) -> Expr:
-        return reduce(reducer(body.dtype), body, (axis,) if isinstance(axis, Expr) else tuple(axis))
+        chosen = standard_reducers(body.dtype)[name] if reducer is None else reducer(body.dtype)
+        return reduce(chosen, body, (axis,) if isinstance(axis, Expr) else tuple(axis))
 
     reduction.__name__, reduction.__doc__ = name, f"The `{name}` of `body` over one axis or several."
     return reduction
 
 
-def _standard(name: str) -> Reduction:
-    return _reduction(name, lambda dtype: standard_reducers(dtype)[name])
-
-
-sum, prod, max, min, all, any = map(_standard, ("sum", "prod", "max", "min", "all", "any"))
+sum, prod, max, min, all, any = map(_reduction, ("sum", "prod", "max", "min", "all", "any"))
 
 
 def _function(op: str) -> Callable[[Expr], Expr]:
@@ -214,19 +211,15 @@ def print_te(outputs: Sequence[Tensor]) -> str:
 class _TensorPrinter(LoopPrinter):
     def tensors(self, outputs: Sequence[Tensor]) -> list[str]:
         """The lines of everything that the outputs depend on."""
-        needed = list(tensors(outputs))
-        lines, done = [], set[Extern]()
+        needed, lines = list(tensors(outputs)), list[str]()
         for t in needed:
             if t.extern is not None:
-                if t.extern not in done:
-                    done.add(t.extern)
-                    lines += self.extern(t.extern, [u for u in needed if u.extern is t.extern])
+                together = [u for u in needed if u.extern is t.extern]
+                lines += self.extern(t.extern, together) if t is together[0] else []
             elif t.body is None:
                 lines.append(f"  {self.arrays.bind(t, t.name)}: {t.dtype}{self.shape(t.shape)}")
             else:
-                bound: list[Expr] = []
-                axes = ", ".join(self.binding(v, extent, bound) for v, extent in zip(t.axes, t.shape, strict=True))
-                with self.variables.scope(bound):
+                with self.bindings(zip(t.axes, t.shape, strict=True)) as axes:
                     body = self.expression(t.body, "    ")
                 lines.append(f"  {self.arrays.bind(t, t.name)}[{axes}] = {body}")
         reducers = self.reducer_lines()
@@ -237,8 +230,7 @@ class _TensorPrinter(LoopPrinter):
         by_index = {t.index: t for t in used}
         inputs = [self.arrays(t, t.name) for t in program.inputs]
         names = [self.arrays.bind(by_index[n], by_index[n].name) if n in by_index else "_" for n in range(len(program.results))]
-        parameters = [self.buffer(b) for b in program.parameters]
-        results = [self.buffer(b) for b in program.results]
         with self.arrays.scope((*program.parameters, *program.results)):
-            head = f"  {', '.join(names)} = extern({', '.join(inputs)}) as ({', '.join(parameters)}) -> ({', '.join(results)})"
+            parameters, results = (", ".join(map(self.buffer, buffers)) for buffers in (program.parameters, program.results))
+            head = f"  {', '.join(names)} = extern({', '.join(inputs)}) as ({parameters}) -> ({results})"
             return self.braced(head, program.body, "  ")

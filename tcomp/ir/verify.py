@@ -14,7 +14,7 @@ import numpy as np
 
 from tcomp.errors import IRError, TcompError
 from tcomp.ir import expr as E, loops as L, program as P, te
-from tcomp.ir.dtypes import BITS, integer_range, is_float, is_integer, to_numpy
+from tcomp.ir.dtypes import BITS, is_float, is_integer, to_numpy
 from tcomp.ir.expr import INDEX, Dim, Expr, as_expr, bounds
 from tcomp.ir.graph import IF, KERNEL, STRUCTURAL, Graph, Node, Value, infer
 from tcomp.ir.instruction import match
@@ -57,7 +57,9 @@ def _verify_node(e: Expr, require: Require) -> None:
     require(e.dtype in BITS, "unknown dtype `{}`", e.dtype)
     match e.op:
         case "const":
-            require(not e.args and _representable(e.attr, e.dtype), "the constant {!r} is no {}", e.attr, e.dtype)
+            kind = float if is_float(e.dtype) else bool if e.dtype == "bool" else int
+            fits = not e.args and type(e.attr) is kind and (kind is not int or E.wrap(int(e.attr), e.dtype) == e.attr)
+            require(fits, "the constant {!r} is no {}", e.attr, e.dtype)
         case "var":
             pass
         case "read":
@@ -100,13 +102,6 @@ def _defined(op: str, dtype: str) -> bool:
     return is_float(dtype) or (op in ("neg", "abs", *E.ARITHMETIC) and op != "div")
 
 
-def _representable(value: object, dtype: str) -> bool:
-    if is_float(dtype) or dtype == "bool":
-        return type(value) is (bool if dtype == "bool" else float)
-    lo, hi = integer_range(dtype)
-    return type(value) is int and lo <= value <= hi
-
-
 def _dtypes(reducer: E.Reducer) -> list[str]:
     return [part.dtype for part in (reducer.lhs, reducer.rhs, reducer.combine, reducer.identity)]
 
@@ -145,21 +140,24 @@ def _verify_loop_range(v: Expr, extent: Dim, require: Require) -> None:
 
 def verify_te(outputs: Sequence[te.Tensor]) -> None:
     """Axes that agree with shapes, bodies of the declared dtype, no unbound axes, externs that fit their tensors."""
-    found = dict.fromkeys(outputs)
-    stack = list(found)
-    while stack:
-        t = stack.pop()
+
+    def inputs(t: te.Tensor) -> Sequence[te.Tensor]:
         for source in t.inputs:
             _require(f"tensor `{t.name}`", isinstance(source, te.Tensor), "a tensor expression reads the buffer `{}`", source.name)
-        stack += (new := [source for source in t.inputs if source not in found])
-        found |= dict.fromkeys(new)
+        return t.inputs
+
+    found = [*E.postorder(outputs, inputs)]
     dims = {v for t in found for d in t.shape if isinstance(d, Expr) for v in E.variables(d)}
     for t in found:
         where = f"tensor `{t.name}`"
         require = partial(_require, where)
         require(t.dtype in BITS, "unknown dtype `{}`", t.dtype)
-        if t.extern is not None:
-            _verify_extern(t.extern, t, where, require)
+        if (program := t.extern) is not None:
+            fits = len(program.inputs) == len(program.parameters) and 0 <= t.index < len(program.results)
+            require(fits, "an extern has one parameter for each input, and its tensors are its results")
+            for source, b in [*zip(program.inputs, program.parameters, strict=True), (t, program.results[t.index])]:
+                require(source.dtype == b.dtype and same_shape(source.shape, b.shape), "`{!r}` does not fit `{!r}`", source, b)
+            _Loops(where, None, (*program.parameters, *program.results), program.results).statement(program.body)
         elif t.body is not None:
             _verify_compute(t, t.body, dims, where, require)
 
@@ -177,14 +175,6 @@ def _verify_compute(t: te.Tensor, body: Expr, dims: Collection[Expr], where: str
         looks_like_axis = v.attr.extent is not None or (v.attr.lo == 0 and v.attr.hi is not None)
         bound = v in t.axes or v in dims or (v.dtype == INDEX and not looks_like_axis)
         require(bound, "the variable `{}` is not bound", v.name, why="it is no axis of this tensor and no symbolic dim")
-
-
-def _verify_extern(program: te.Extern, t: te.Tensor, where: str, require: Require) -> None:
-    fits = len(program.inputs) == len(program.parameters) and 0 <= t.index < len(program.results)
-    require(fits, "an extern has one parameter for each input, and its tensors are its results")
-    for source, b in [*zip(program.inputs, program.parameters, strict=True), (t, program.results[t.index])]:
-        require(source.dtype == b.dtype and same_shape(source.shape, b.shape), "`{!r}` does not fit `{!r}`", source, b)
-    _Loops(where, None, (*program.parameters, *program.results), program.results).statement(program.body)
 
 
 # ---------------------------------------------------------------- loop programs
@@ -247,15 +237,15 @@ class _Loops:
         names = ", ".join(f.var.name for f in self.loops)
         place = f"{self.where}, loops {names}" if names else self.where, stmt
         require = partial(_require, place)
+        for e in L.expressions(stmt):
+            self.expression(e, place)
         match stmt:
-            case L.Block(stmts):
-                for s in stmts:
-                    self.statement(s)
+            case L.Block():
+                self.inside(stmt, self.guarded)
             case L.For():
-                self.loop(stmt, place, require)
+                self.loop(stmt, require)
             case L.If(cond) | L.While(cond):
                 require(cond.dtype == "bool", "a condition is {} instead of bool", cond.dtype)
-                self.expression(cond, place)
                 self.inside(stmt, guarded=True)
             case L.Store(b, indices, value) | L.Accumulate(b, indices, value, _):
                 require(b in self.buffers, "`{}` is written outside of its scope", b.name, why=_NOT_HERE)
@@ -264,9 +254,7 @@ class _Loops:
                 require(len(indices) == rank, "`{}` has {} dimensions and is written with {} indices", b.name, rank, len(indices))
                 for index in indices:
                     require(index.dtype == INDEX, "an index of `{}` is {} instead of {}", b.name, index.dtype, INDEX)
-                    self.expression(index, place)
                 require(value.dtype == b.dtype, "a {} is stored in `{}` of {}", value.dtype, b.name, b.dtype)
-                self.expression(value, place)
                 if not self.guarded:
                     _verify_range(b, indices, require)
                 if isinstance(stmt, L.Accumulate):
@@ -278,8 +266,6 @@ class _Loops:
                 self.statement(body)
                 self.buffers.discard(b)
             case L.Prefetch(b, indices):
-                for i in indices:
-                    self.expression(i, place)
                 fits = b in self.buffers and [i.dtype for i in indices] == [INDEX] * len(b.shape)
                 require(fits, "no element of `{}` is prefetched", b.name)
             case L.Call(instruction, body):
@@ -288,10 +274,9 @@ class _Loops:
             case _:
                 _require(self.where, False, "{} is no statement", type(stmt).__name__)
 
-    def loop(self, stmt: L.For, place: Place, require: Require) -> None:
+    def loop(self, stmt: L.For, require: Require) -> None:
         v, extent, kind, kinds = stmt.var, as_expr(stmt.extent), stmt.kind, [f.kind for f in self.loops]
         require(kind in L.KINDS, "unknown kind of loop `{}`", kind, hint=f"one of {', '.join(L.KINDS)}")
-        self.expression(extent, place)
         require(extent.dtype == INDEX, "the extent of a loop is {}", extent.dtype)
         _verify_loop_range(v, stmt.extent, require)
         require(v.name not in self.names, "two loops have the name `{}`", v.name, why="loop names are unique within a kernel")
@@ -301,7 +286,7 @@ class _Loops:
         require(kind not in L.GPU_AXES or kind not in kinds, "two nested loops are bound to {}", kind)
         require(kind != L.PARALLEL or L.VECTORIZED not in kinds, "the parallel loop `{}` is inside a vectorized one", v.name)
         # A loop that has no iteration, or none in some iterations of the loops around: nothing in it is sure to happen.
-        varies = not {f.var for f in self.loops}.isdisjoint(E.variables(extent))
+        varies = any(f.var in E.variables(extent) for f in self.loops)
         self.loops.append(stmt)
         self.inside(stmt, self.guarded or stmt.extent == 0 or (varies and not prove(1 <= extent)))
         self.loops.pop()
@@ -368,11 +353,9 @@ def _verify_layout(layout: Layout, v: Value, require: Require) -> None:
 
 
 def _verify_attribute(value: Any, place: str) -> None:
-    if isinstance(value, tuple):
-        for item in value:
-            _verify_attribute(item, place)
-        return
-    fits = value is None or (isinstance(value, bool | int | float | str | Expr) and not isinstance(value, np.generic))
+    for item in value if isinstance(value, tuple) else ():
+        _verify_attribute(item, place)
+    fits = value is None or (isinstance(value, tuple | bool | int | float | str | Expr) and not isinstance(value, np.generic))
     _require(place, fits, "an attribute is a {}", type(value).__name__, hint="None, bool, int, float, str, dims and tuples of these")
 
 

@@ -30,13 +30,12 @@ def evaluate_graph(
     known, those inside bodies included (inside a LOOP at each iteration). Values are dropped after their last use.
     Raises `InputError` for inputs that do not fit, `IRError` (naming the node) where the graph itself is wrong.
     """
-    names = {v.name for v in graph.inputs}
-    missing, unknown = sorted(names - set(inputs)), sorted(set(inputs) - names)
+    names = [v.name for v in graph.inputs]
+    missing, unknown = sorted(set(names) - set(inputs)), sorted(set(inputs) - set(names))
     if missing or unknown:
         what = f"no value for the input `{missing[0]}`" if missing else f"there is no input `{unknown[0]}`"
-        raise InputError(what, where=f"graph `{graph.name}`", hint=f"its inputs are {', '.join(v.name for v in graph.inputs)}")
-    arrays = [np.asarray(inputs[v.name]) for v in graph.inputs]
-    results = _run(graph, arrays, dict(dims or {}), on_value)
+        raise InputError(what, where=f"graph `{graph.name}`", hint=f"its inputs are {', '.join(names)}")
+    results = _run(graph, [np.asarray(inputs[name]) for name in names], dict(dims or {}), on_value)
     return {v.name: array for v, array in zip(graph.outputs, results, strict=True)}
 
 

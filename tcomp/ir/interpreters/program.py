@@ -45,8 +45,7 @@ def interpreted(kernel: Kernel) -> Code:
     """The code of a kernel whose temporaries are hoisted, run by the interpreter of loop programs."""
 
     def code(memory: Sequence[Array], scalars: Sequence[int]) -> None:
-        values = dict(zip(kernel.scalars, scalars, strict=True))
-        arrays = {}
+        values, arrays = dict(zip(kernel.scalars, scalars, strict=True)), {}
         for b, given in zip(kernel.buffers, memory, strict=True):
             dtype, shape = to_numpy(b.dtype), [evaluate_int(d, values) for d in b.shape]
             size = dtype.itemsize * int(np.prod(shape, dtype=np.int64))
@@ -97,8 +96,7 @@ class _Runner:
                     self.place(dst, loops, 8)[:8] = np.array([self.size(value, loops)], np.int64).view(np.uint8)
 
     def size(self, size: Dim, loops: Mapping[Expr, int]) -> int:
-        values = dict(zip(self.program.dims, map(int, self.dims), strict=True))
-        return evaluate_int(size, {**values, **loops})
+        return evaluate_int(size, {**dict(zip(self.program.dims, map(int, self.dims), strict=True)), **loops})
 
     def flag(self, ref: Ref, loops: Mapping[Expr, int]) -> bool:
         return bool(self.place(ref, loops, 1)[0])

@@ -48,8 +48,7 @@ def apply(op: str, dtype: str, args: Sequence[Array]) -> Array:
             return np.asarray(function(*args))
     if op not in BINARY and op not in UNARY:
         raise IRError(f"`{op}` is no elementwise operator")
-    hint = "use floordiv or truncdiv, or cast to a float type" if op == "div" else ""
-    raise IRError(f"`{op}` is not defined for {kind}", hint=hint)
+    raise IRError(f"`{op}` is not defined for {kind}", hint="use floordiv or truncdiv, or cast to a float type" if op == "div" else "")
 
 
 def _integer_power(a: Array, b: Array) -> Array:
@@ -140,25 +139,20 @@ def cast(x: Array, dtype: str) -> Array:
     with np.errstate(all="ignore"):
         if not is_float(x.dtype.name) or is_float(dtype):
             return x.astype(target)
-        lo, hi = integer_range(dtype)
-        whole = np.trunc(x.astype(np.float64, copy=False))
+        (lo, hi), whole = integer_range(dtype), np.trunc(x.astype(np.float64, copy=False))
         # float(hi) may round up to hi + 1 (64 bits): >= sends exactly the values that do not fit to `hi`.
-        fits = (whole > lo) & (whole < hi)
-        converted = np.where(fits, whole, 0.0).astype(target)
-        limit = np.where(whole >= hi, target.type(hi), np.where(whole <= lo, target.type(lo), target.type(0)))
-        return np.where(fits, converted, limit)
+        converted = np.where((whole > lo) & (whole < hi), whole, 0.0).astype(target)  # a NaN becomes 0
+        return np.where(whole >= hi, target.type(hi), np.where(whole <= lo, target.type(lo), converted))
 
 
 def _fma(a: Array, b: Array, c: Array) -> Array:
     """a * b + c rounded once, by error-free transformations (float64: correct but for ties at double precision)."""
     if a.dtype != np.float64:
         # The product is exact in float64. The sum is rounded to odd, so that rounding it again to `dtype` is harmless.
-        product, addend = a.astype(np.float64) * b.astype(np.float64), c.astype(np.float64)
-        total, error = _two_sum(product, addend)
-        odd = total.view(np.int64) & 1
-        step = np.where((error > 0) == (total > 0), 1, -1)
-        inexact = np.isfinite(total) & (error != 0) & (odd == 0)
-        return np.where(inexact, (total.view(np.int64) + step).view(np.float64), total).astype(a.dtype)
+        total, error = _two_sum(a.astype(np.float64) * b.astype(np.float64), c.astype(np.float64))
+        bits, step = total.view(np.int64), np.where((error > 0) == (total > 0), 1, -1)
+        inexact = np.isfinite(total) & (error != 0) & (bits & 1 == 0)
+        return np.where(inexact, (bits + step).view(np.float64), total).astype(a.dtype)
     product = a * b
     (a_hi, a_lo), (b_hi, b_lo) = _halves(a), _halves(b)
     below = a_lo * b_lo - (((product - a_hi * b_hi) - a_lo * b_hi) - a_hi * b_lo)

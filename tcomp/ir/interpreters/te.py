@@ -90,10 +90,13 @@ class Evaluator:
         for tensor in E.postorder(outputs, lambda t: () if t in self.values else t.inputs):
             if tensor in self.values:
                 continue
-            if tensor.extern is not None:
-                if tensor.extern not in externs:
-                    externs[tensor.extern] = self._extern(tensor.extern)
-                self.values[tensor] = externs[tensor.extern][tensor.index]
+            if (program := tensor.extern) is not None:
+                if program not in externs:
+                    results = externs[program] = [np.zeros(self.shape(b.shape), to_numpy(b.dtype)) for b in program.results]
+                    arrays = *(self.values[t] for t in program.inputs), *results
+                    buffers = dict(zip((*program.parameters, *program.results), arrays, strict=True))
+                    run_stmt(program.body, buffers, self.dims, undefined=program.results)
+                self.values[tensor] = externs[program][tensor.index]
                 continue
             if tensor.body is None:
                 raise IRError(f"the placeholder `{tensor.name}` has no value", hint="give an array for it in `inputs`")
@@ -101,8 +104,7 @@ class Evaluator:
             axes = [(v, 0, n) for v, n in zip(tensor.axes, shape, strict=True)]
             if grid is None or list(grid.axes) != list(tensor.axes) or [a[2] for a in grid.axes.values()] != list(shape):
                 grid = Grid(axes)  # else: another output of the same compute shares its sub-expressions
-            body = E.substitute(tensor.body, self.constants)
-            array, undefined = self.value(body, grid)
+            array, undefined = self.value(E.substitute(tensor.body, self.constants), grid)
             if prod(shape) and undefined is not None and undefined.any():
                 element = tuple(map(int, np.argwhere(np.broadcast_to(undefined, shape))[0]))
                 raise IRError(f"element {element} of `{tensor.name}` reads outside of a tensor", where=str(tensor.body))
@@ -112,13 +114,6 @@ class Evaluator:
     def shape(self, shape: Sequence[Dim]) -> tuple[int, ...]:
         """The extents of a shape, as numbers."""
         return tuple(max(0, evaluate_int(d, self.dims)) for d in shape)
-
-    def _extern(self, program: Extern) -> list[Array]:
-        results = [np.zeros(self.shape(b.shape), to_numpy(b.dtype)) for b in program.results]
-        buffers = {b: self.values[t] for b, t in zip(program.parameters, program.inputs, strict=True)}
-        buffers.update(zip(program.results, results, strict=True))
-        run_stmt(program.body, buffers, self.dims, undefined=program.results)
-        return results
 
     def free(self, root: Expr) -> frozenset[Expr]:
         """The axes and dims that an expression depends on."""
@@ -337,26 +332,14 @@ def _product(a: Array, b: Array, outer: int, dtype: str) -> Array:
     if not is_float(dtype):  # 64-bit integers are right modulo 2**64
         limit = prod(max(abs(int(x.min())), abs(int(x.max()))) for x in (a, b))
         exact = np.float64 if limit * prod(np.broadcast_shapes(a.shape, b.shape)[outer:]) < 1 << 53 else np.int64
-    varies = [(m > 1, n > 1) for m, n in zip(a.shape, b.shape, strict=True)]
-    a, b = (
-        x.sum(axis=alone, keepdims=True, dtype=exact) if (alone := tuple(d for d in range(outer, x.ndim) if varies[d] == only)) else x
-        for x, only in ((a, (True, False)), (b, (False, True)))
-    )
-    both = [d for d in range(outer) if varies[d] == (True, True)]
-    columns = [d for d in range(outer) if varies[d] == (False, True)]
-    rows = [d for d in range(outer) if d not in both + columns]
-    summed = list(range(outer, a.ndim))
-
-    def matrices(x: Array, order: list[int], alone: list[int], shape: tuple[list[int], list[int]]) -> Array:
-        x = np.ascontiguousarray(x.transpose([*order, *alone]), exact)
-        return x.reshape(prod(x.shape[: len(both)]), *(prod(x.shape[d] for d in map(order.index, group)) for group in shape))
-
-    left = matrices(a, both + rows + summed, columns, (rows, summed))
-    right = matrices(b, both + summed + columns, rows, (summed, columns))
-    order = both + rows + columns
+    sides: list[Any] = []  # of einsum: arrays, and the dimensions along which they vary
+    for x in (a, b):
+        varies = [d for d, n in enumerate(x.shape) if n > 1]
+        sides += [x.reshape([x.shape[d] for d in varies]).astype(exact), varies]
+    shape = [max(m, n) for m, n in zip(a.shape[:outer], b.shape[:outer], strict=True)]
     with np.errstate(all="ignore"):
-        total: Array = np.matmul(left, right).astype(to_numpy(dtype), copy=False)
-    return total.reshape([max(a.shape[d], b.shape[d]) for d in order]).transpose([order.index(d) for d in range(outer)])
+        total = np.einsum(*sides, [d for d, n in enumerate(shape) if n > 1], optimize=True)
+        return np.asarray(total).astype(to_numpy(dtype), copy=False).reshape(shape)
 
 
 def _reduced(function: np.ufunc, part: Array, count: int, dtype: np.dtype[Any]) -> Array:

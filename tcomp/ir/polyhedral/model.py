@@ -12,6 +12,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial, reduce
 from operator import mul
+from typing import TypeAlias
 
 import islpy as isl
 
@@ -144,13 +145,12 @@ class _Formula:
                     return None
                 return f"(not ({parts[0]}))" if e.op == "not" else f"(({parts[0]}) {e.op} ({parts[1]}))"
             case "lt" | "le" | "eq" | "ne" if e.args[0].dtype == INDEX:
-                before = self.exact, dict(self.unknowns), list(self.constraints)
-                self.exact = True
-                a, b = (self.value(x) for x in e.args)
-                if not self.exact:  # an unknown must not be negated: say nothing
-                    self.exact, self.unknowns, self.constraints = before
+                trial = _Formula(self.names, self)
+                trial.exact = True
+                a, b = map(trial.value, e.args)
+                if not trial.exact:  # an unknown must not be negated: say nothing
                     return None
-                self.exact = before[0]
+                self.unknowns, self.constraints = trial.unknowns, trial.constraints
                 return f"{a} {_COMPARISONS[e.op]} {b}"
         return None
 
@@ -200,7 +200,9 @@ class _Builder:
         self.stmt, self.given = stmt, given
         inside = {s.var for s in L.walk(stmt) if isinstance(s, For)}
         used = [e for s in L.walk(stmt) for e in L.expressions(s)]
-        used += [as_expr(n) for s in L.walk(stmt) for b in _buffers(s) for n in b.shape]
+        for s in L.walk(stmt):
+            written = [s.buffer] if isinstance(s, Store | Accumulate | Allocate) else []
+            used += [as_expr(n) for b in (*written, *(e.attr for e in E.reads(*L.expressions(s)))) for n in b.shape]
         self.parameters = dict(parameters)
         for e in (*E.with_extents(*used), *E.with_extents(*given)):
             if e not in inside and e not in self.parameters and e.dtype == INDEX:
@@ -261,16 +263,18 @@ class _Builder:
             reducer = stmt.reducer if isinstance(stmt, Accumulate) else None
             found.append(access(REDUCE if reducer else WRITE, E.read(stmt.buffer, stmt.indices), (), reducer))
         else:
-            found += [self.whole(point, known, kind, b) for kind, b in _touched(stmt)]
+            inner = list(L.walk(stmt))
+            touched = [(READ, b) for s in inner for b, _ in L.places(s)]
+            touched += [(WRITE, s.buffer) for s in inner if isinstance(s, Store | Accumulate)]
+            local = {s.buffer for s in inner if isinstance(s, Allocate)}
+            found += [self.whole(point, known, kind, b) for kind, b in dict.fromkeys(touched) if b not in local]
         exact = known.exact and not isinstance(stmt, While)
         self.instances.append(Instance(name, stmt, loops, domain, order, tuple(found), exact))
 
-    def access(
-        self, point: str, known: _Formula, kind: str, e: Expr, conditions: Sequence[Expr] = (), reducer: Reducer | None = None
-    ) -> Access:
+    def access(self, point: str, known: _Formula, kind: str, e: Expr, under: Sequence[Expr] = (), reducer: Reducer | None = None) -> Access:
         formula = _Formula(known.names, known)
-        for c in conditions:
-            formula.add(simplify(c))
+        for condition in under:
+            formula.add(simplify(condition))
         element = [known.names[v] for v in self.homes.get(e.attr, ())] + [formula.value(simplify(i)) for i in e.args]
         outputs = [f"x{d}" for d in range(len(element))]
         equal = formula.text(*(f"{x} = {text}" for x, text in zip(outputs, element, strict=True)))
@@ -302,36 +306,18 @@ def _known_at(root: Stmt, target: Stmt) -> list[Expr] | None:
     return None
 
 
-def _reads_under(value: Expr) -> list[tuple[Expr, tuple[Expr, ...]]]:
+Conditional: TypeAlias = tuple[Expr, tuple[Expr, ...]]  # an expression, and the conditions under which it is evaluated
+
+
+def _reads_under(value: Expr) -> list[Conditional]:
     """The reads of a value, each with the conditions of the selects around it."""
-    seen: dict[tuple[Expr, tuple[Expr, ...]], None] = {}
 
-    def visit(e: Expr, conditions: tuple[Expr, ...]) -> None:
-        if (e, conditions) in seen:
-            return
-        seen[e, conditions] = None
-        more: list[tuple[Expr, ...]] = [()] * len(e.args)
-        if e.op == "select":
-            more = [(), (e.args[0],), (E.unary("not", e.args[0]),)]
-        for a, condition in zip(e.args, more, strict=True):
-            visit(a, conditions + condition)
+    def operands(node: Conditional) -> list[Conditional]:
+        e, conditions = node
+        more = [(), (e.args[0],), (E.unary("not", e.args[0]),)] if e.op == "select" else [()] * len(e.args)
+        return [(a, conditions + condition) for a, condition in zip(e.args, more, strict=True)]
 
-    visit(value, ())
-    return [(e, conditions) for e, conditions in seen if e.op == "read"]
-
-
-def _touched(stmt: Stmt) -> list[tuple[str, Buffer]]:
-    local = {s.buffer for s in L.walk(stmt) if isinstance(s, Allocate)}
-    found: list[tuple[str, Buffer]] = []
-    for s in L.walk(stmt):
-        found += [(READ, e.attr) for e in E.reads(*L.expressions(s))]
-        found += [(WRITE, s.buffer), (READ, s.buffer)] if isinstance(s, Store | Accumulate) else []
-    return [(kind, b) for kind, b in dict.fromkeys(found) if b not in local]
-
-
-def _buffers(s: Stmt) -> list[Buffer]:
-    written = [s.buffer] if isinstance(s, Store | Accumulate | Allocate) else []
-    return [*written, *(e.attr for e in E.reads(*L.expressions(s)))]
+    return [node for node in E.postorder([(value, tuple[Expr, ...]())], operands) if node[0].op == "read"]
 
 
 def _depth(stmt: Stmt) -> int:

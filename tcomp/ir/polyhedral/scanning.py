@@ -26,7 +26,6 @@ _NODE: Any = isl.ast_node_type
 _EXPR: Any = isl.ast_expr_type
 _OP: Any = isl.ast_expr_op_type
 
-
 Names: TypeAlias = Mapping[str, Sequence[str]]  # of the loops around each instance
 
 
@@ -48,10 +47,10 @@ class _Scanner:
         self.guards: dict[Stmt, tuple[Expr, ...]] = {}
         self.homes: dict[Buffer, tuple[For, ...]] = {}
         self._survey(stmt, (), ())
-        self.expanded = {
-            b: Buffer(b.name, b.dtype, [*(x.extent if (high := bounds(x.extent)[1]) is None else high for x in loops), *b.shape], "global" if loops else b.scope)
-            for b, loops in self.homes.items()
-        }
+        self.expanded: dict[Buffer, Buffer] = {}
+        for b, loops in self.homes.items():
+            sizes = [x.extent if (high := bounds(x.extent)[1]) is None else high for x in loops]
+            self.expanded[b] = Buffer(b.name, b.dtype, [*sizes, *b.shape], "global" if loops else b.scope)
 
     def _survey(self, stmt: Stmt, loops: tuple[For, ...], guards: tuple[Expr, ...]) -> None:
         self.guards[stmt] = guards
@@ -61,12 +60,9 @@ class _Scanner:
             self._survey(child, (*loops, stmt) if isinstance(stmt, For) else loops, (*guards, condition))
 
     def scan(self, schedule: isl.UnionMap) -> Stmt:
-        ids = isl.IdList.alloc(isl.DEFAULT_CONTEXT, 0)
-        for iterator in self.iterators:
-            ids = ids.add(isl.Id(iterator))
+        ids = reduce(isl.IdList.add, map(isl.Id, self.iterators), isl.IdList.alloc(isl.DEFAULT_CONTEXT, 0))
         build = isl.AstBuild.from_context(self.model.context).set_iterators(ids).set_options(self.constant(schedule))
-        values = {name: v for v, name in self.model.parameters.items()}
-        body = self.node(build.node_from_schedule_map(schedule), values)
+        body = self.node(build.node_from_schedule_map(schedule), {name: v for v, name in self.model.parameters.items()})
         for b, loops in self.homes.items():
             body = _placed(body, self.expanded[b], b, len(loops))
         return body
@@ -150,17 +146,13 @@ def _first(node: Any) -> str:
             node = node.block_get_children().get_at(0)
         else:
             node = node.for_get_body() if kind == _NODE.for_ else node.if_get_then_node()
-    name: str = node.user_get_expr().op_get_arg(0).id_get_id().get_name()
-    return name
+    return str(node.user_get_expr().op_get_arg(0).id_get_id().get_name())
 
 
 def _placed(body: Stmt, wide: Buffer, narrow: Buffer, homes: int) -> Stmt:
     """The allocation of an expanded buffer around its uses, without the dimensions that are constant there."""
     path, here, around = [], body, set[Expr]()
-    while True:
-        users = [c for c in L.children(here) if any(_touches(s, wide) for s in L.walk(c))]
-        if len(users) != 1 or _touches(here, wide):
-            break
+    while not _touches(here, wide) and len(users := [c for c in L.children(here) if any(_touches(s, wide) for s in L.walk(c))]) == 1:
         if isinstance(here, For):
             if not _distinguishes(here, wide, homes, around):  # an element lives through several iterations
                 break
@@ -176,19 +168,16 @@ def _placed(body: Stmt, wide: Buffer, narrow: Buffer, homes: int) -> Stmt:
     inside = L.redirect(here, lambda b, indices: (new, tuple(indices[d] for d in dims)) if b is wide else None)
     result: Stmt = Allocate(new, inside)
     for outer in reversed(path):
-        result = L.with_children(outer, [result if c is here else c for c in L.children(outer)])
-        here = outer
+        result, here = L.with_children(outer, [result if c is here else c for c in L.children(outer)]), outer
     return result
 
 
 def _distinguishes(loop: For, wide: Buffer, homes: int, around: Collection[Expr]) -> bool:
     """Whether different iterations touch different elements, as one of the expanded dimensions is an affine function of the variable."""
     found = indices_of(loop.body, wide)
-    for d in range(homes):
-        step, rest = without(found[0][d], loop.var) or (0, found[0][d])
-        if step and set(E.variables(rest)).issubset(around) and all(p[d] is found[0][d] for p in found):
-            return True
-    return False
+    alike = [places[0] for places in zip(*(p[:homes] for p in found), strict=True) if len(set(places)) == 1]
+    steps = [without(index, loop.var) or (0, index) for index in alike]
+    return any(step and set(E.variables(rest)).issubset(around) for step, rest in steps)
 
 
 def _touches(s: Stmt, b: Buffer) -> bool:

@@ -66,18 +66,19 @@ def parse_layout(text: str, rank: int) -> Layout:
 
 def parse_graph(text: str, operators: Mapping[str, Operator], constants: Mapping[str, np.ndarray] | None = None) -> Graph:
     """A printed graph. `operators` are looked up by name, large constants by their `content_hash`."""
-    parser = _Parser(text, {**operators, **{op.name: op for op in STRUCTURAL}}, constants or {})
+    parser = _Parser(text)
+    parser.operators, parser.constants = {**operators, **{op.name: op for op in STRUCTURAL}}, constants or {}
     return parser.whole(lambda: parser.graph(outermost=True))
 
 
 class _Parser(Tokens):
     """Recursive descent over the tokens; what is in scope is known by name. Each method reads what it is called after."""
 
-    def __init__(
-        self, text: str, operators: Mapping[str, Operator] | None = None, constants: Mapping[str, np.ndarray] | None = None
-    ) -> None:
+    operators: Mapping[str, Operator]  # of graphs, as are the constants
+    constants: Mapping[str, np.ndarray]
+
+    def __init__(self, text: str) -> None:
         super().__init__(text)
-        self.operators, self.constants = operators or {}, constants or {}  # of graphs
         self.variables, self.arrays, self.values = dict[str, Expr](), dict[str, Any](), dict[str, Value]()
         self.reducers, self.instructions = dict[str, Reducer](), dict[str, Instruction]()
 
@@ -115,12 +116,9 @@ class _Parser(Tokens):
 
     def operators_above(self, precedence: int) -> Expr:
         left = self.prefixed()
-        while self.token.kind == "sign":
-            op, own = _INFIX.get(self.token.text, ("", -1))
-            if own < precedence:
-                break
+        while self.token.kind == "sign" and (infix := _INFIX.get(self.token.text)) and infix[1] >= precedence:
             self.take()
-            left = self.made(E.binary, op, left, self.operators_above(own + 1))
+            left = self.made(E.binary, infix[0], left, self.operators_above(infix[1] + 1))
         return left
 
     def prefixed(self) -> Expr:
@@ -236,9 +234,8 @@ class _Parser(Tokens):
         while self.accept("reducer"):
             name = self.name()
             with self.scope():
-                (lhs, rhs), combine, identity = self.sequence(
-                    lambda: self.bracketed(self.variable, "()"), "=", self.expression, "from", self.expression
-                )
+                operands = partial(self.bracketed, self.variable, "()")
+                (lhs, rhs), combine, identity = self.sequence(operands, "=", self.expression, "from", self.expression)
             if {lhs.dtype, rhs.dtype, combine.dtype} != {identity.dtype} or identity.op != "const":
                 self.fail(f"the reducer `{name}` mixes dtypes, or its identity is no constant")
             self.reducers[name] = Reducer(name, lhs, rhs, combine, identity)
@@ -336,16 +333,14 @@ class _Parser(Tokens):
             case "while":
                 return L.While(self.expression(), self.braced())
             case "alloc":
-                outside = dict(self.arrays)
-                b = self.buffer()
-                if self.accept("{"):
-                    body = self.body()
-                    self.arrays = outside
-                    return L.Allocate(b, body)
-                rest = []
-                while not self.peek("}") and self.token.kind != "end":
-                    rest.append(self.statement())
-                return L.Allocate(b, L.block(*rest))
+                with self.scope():
+                    b = self.buffer()
+                    if self.accept("{"):
+                        return L.Allocate(b, self.body())
+                    rest = []
+                    while not self.peek("}") and self.token.kind != "end":
+                        rest.append(self.statement())
+                    return L.Allocate(b, L.block(*rest))
             case "prefetch":
                 return L.Prefetch(*self.place())
             case "stream":
@@ -395,10 +390,8 @@ class _Parser(Tokens):
                 self.arrays[name] = Tensor(name, b.shape, b.dtype, extern=program, index=n)
 
     def program(self) -> P.Program:
-        dims, workspace, shapes, steps = self.sequence(
-            "program", self.dims, "workspace", self.size, "->", lambda: self.bracketed(self.shape, "()"), self.steps
-        )
-        return P.Program(dims, workspace, shapes, steps)
+        shapes = partial(self.bracketed, self.shape, "()")
+        return P.Program(*self.sequence("program", self.dims, "workspace", self.size, "->", shapes, self.steps))
 
     def steps(self) -> tuple[P.Step, ...]:
         self.expect("{")
@@ -551,7 +544,7 @@ class _Parser(Tokens):
                 self.fail(f"the constant {key} is {array.dtype.name}{list(array.shape)}")
             return array
         items = self.bracketed(self.attribute, "[]")
-        if any(isinstance(x, str | tuple | Expr) or x is None for x in items) or len(items) != prod(shape):
+        if not all(isinstance(x, int | float) for x in items) or len(items) != prod(shape):
             self.fail(f"`%{value.name}` needs {prod(shape)} numbers")
         if is_integer(value.dtype):
             lo, hi = integer_range(value.dtype)

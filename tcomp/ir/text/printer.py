@@ -53,12 +53,10 @@ def literal(value: Any, dtype: str) -> str:
     """A constant; the text reads back as exactly this value and dtype."""
     if dtype == "bool":
         return "true" if value else "false"
-    if not is_float(dtype):
-        return f"{value}{SUFFIXES.get(dtype, dtype)}"
-    text = repr(float(value))
+    text = repr(float(value)) if is_float(dtype) else str(value)
     if text in ("inf", "-inf", "nan"):
         return text if dtype == "float64" else f"{dtype}({text})"
-    return text + SUFFIXES[dtype]
+    return text + SUFFIXES.get(dtype, dtype)
 
 
 def unused(name: str, taken: Container[str], numbered: str = "{}_{}", first: int = 1) -> str:
@@ -119,15 +117,13 @@ class Printer:
             if node is not e and (depth[node] >= _DEPTH or (uses[node] > 1 and weight[node] >= _SHARED_WEIGHT)):
                 named.append(node)
                 depth[node] = 0
-        if not named:
-            return self.term(e, 0, indent)
         lines = []
         for node in named:
             text = self.term(node, 0, indent + "    ")
             lines.append(f"{self.variables.bind(node, 't', numbered=True)} = {text}")
         with self.variables.scope(named):
             body = self.term(e, 0, indent)
-            return "let " + f";\n{indent}    ".join(lines) + f"\n{indent}in {body}"
+            return "let " + f";\n{indent}    ".join(lines) + f"\n{indent}in {body}" if lines else body
 
     def operands(self, e: Expr) -> tuple[Expr, ...]:
         """The operands that are printed in the same scope: not those of what has a name, nor bodies of reductions."""
@@ -167,10 +163,8 @@ class Printer:
     def reduction(self, e: Expr, indent: str) -> str:
         """A reduction, `sum(k in 0..K: body)`."""
         reducer, axes = e.attr
-        bound: list[Expr] = []
         extents = [v.attr.extent if v.attr.extent is not None else (v.attr.hi or 0) + 1 for v in axes]
-        listed = ", ".join(self.binding(v, extent, bound) for v, extent in zip(axes, extents, strict=True))
-        with self.variables.scope(bound):
+        with self.bindings(zip(axes, extents, strict=True)) as listed:
             return f"{self.reducer(reducer)}({listed}: {self.expression(e.args[0], indent + '    ')})"
 
     def reducer(self, reducer: Reducer) -> str:
@@ -178,14 +172,18 @@ class Printer:
         standard = reducer == standard_reducers(reducer.identity.dtype).get(reducer.name)
         return reducer.name if standard else self.reducers(reducer, reducer.name)
 
-    def binding(self, v: Expr, extent: Dim, bound: list[Expr]) -> str:
-        """`v in 0..extent`; v is added to `bound` unless it is in scope already. Its range is shown if the extent does not give it."""
-        end = self.dim(extent)
-        declared = "" if E.loop_var(v.name, extent) is v else self.range(v)
-        if v not in self.variables.of:
-            self.variables.bind(v, v.name)
-            bound.append(v)
-        return f"{self.variables(v, v.name)}{declared} in 0..{end}"
+    @contextmanager
+    def bindings(self, variables: Iterable[tuple[Expr, Dim]]) -> Iterator[str]:
+        """`v in 0..extent, ...`, with the variables in scope inside. A range is shown if the extent does not give it."""
+        texts, bound = [], []
+        for v, extent in variables:
+            end, declared = self.dim(extent), "" if E.loop_var(v.name, extent) is v else self.range(v)
+            if v not in self.variables.of:
+                self.variables.bind(v, v.name)
+                bound.append(v)
+            texts.append(f"{self.variables(v, v.name)}{declared} in 0..{end}")
+        with self.variables.scope(bound):
+            yield ", ".join(texts)
 
     def range(self, v: Expr) -> str:
         """The range of a variable in braces, with its dtype if it is no index."""
@@ -211,9 +209,8 @@ class Printer:
         """Declarations of the reducers used so far that are not standard."""
         lines = []
         for reducer in self.reducers.free:
-            pair = (reducer.lhs, reducer.rhs)
-            listed = ", ".join(self.variables.bind(v, v.name) + self.range(v) for v in pair)
-            with self.variables.scope(pair):
+            listed = ", ".join(self.variables.bind(v, v.name) + self.range(v) for v in (reducer.lhs, reducer.rhs))
+            with self.variables.scope((reducer.lhs, reducer.rhs)):
                 combine, identity = self.expression(reducer.combine, "  "), self.expression(reducer.identity)
                 lines.append(f"  reducer {self.reducer(reducer)}({listed}) = {combine} from {identity}")
         return lines

@@ -150,12 +150,11 @@ class Tokens:
 
     def listed(self, item: Callable[[], T], end: str) -> tuple[T, ...]:
         """Items separated by commas, up to and including `end`."""
-        items: list[T] = []
-        while not self.accept(end):
-            if items:
-                self.expect(",")
-            items.append(item())
-        return tuple(items)
+        if self.accept(end):
+            return ()
+        items = self.several(item)
+        self.expect(end)
+        return items
 
     def until(self, end: str, item: Callable[[], T]) -> tuple[T, ...]:
         """Items one after the other, up to and including `end`."""
