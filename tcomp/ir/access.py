@@ -12,7 +12,7 @@ from typing import TypeAlias
 
 from tcomp.ir import expr as E
 from tcomp.ir.expr import Dim, Expr, as_dim, as_expr, bounds
-from tcomp.ir.loops import Accumulate, Allocate, Buffer, For, If, Stmt, Store, expressions, guarded_children, walk
+from tcomp.ir.loops import Accumulate, Allocate, Buffer, For, If, Stmt, Store, expressions, guarded_children, places, walk
 from tcomp.ir.simplify import difference, from_linear, linear, prove, same_shape, simplify
 
 Loops: TypeAlias = tuple[For, ...]
@@ -62,11 +62,7 @@ def by_buffer(found: Iterable[Access]) -> dict[Buffer, list[Access]]:
 
 def indices_of(stmt: Stmt, buffer: Buffer) -> list[tuple[Expr, ...]]:
     """The distinct index tuples at which a statement, or one inside, reads or writes a buffer."""
-    found: list[tuple[Expr, ...]] = []
-    for s in walk(stmt):
-        found += [s.indices] if isinstance(s, Store | Accumulate) and s.buffer is buffer else []
-        found += [r.args for r in E.reads(*expressions(s)) if r.attr is buffer]
-    return list(dict.fromkeys(found))
+    return list(dict.fromkeys(indices for s in walk(stmt) for b, indices in places(s) if b is buffer))
 
 
 def loop_extents(stmt: Stmt) -> dict[Expr, Dim]:
@@ -90,13 +86,11 @@ class Affine:
 def affine(index: Expr, variables: Collection[Expr] | None = None, clamped: bool = False) -> Affine | None:
     """The affine form of an index in `variables` (None: in any), such as that of `y * 2 + k - 1`; None if it has none. With `clamped` also
     that of an index clamped to bounds in which no variable occurs, the bounds left out."""
-    terms: dict[Expr, int] = {}
-    constant = 0
-    for monomial, c in linear(index).items():
+    sums = linear(index)
+    terms, constant = dict[Expr, int](), sums.pop((), 0)
+    for monomial, c in sums.items():
         atom = monomial[0] if len(monomial) == 1 else None
-        if not monomial:
-            constant += c
-        elif atom is not None and (atom.op == "var" if variables is None else atom in variables):
+        if atom is not None and (atom.op == "var" if variables is None else atom in variables):
             terms[atom] = terms.get(atom, 0) + c
         elif clamped and atom is not None and atom.op in ("min", "max"):
             moving = [a for a in atom.args if variables is None or not set(E.variables(a)).isdisjoint(variables)]
@@ -173,7 +167,7 @@ Interval: TypeAlias = tuple[Expr, Expr]  # lowest and highest value
 
 
 def interval(index: Expr, inner: Mapping[Expr, Dim]) -> Interval | None:
-    """(lowest, highest) value of an index while the loops `inner` run, with their extents, as expressions of the outer ones; None if unknown.
+    """(lowest, highest) value of an index while the loops `inner` (extents by variable) run, by the outer ones; None if unknown.
 
     The highest is the lowest plus something that does not depend on outer loops, wherever that can be had.
     """

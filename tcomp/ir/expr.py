@@ -204,18 +204,17 @@ def binary(op: str, a: ExprLike, b: ExprLike) -> Expr:
 def fold_binary(op: str, a: Any, b: Any, dtype: str) -> Any:
     """Value of `a op b` for two literals of `dtype`; None where it is undefined or not folded (float rounding is left to run time)."""
     exact = op in COMPARISON or (op in ("and", "or", "xor") and not is_float(dtype))
-    undefined = (op in _DIVISIONS and b == 0) or (op in ("shl", "shr") and not 0 <= b < 64)
+    undefined = (op in ("floordiv", "mod", "truncdiv", "truncmod") and b == 0) or (op in ("shl", "shr") and not 0 <= b < 64)
     return OPERATORS[op](a, b) if exact or (is_integer(dtype) and op in OPERATORS and not undefined) else None
 
 
 OPERATORS: dict[str, Callable[[Any, Any], Any]] = {  # on Python numbers
-    "add": operator.add, "sub": operator.sub, "mul": operator.mul, "min": min, "max": max, "floordiv": operator.floordiv, "mod": operator.mod,
-    "truncdiv": lambda a, b: abs(a) // abs(b) * (1 if (a < 0) == (b < 0) else -1),
+    "add": operator.add, "sub": operator.sub, "mul": operator.mul, "min": min, "max": max, "floordiv": operator.floordiv,
+    "mod": operator.mod, "truncdiv": lambda a, b: abs(a) // abs(b) * (1 if (a < 0) == (b < 0) else -1),
     "truncmod": lambda a, b: abs(a) % abs(b) * (-1 if a < 0 else 1),
     "and": operator.and_, "or": operator.or_, "xor": operator.xor, "shl": operator.lshift, "shr": operator.rshift,
     "lt": operator.lt, "le": operator.le, "eq": operator.eq, "ne": operator.ne,
 }  # fmt: skip
-_DIVISIONS = ("floordiv", "mod", "truncdiv", "truncmod")
 
 
 def _identity(op: str, a: Expr, b: Expr) -> Expr | None:

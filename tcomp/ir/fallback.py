@@ -26,9 +26,5 @@ class Fallback:
     reason: str
 
     def __str__(self) -> str:
-        match self.kind:
-            case FallbackKind.NOT_FUSED:
-                return f"{self.where} {self.kind.value}: {self.reason}"
-            case FallbackKind.AS_WRITTEN:
-                return f"{self.kind.value}: {self.reason}"
-        return f"`{self.where}` {self.kind.value}: {self.reason}"
+        where = {FallbackKind.NOT_FUSED: f"{self.where} ", FallbackKind.AS_WRITTEN: ""}.get(self.kind, f"`{self.where}` ")
+        return f"{where}{self.kind.value}: {self.reason}"

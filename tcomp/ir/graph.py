@@ -53,8 +53,7 @@ class Value:
         return te.placeholder(self.shape, self.dtype, self.name)
 
     def __repr__(self) -> str:
-        layout = "" if self.layout is None else f" {self.layout}"
-        return f"%{self.name}: {self.dtype}[{', '.join(map(str, self.shape))}]{layout}"
+        return f"%{self.name}: {self.dtype}[{', '.join(map(str, self.shape))}]" + ("" if self.layout is None else f" {self.layout}")
 
 
 Inputs: TypeAlias = Sequence[Value | None]  # of a node; None where an optional one is left out
@@ -237,7 +236,7 @@ _MAX_APPLICATIONS = 4096  # the cache is dropped as a whole when full, so that l
 
 
 def application(op: Operator, inputs: Sequence[Value | None], attrs: Mapping[str, Any]) -> Application:
-    """The TE of an operator for inputs of these types. Nodes that agree in types and attributes share it, so the names in it may be another's."""
+    """The TE of an operator for inputs of these types; nodes that agree in types and attributes share it: its names may be another's."""
     types = tuple(None if v is None else (inputs.index(v), v.dtype, v.shape) for v in inputs)  # with the first input that is the same value
     key = op, types, attributes_key(attrs)
     if (found := _applications.get(key)) is None:
@@ -308,8 +307,7 @@ class _GraphPrinter(Printer):
         return "%" + (self.values(v, v.name) if not self.canonical or v in self.values.of else self.values.bind(v, "v", numbered=True))
 
     def declared(self, v: Value) -> str:
-        layout = "" if v.layout is None else f" {v.layout}"
-        return f"{self.value(v)}: {v.dtype}{self.shape(v.shape)}{layout}"
+        return f"{self.value(v)}: {v.dtype}{self.shape(v.shape)}" + ("" if v.layout is None else f" {v.layout}")
 
     def node(self, node: Node, indent: str) -> list[str]:
         arguments = ["_" if v is None else self.value(v) for v in node.inputs]

@@ -2,9 +2,9 @@
 
 The *meaning* is a kernel over the operands: one perfect nest of serial loops of constant extent around one store or accumulation, in
 which every index is a loop, such as `for k in 0..1 { for r in 0..1 { for j in 0..16 { acc[r, j] += a[r, k] * b[k, j] } } }`. `match` finds
-the meaning in a loop nest of a program. A loop of the nest can stand for a loop of the meaning if it has the same extent, moves the addresses
-of the same operands, and moves each of them by the stride that the instruction demands. Nests match up to the order of their loops and of
-commutative operands; they must be equal otherwise.
+the meaning in a loop nest of a program. A loop of the nest can stand for a loop of the meaning if it has the same extent, moves the
+addresses of the same operands, and moves each of them by the stride that the instruction demands. Nests match up to the order of their
+loops and of commutative operands; they must be equal otherwise.
 
 In C[i * 6 + r, j * 16 + l] += A[i * 6 + r, k] * B[k, j * 16 + l], loops r, l, k stand for r (moves acc and a), j (acc and b), k (a and b).
 """
@@ -97,8 +97,8 @@ class WarpOp:
 @dataclass(frozen=True, slots=True)
 class CopyOp:
     """Emission for a GPU: a PTX instruction by which one thread starts a copy of contiguous bytes, a multiple of 16 of them, from global to
-    shared memory. It runs in the background, and past the orders of ordinary accesses; a barrier object in shared memory counts the bytes that
-    have arrived. `arguments` names the operands: where to, where from.
+    shared memory. It runs in the background, and past the orders of ordinary accesses; a barrier object in shared memory counts the bytes
+    that have arrived. `arguments` names the operands: where to, where from.
     """
 
     code: str
@@ -110,8 +110,8 @@ class Instruction:
     """`meaning` over its buffers, an `Operand` for each; the last written one is the only output.
 
     A target must have one of `features` (for a GPU, an architecture at least as new as one of them). `cycles` is the time between two of
-    them with operands in the first-level cache, `uops` counts micro-operations. With `reassociates` the sum of floats is in an order of its own.
-    Raises `IRError` where the meaning is not of the form above or does not fit the emission.
+    them with operands in the first-level cache, `uops` counts micro-operations. With `reassociates` the sum of floats is in an order of its
+    own. Raises `IRError` where the meaning is not of the form above or does not fit the emission.
     """
 
     name: str
@@ -313,7 +313,7 @@ class _Mismatch(Exception):
 
 
 def match(instruction: Instruction, nest: Stmt) -> Match:
-    """Which loops and buffers of a nest are those of the meaning, which it equals. Raises `IRError` that says what differs and shows both."""
+    """Which loops and buffers of a nest are those of the meaning, which it equals. Raises `IRError` that shows both and what differs."""
     try:
         return _match(instruction, nest)
     except _Mismatch as difference:

@@ -16,12 +16,9 @@ lane-dependent condition masks the lanes.
 
 Printed:
 
-    kernel rows<M{1..}>(A: float32[M, 64], C: float32[M]) -> (C) {
+    kernel twice<M{1..}>(A: float32[M], C: float32[M]) -> (C) {
       parallel i in 0..M {
-        C[i] = 0.0f
-        for k in 0..64 {
-          C[i] += A[i, k]
-        }
+        C[i] = A[i] * 2.0f
       }
     }
 """
@@ -391,8 +388,8 @@ class LoopPrinter(Printer):
                 lines = []
                 for n, s in enumerate(stmts):
                     if isinstance(s, Allocate) and n < len(stmts) - 1:
-                        lines += self.braced(f"{indent}alloc {self.buffer(s.buffer)}", s.body, indent)
-                        self.arrays.release(s.buffer)
+                        with self.arrays.scope([s.buffer]):
+                            lines += self.braced(f"{indent}alloc {self.buffer(s.buffer)}", s.body, indent)
                     else:
                         lines += self.statement(s, indent)
                 return lines

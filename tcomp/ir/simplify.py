@@ -36,8 +36,7 @@ def simplify(e: Dim) -> Expr:
 
 def prove(condition: Expr) -> bool:
     """True if `condition` holds for all values of its variables; False means "not known"."""
-    result = simplify(condition)
-    return result.op == "const" and bool(result.attr)
+    return simplify(condition) is const(True, "bool")
 
 
 def difference(a: Dim, b: Dim) -> Expr:
@@ -241,8 +240,7 @@ def _mod(x: Expr, c: Expr) -> Expr:
 
 
 def _nonnegative(e: Expr, least: int = 0) -> bool:
-    lo = bounds(e)[0]
-    return lo is not None and lo >= least
+    return (lo := bounds(e)[0]) is not None and lo >= least
 
 
 def _positive(e: Expr) -> bool:
@@ -266,7 +264,7 @@ def _at_least(terms: Linear, value: int) -> bool:
 
 
 def _topped(terms: Linear) -> Linear:
-    """A sum that is never larger: where x // c is subtracted and x has a symbolic extent n, its largest value (n - 1) // c is subtracted."""
+    """A sum that is never larger: where x // c is subtracted and x has a symbolic extent n, its largest value (n - 1) // c is."""
     for m, k in terms.items():
         atom = m[0] if len(m) == 1 else None
         if k > 0 or atom is None or atom.op != "floordiv" or atom.args[1].op != "const" or atom.args[0].op != "var":
@@ -292,8 +290,7 @@ def _weakened_at_least(terms: Linear, value: int, variables_first: bool) -> bool
 def _lower_bound(terms: Linear) -> int | None:
     total = 0
     for m, k in terms.items():
-        end = bounds(reduce(mul, m, const(1)))[k < 0]
-        if end is None:
+        if (end := bounds(reduce(mul, m, const(1)))[k < 0]) is None:
             return None
         total += k * end
     return total
@@ -370,16 +367,16 @@ def _equation(op: str, gap: Linear) -> Expr:
 
 def _min_max(e: Expr) -> Expr:
     """One flat chain in canonical order, without operands that another operand makes redundant."""
+
+    def precedes(a: Expr, b: Expr) -> bool:
+        low, high = (a, b) if e.op == "min" else (b, a)
+        return _at_least(_plus(linear(high), linear(low), -1), 0)
+
     needed, stack = list[Expr](), list(e.args)
     while stack:
         a = stack.pop()
         if a.op == e.op:
             stack.extend(a.args)
-        elif not any(_precedes(e.op, other, a) for other in needed):
-            needed = [other for other in needed if not _precedes(e.op, a, other)] + [a]
+        elif not any(precedes(other, a) for other in needed):
+            needed = [other for other in needed if not precedes(a, other)] + [a]
     return reduce(partial(binary, e.op), sorted(needed, key=_order))
-
-
-def _precedes(op: str, a: Expr, b: Expr) -> bool:
-    low, high = (a, b) if op == "min" else (b, a)
-    return _at_least(_plus(linear(high), linear(low), -1), 0)

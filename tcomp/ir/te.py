@@ -81,12 +81,8 @@ def placeholder(shape: Sequence[Dim], dtype: str = "float32", name: str = "place
     return Tensor(name, shape, dtype)
 
 
-def reduce_axis(extent: Dim | tuple[int, Dim], name: str = "k") -> Expr:
-    """A variable 0 <= k < extent to reduce over. `(0, extent)` is accepted as well."""
-    if isinstance(extent, tuple):
-        if extent[0] != 0:
-            raise IRError(f"reduce axis `{name}` starts at {extent[0]}", hint="start at 0 and add the offset in the body")
-        extent = extent[1]
+def reduce_axis(extent: Dim, name: str = "k") -> Expr:
+    """A variable 0 <= k < extent to reduce over."""
     return loop_var(name, extent)
 
 
@@ -101,7 +97,13 @@ def compute(shape: Sequence[Dim], function: Callable[..., Any], name: str = "com
     several outputs over the same axes; then a tuple of tensors is returned.
     """
     shape = tuple(as_dim(d) for d in shape)
-    axes = tuple(loop_var(n, extent) for n, extent in zip(_axis_names(function, len(shape)), shape, strict=True))
+    parameters = list(inspect.signature(function).parameters.values())
+    names = [p.name for p in parameters if p.default is p.empty]
+    if [p for p in parameters if p.kind is p.VAR_POSITIONAL]:  # `any` is a reduction in this module
+        names = [f"i{n}" for n in range(len(shape))]
+    elif len(names) != len(shape):
+        raise IRError(f"a compute over {len(shape)} dimensions was given a function of {len(names)} indices")
+    axes = tuple(map(loop_var, names, shape))
     bodies = function(*axes)
     several = isinstance(bodies, tuple)
     tensors = []
@@ -112,16 +114,6 @@ def compute(shape: Sequence[Dim], function: Callable[..., Any], name: str = "com
             raise IRError(what, where=str(body), hint="give te.reduce_axis another name")
         tensors.append(Tensor(f"{name}.{number}" if several else name, shape, body.dtype, axes, body))
     return tuple(tensors) if several else tensors[0]
-
-
-def _axis_names(function: Callable[..., Any], count: int) -> list[str]:
-    parameters = list(inspect.signature(function).parameters.values())
-    if [p for p in parameters if p.kind is p.VAR_POSITIONAL]:  # `any` is a reduction in this module
-        return [f"i{n}" for n in range(count)]
-    names = [p.name for p in parameters if p.default is p.empty]
-    if len(names) != count:
-        raise IRError(f"a compute over {count} dimensions was given a function of {len(names)} indices")
-    return names
 
 
 Type: TypeAlias = tuple[Sequence[Dim], str]  # shape and dtype

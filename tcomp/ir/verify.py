@@ -44,10 +44,15 @@ def verify_expr(e: Expr, where: Place = "", guarded: bool = False) -> None:
 
     `guarded` says that a condition outside may keep the expression from being evaluated: then ranges are not checked.
     """
+
+    def evaluated(x: Expr) -> Sequence[Expr]:
+        """The operands that are evaluated whenever `x` is."""
+        return () if x.op == "reduce" and any(map(_empty, x.attr[1])) else x.args[:1] if x.op == "select" else x.args
+
     require = partial(_require, (where, e))
     for node in E.walk(e):
         _verify_node(node, require)
-    for node in () if guarded else E.walk(e, operands=_evaluated):
+    for node in () if guarded else E.walk(e, operands=evaluated):
         if node.op == "read":
             _verify_range(node.attr, node.args, require)
 
@@ -106,13 +111,6 @@ def _dtypes(reducer: E.Reducer) -> list[str]:
     return [part.dtype for part in (reducer.lhs, reducer.rhs, reducer.combine, reducer.identity)]
 
 
-def _evaluated(e: Expr) -> Sequence[Expr]:
-    """The operands that are evaluated whenever an expression is."""
-    if e.op == "reduce" and any(map(_empty, e.attr[1])):
-        return ()
-    return e.args[:1] if e.op == "select" else e.args
-
-
 def _empty(v: Expr) -> bool:
     """Whether the variable has no value at all."""
     return v.attr.hi is not None and v.attr.lo is not None and v.attr.lo > v.attr.hi
@@ -140,18 +138,14 @@ def _verify_loop_range(v: Expr, extent: Dim, require: Require) -> None:
 
 def verify_te(outputs: Sequence[te.Tensor]) -> None:
     """Axes that agree with shapes, bodies of the declared dtype, no unbound axes, externs that fit their tensors."""
-
-    def inputs(t: te.Tensor) -> Sequence[te.Tensor]:
-        for source in t.inputs:
-            _require(f"tensor `{t.name}`", isinstance(source, te.Tensor), "a tensor expression reads the buffer `{}`", source.name)
-        return t.inputs
-
-    found = [*E.postorder(outputs, inputs)]
+    found = [*E.postorder(outputs, lambda t: [source for source in t.inputs if isinstance(source, te.Tensor)])]
     dims = {v for t in found for d in t.shape if isinstance(d, Expr) for v in E.variables(d)}
     for t in found:
         where = f"tensor `{t.name}`"
         require = partial(_require, where)
         require(t.dtype in BITS, "unknown dtype `{}`", t.dtype)
+        for source in t.inputs:
+            require(isinstance(source, te.Tensor), "a tensor expression reads the buffer `{}`", source.name)
         if (program := t.extern) is not None:
             fits = len(program.inputs) == len(program.parameters) and 0 <= t.index < len(program.results)
             require(fits, "an extern has one parameter for each input, and its tensors are its results")
@@ -195,7 +189,6 @@ def verify_kernel(kernel: L.Kernel) -> None:
     checker.statement(kernel.body)
 
 
-_UNBOUND = "it is no scalar, and no loop around binds it"
 _NOT_HERE = "it is no parameter and not allocated here"
 
 
@@ -228,7 +221,7 @@ class _Loops:
         for node in E.walk(e):
             if node.op == "var":
                 free = node in self.scalars if self.scalars is not None else node.attr.extent is None
-                require(free or node in bound, "the variable `{}` is not bound", node.name, why=_UNBOUND)
+                require(free or node in bound, "the variable `{}` is not bound", node.name, why="it is no scalar, and no loop binds it")
             elif node.op == "read":
                 require(node.attr in self.buffers, "`{}` is read outside of its scope", node.attr.name, why=_NOT_HERE)
             require(node.op != "reduce", "a loop program contains a reduction", hint="lower it to a loop with Accumulate")
@@ -320,10 +313,9 @@ def verify_graph(graph: Graph) -> None:
         if v.layout is not None:
             _verify_layout(v.layout, v, require)
 
-    for v in graph.inputs:
+    for v in (*graph.inputs, *graph.constants):
         define(v, where)
     for v, array in graph.constants.items():
-        define(v, where)
         fits = array.shape == v.shape and array.dtype == to_numpy(v.dtype)
         _require(where, fits, "the constant `{!r}` holds {}{}", v, array.dtype.name, list(array.shape))
     for node in graph.nodes:

@@ -28,7 +28,6 @@ _BLOCKS = 15  # loops of one Python function: the compiler of Python refuses mor
 _DEPTH = 40  # operators nested in one Python expression: its parser refuses some 100 parentheses
 _EXACT = 1 << 53  # larger integers would be rounded twice on their way to a float, by way of Python's
 
-
 Arrays: TypeAlias = Mapping[L.Buffer, Array]
 Sizes: TypeAlias = Mapping[Expr, int]  # of symbolic dims
 Index: TypeAlias = tuple[int, ...]
@@ -186,7 +185,7 @@ class _Text:
                 (extent,) = self.heading(stmt)
                 self.names[var] = self.name("i")
                 order = f"range({extent})"
-                if self.shuffle is not None and (stmt.kind == L.PARALLEL or stmt.kind in L.GPU_AXES):
+                if self.shuffle is not None and stmt.kind in (L.PARALLEL, *L.GPU_AXES):
                     order = f"{self.constant(self.shuffle.permutation)}({extent}).tolist()"
                 self.line(f"for {self.names[var]} in {order}:", stmt)
                 self.loops = (*self.loops, var)
@@ -250,15 +249,12 @@ class _Text:
 
     def heading(self, stmt: L.Stmt) -> list[str]:
         """Texts of what a statement computes itself, without the statements inside of it."""
-        match stmt:
-            case L.Store(b, indices, value):
-                pass
-            case L.Accumulate(b, indices, value, reducer):
-                value = reducer(E.read(b, indices), value)
-            case L.Allocate(b):
-                return self.expressions([as_expr(d) for d in b.shape], stmt)
-            case _:
-                return self.expressions(L.expressions(stmt), stmt)
+        if isinstance(stmt, L.Allocate):
+            return self.expressions([as_expr(d) for d in stmt.buffer.shape], stmt)
+        if not isinstance(stmt, L.Store | L.Accumulate):
+            return self.expressions(L.expressions(stmt), stmt)
+        b, indices = stmt.buffer, stmt.indices
+        value = stmt.value if isinstance(stmt, L.Store) else stmt.reducer(E.read(b, indices), stmt.value)
         if len(indices) != len(b.shape):
             raise IRError(f"`{b.name}` has {len(b.shape)} dimensions and is written with {len(indices)} indices")
         *places, content = self.expressions([*indices, value], stmt)
@@ -281,12 +277,9 @@ class _Text:
                 self.line(f"{texts[e]} = {text}", stmt)
                 continue
             value, texts[e] = texts[e], f"{texts[e]}f()"
-            self.line(f"{value} = none", stmt)
-            self.line(f"def {texts[e]}:", stmt)
-            with self.indented():
-                self.line(f"nonlocal {value}", stmt)
-                self.line(f"if {value} is none: {value} = {text}", stmt)
-                self.line(f"return {value}", stmt)
+            inside = f"nonlocal {value}", f"if {value} is none: {value} = {text}", f"return {value}"
+            for line in (f"{value} = none", f"def {texts[e]}:", *("    " + one for one in inside)):
+                self.line(line, stmt)
         return [texts[root] for root in roots]
 
     def expression(self, e: Expr, args: list[str]) -> str:
@@ -310,10 +303,8 @@ class _Text:
         form = _COMPARE.get(e.op) or (_BITS if kind == "bool" else _FLOAT if is_float(kind) else _INTEGER | _BITS).get(e.op)
         if form is not None:
             text = form.format(a=args[0], b=args[1], x=self.name("x"), y=self.name("x"))
-            if e.op in _COMPARE or not is_integer(kind):
-                return text
-            small = e.op in ("min", "max") or (e.dtype == INDEX and not E.reads(e))  # sums and products of loops fit
-            return text if small else self.wrapped(text, e.dtype)
+            small = e.op in _COMPARE or e.op in ("min", "max") or (e.dtype == INDEX and not E.reads(e))  # sums and products of loops fit
+            return text if small or not is_integer(kind) else self.wrapped(text, e.dtype)
         return f"{self.constant(_general(e))}({', '.join(args)})"
 
     def wrapped(self, text: str, dtype: str) -> str:

@@ -15,7 +15,7 @@ import numpy as np
 
 from tcomp.errors import IRError
 from tcomp.ir.dtypes import integer_range, is_float, to_numpy
-from tcomp.ir.expr import BINARY, UNARY
+from tcomp.ir.expr import ARITY
 
 Array = np.ndarray[Any, Any]
 
@@ -26,27 +26,21 @@ def literal(value: Any, dtype: str) -> Array:
 
 
 def apply(op: str, dtype: str, args: Sequence[Array]) -> Array:
-    """The value of `op` (one of `BINARY`, `UNARY`, "select", "cast", "bitcast", "fma", "ldexp") with result type `dtype`.
+    """The value of `op` (one of `ARITY`, "cast", "bitcast") with result type `dtype`.
 
     Operands broadcast. Raises `IRError` where `op` is not defined for the operands' type.
     """
     kind = args[0].dtype.name
     with np.errstate(all="ignore"):
         match op:
-            case "select":
-                return np.where(args[0], args[1], args[2])
             case "cast":
                 return cast(args[0], dtype)
             case "bitcast":
                 return cast(args[0], dtype) if dtype == "bool" else np.asarray(args[0]).view(to_numpy(dtype))
-            case "fma":
-                return _fma(args[0], args[1], args[2])
-            case "ldexp":
-                return np.asarray(np.ldexp(args[0], np.clip(np.nan_to_num(args[1]), -5000, 5000).astype(np.int32)), args[0].dtype)
         function = (_BOOL if kind == "bool" else _FLOAT if is_float(kind) else _INTEGER).get(op)
         if function is not None:
             return np.asarray(function(*args))
-    if op not in BINARY and op not in UNARY:
+    if op not in ARITY:
         raise IRError(f"`{op}` is no elementwise operator")
     raise IRError(f"`{op}` is not defined for {kind}", hint="use floordiv or truncdiv, or cast to a float type" if op == "div" else "")
 
@@ -103,31 +97,6 @@ ERF_TAIL = (
      2.33520497626869185e-3),
 )  # fmt: skip
 
-Function = Callable[..., Any]
-_ELEMENTARY: dict[str, Function] = {
-    "pow": np.power, "sqrt": np.sqrt, "exp": np.exp, "log": np.log, "tanh": np.tanh, "erf": erf, "sin": np.sin, "cos": np.cos,
-    "tan": np.tan, "asin": np.arcsin, "acos": np.arccos, "atan": np.arctan, "sinh": np.sinh, "cosh": np.cosh, "asinh": np.arcsinh,
-    "acosh": np.arccosh, "atanh": np.arctanh,
-}  # fmt: skip
-_COMPARISON: dict[str, Function] = {"lt": np.less, "le": np.less_equal, "eq": np.equal, "ne": np.not_equal}
-_NUMBERS: dict[str, Function] = _COMPARISON | {
-    "add": np.add, "sub": np.subtract, "mul": np.multiply, "min": np.minimum, "max": np.maximum, "floordiv": np.floor_divide,
-    "mod": np.remainder, "truncmod": np.fmod, "neg": np.negative, "abs": np.abs,
-}  # fmt: skip
-_EXACT: dict[str, Function] = {"not": np.invert} | dict.fromkeys(("isnan", "isinf"), lambda x: np.zeros(x.shape, bool))
-_FLOAT: dict[str, Function] = _NUMBERS | {op: partial(_through_float64, function) for op, function in _ELEMENTARY.items()} | {
-    "div": np.divide, "truncdiv": lambda a, b: np.trunc(a / b), "isnan": np.isnan, "isinf": np.isinf, "floor": np.floor, "ceil": np.ceil,
-    "round": np.rint, "trunc": np.trunc,
-}  # fmt: skip
-_INTEGER: dict[str, Function] = _NUMBERS | _EXACT | dict.fromkeys(("floor", "ceil", "round", "trunc"), lambda x: x) | {
-    "truncdiv": lambda a, b: (a - np.fmod(a, b)) // b, "pow": _integer_power, "and": np.bitwise_and, "or": np.bitwise_or, "xor": np.bitwise_xor,
-    "shl": np.left_shift, "shr": np.right_shift, "popcount": _popcount,
-}  # fmt: skip
-_BOOL: dict[str, Function] = _COMPARISON | _EXACT | {
-    "and": np.logical_and, "or": np.logical_or, "xor": np.logical_xor, "min": np.logical_and, "max": np.logical_or,
-    "mul": np.logical_and, "add": np.logical_or, "abs": lambda x: x,
-}  # fmt: skip
-
 
 def cast(x: Array, dtype: str) -> Array:
     """Conversion: float -> integer truncates and saturates (NaN gives 0), integer -> integer wraps, to bool tests != 0."""
@@ -161,6 +130,10 @@ def _fma(a: Array, b: Array, c: Array) -> Array:
     return np.where(np.isfinite(exact), exact, product + c)
 
 
+def _ldexp(a: Array, n: Array) -> Array:
+    return np.asarray(np.ldexp(a, np.clip(np.nan_to_num(n), -5000, 5000).astype(np.int32)), a.dtype)
+
+
 def _two_sum(a: Array, b: Array) -> tuple[Array, Array]:
     total = np.asarray(a + b)
     part = total - a
@@ -171,3 +144,29 @@ def _halves(x: Array) -> tuple[Array, Array]:
     scaled = x * 134217729.0  # 2**27 + 1 (Veltkamp)
     high = scaled - (scaled - x)
     return high, x - high
+
+
+Function = Callable[..., Any]
+_ELEMENTARY: dict[str, Function] = {
+    "pow": np.power, "sqrt": np.sqrt, "exp": np.exp, "log": np.log, "tanh": np.tanh, "erf": erf, "sin": np.sin, "cos": np.cos,
+    "tan": np.tan, "asin": np.arcsin, "acos": np.arccos, "atan": np.arctan, "sinh": np.sinh, "cosh": np.cosh, "asinh": np.arcsinh,
+    "acosh": np.arccosh, "atanh": np.arctanh,
+}  # fmt: skip
+_COMPARISON: dict[str, Function] = {"lt": np.less, "le": np.less_equal, "eq": np.equal, "ne": np.not_equal}
+_NUMBERS: dict[str, Function] = _COMPARISON | {
+    "add": np.add, "sub": np.subtract, "mul": np.multiply, "min": np.minimum, "max": np.maximum, "floordiv": np.floor_divide,
+    "mod": np.remainder, "truncmod": np.fmod, "neg": np.negative, "abs": np.abs,
+}  # fmt: skip
+_EXACT: dict[str, Function] = {"not": np.invert} | dict.fromkeys(("isnan", "isinf"), lambda x: np.zeros(x.shape, bool))
+_FLOAT: dict[str, Function] = _NUMBERS | {op: partial(_through_float64, function) for op, function in _ELEMENTARY.items()} | {
+    "div": np.divide, "truncdiv": lambda a, b: np.trunc(a / b), "isnan": np.isnan, "isinf": np.isinf, "floor": np.floor, "ceil": np.ceil,
+    "round": np.rint, "trunc": np.trunc, "fma": _fma, "ldexp": _ldexp,
+}  # fmt: skip
+_INTEGER: dict[str, Function] = _NUMBERS | _EXACT | dict.fromkeys(("floor", "ceil", "round", "trunc"), lambda x: x) | {
+    "truncdiv": lambda a, b: (a - np.fmod(a, b)) // b, "pow": _integer_power, "and": np.bitwise_and, "or": np.bitwise_or,
+    "xor": np.bitwise_xor, "shl": np.left_shift, "shr": np.right_shift, "popcount": _popcount,
+}  # fmt: skip
+_BOOL: dict[str, Function] = _COMPARISON | _EXACT | {
+    "and": np.logical_and, "or": np.logical_or, "xor": np.logical_xor, "min": np.logical_and, "max": np.logical_or,
+    "mul": np.logical_and, "add": np.logical_or, "abs": lambda x: x, "select": np.where,
+}  # fmt: skip

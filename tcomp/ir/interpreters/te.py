@@ -48,12 +48,11 @@ class Grid:
     reduction, which come further left, broadcast against everything computed outside of it."""
 
     __slots__ = ("axes", "memo", "parent", "rank")
-    rank: int
 
     def __init__(self, axes: Sequence[tuple[Expr, int, int]], parent: Grid | None = None) -> None:
         """`axes` lists (variable, first value, number of values)."""
         self.parent = parent
-        self.rank = len(axes) + (parent.rank if parent else 0)
+        self.rank: int = len(axes) + (parent.rank if parent else 0)
         self.axes = {v: (n - self.rank, start, size) for n, (v, start, size) in enumerate(axes)}
         self.memo: dict[Expr, Value] = {}
 
@@ -141,8 +140,7 @@ class Evaluator:
             case "const":
                 return literal(e.attr, e.dtype), None
             case "var":
-                found = grid.find(e)
-                if found is None:
+                if (found := grid.find(e)) is None:
                     raise IRError(f"the variable `{e.attr.name}` has no value", hint="give symbolic dims in `dims`")
                 dimension, start, size = found
                 return np.arange(start, start + size).reshape((-1,) + (1,) * (-dimension - 1)), None
@@ -158,11 +156,9 @@ class Evaluator:
         return result, reduce(_either, undefined)
 
     def _read(self, e: Expr, grid: Grid) -> Value:
-        array = self.values[e.attr]
-        view = self._strided_view(e, grid)
-        if view is not None:
+        if (view := self._strided_view(e, grid)) is not None:
             return view, None
-        undefined, indices = None, []
+        array, undefined, indices = self.values[e.attr], None, []
         for index, extent in zip(e.args, array.shape, strict=True):
             position, unknown = self.value(index, grid)
             outside = (position < 0) | (position >= extent)
@@ -181,11 +177,9 @@ class Evaluator:
         axes = {v: found for v in self.free(e) if (found := grid.find(v))}
         if array.size == 0 or any(size == 0 for _, _, size in axes.values()):
             return None
-        first: list[slice] = []
-        strides: dict[Expr, int] = {}
+        first, strides = list[slice](), dict[Expr, int]()
         for index, extent, stride in zip(e.args, array.shape, array.strides, strict=True):
-            form = affine(simplify(index), axes)
-            if form is None:
+            if (form := affine(simplify(index), axes)) is None:
                 return None
             begin = sum(c * axes[v][1] for v, c in form.terms.items())
             low, high = form.span({v: size for v, (_, _, size) in axes.items()})
@@ -220,20 +214,17 @@ class Evaluator:
                 where = _over_leading(where, sizes, grid.rank)
                 undefined = _either(undefined, np.asarray(where.any(axis=tuple(range(len(axes))))))
             if function is None:
-                part = self._balanced(reducer, part.reshape((-1, *part.shape[len(axes) :])))
+                part = part.reshape((-1, *part.shape[len(axes) :]))
+                while len(part) > 1:  # a balanced tree of neighbours, which keeps their order
+                    paired = combine(part[0 : len(part) // 2 * 2 : 2], part[1::2])
+                    part = paired if len(part) % 2 == 0 else np.concatenate([paired, part[-1:]])
+                part = np.asarray(part[0])
             else:
                 part = _reduced(function, part, len(axes), np.dtype(np.float64) if wide else part.dtype)
             total = part if total is None else combine(total, part)
         assert total is not None
         with np.errstate(all="ignore"):
             return np.asarray(combine(identity.astype(total.dtype), total)).astype(identity.dtype, copy=False), undefined
-
-    def _balanced(self, reducer: Reducer, items: Array) -> Array:
-        """The reduction along axis 0 as a balanced tree of neighbours, which keeps their order."""
-        while len(items) > 1:
-            paired = self._combined(reducer, items[0 : len(items) // 2 * 2 : 2], items[1::2])
-            items = paired if len(items) % 2 == 0 else np.concatenate([paired, items[-1:]])
-        return np.asarray(items[0])
 
     def _combined(self, reducer: Reducer, left: Array, right: Array) -> Array:
         grid = Grid([])
@@ -274,22 +265,19 @@ class Evaluator:
             a, b = (array.reshape((1,) * (len(order) - array.ndim) + array.shape) for array, _ in values)
             slabs.append(_product(a, b, len(outer), e.dtype))
         total = slabs[0] if len(slabs) == 1 else np.concatenate(slabs, axis=order.index(longest))
-        if all(len(pieces) == 1 for pieces in parts.values()):
-            return total
         return np.broadcast_to(total, [ranges[v][1] for v in outer]).reshape([size for _, _, size in grid.axes.values()])
 
     def _factors(self, e: Expr, ranges: Mapping[Expr, Range]) -> tuple[Expr | None, list[Expr]]:
         """At most two factors where possible: one whose axes another has too is multiplied into it.
 
-        Those of `select(guard, a * b, 0)` are `select(guard, a, 0)` and `b`, which is right if `b` is finite: then the guard is returned, too.
+        Those of `select(guard, a * b, 0)` are `select(guard, a, 0)` and `b`, right if `b` is finite: then the guard is returned, too.
         """
         guard = None
         if e.op == "select" and e.args[1].op == "mul" and e.args[2].op == "const" and e.args[2].attr == 0:
             guard, e, zero = e.args
         factors = _flat(e)
         if guard is not None:
-            n = next((n for n, f in enumerate(factors) if self.free(guard) <= self.free(f)), None)
-            if n is None:
+            if (n := next((n for n, f in enumerate(factors) if self.free(guard) <= self.free(f)), None)) is None:
                 return None, [E.select(guard, e, zero)]
             factors[n] = E.select(guard, factors[n], zero)
         while len(factors) > 2:
@@ -314,8 +302,7 @@ def _split_axes(body: Expr, ranges: dict[Expr, Range], parts: dict[Expr, list[Ex
         cut = next(((v, c.attr) for v, c in cuts if ranges[v][0] == ranges[v][1] % c.attr == 0 and 1 < c.attr < ranges[v][1]), None)
         if cut is None:
             break
-        v, by = cut
-        number = len(ranges)  # makes the names unique
+        (v, by), number = cut, len(ranges)  # the number makes the names unique
         count = ranges.pop(v)[1] // by
         outer, inner = E.var(f"{v.name}/{by}#{number}", 0, count - 1), E.var(f"{v.name}%{by}#{number}", 0, by - 1)
         ranges |= {outer: (0, count), inner: (0, by)}

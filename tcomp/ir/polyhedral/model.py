@@ -1,4 +1,4 @@
-"""The isl bridge: a loop program as integer sets and maps (S. Verdoolaege, "Presburger Formulas and Polyhedral Compilation", 2016, chapter 5).
+"""The isl bridge: a loop program as integer sets and maps (S. Verdoolaege, "Presburger Formulas and Polyhedral Compilation", 2016, ch. 5).
 
 What is not affine (products of variables, indices read from memory, data-dependent conditions, `while`) is over-approximated, never
 ignored: the access may touch any element within the known bounds, the instance may or may not be executed, and `exact` is False.
@@ -23,6 +23,7 @@ from tcomp.ir.simplify import linear, simplify
 
 READ, WRITE, REDUCE = "read", "write", "reduce"
 Relation = isl.Map
+Conditional: TypeAlias = tuple[Expr, tuple[Expr, ...]]  # an expression, and the conditions under which it is evaluated
 
 
 def map_of(point: Sequence[str], image: Sequence[str], where: str = "") -> Relation:
@@ -228,7 +229,7 @@ class _Builder:
     def visit(
         self, stmt: Stmt, known: _Formula, loops: tuple[For, ...], time: tuple[str, ...], places: Iterator[int], guards: tuple[Expr, ...]
     ) -> None:
-        """`time` is the time vector so far: place and iteration of each loop around; `places` numbers the statements directly in the innermost."""
+        """`time` is the time vector so far: place and iteration of the loops around; `places` numbers the statements in the innermost."""
         match stmt:
             case For(v, extent, body):
                 name = f"i{len(loops)}"
@@ -304,9 +305,6 @@ def _known_at(root: Stmt, target: Stmt) -> list[Expr] | None:
         if (inner := _known_at(child, target)) is not None:
             return [condition, *inner]
     return None
-
-
-Conditional: TypeAlias = tuple[Expr, tuple[Expr, ...]]  # an expression, and the conditions under which it is evaluated
 
 
 def _reads_under(value: Expr) -> list[Conditional]:

@@ -1,4 +1,4 @@
-"""Reads the printed form of every IR (expressions, loops, instructions, tensor expressions, graphs, host programs): str(parse(str(x))) == str(x).
+"""Reads the printed form of all IRs (expressions, loops, instructions, tensor expressions, graphs, programs): str(parse(str(x))) == str(x).
 
 Precedence climbing for expressions, recursive descent for the rest. Text is only ever read, never evaluated; bad
 text is refused with a `ParseError` that shows the place.
@@ -434,12 +434,8 @@ class _Parser(Tokens):
         if outermost:
             self.dims()
         inputs = self.bracketed(self.value_declaration, "()")
-        self.expect("->", "(")  # outputs are named before their nodes: skip them now, look them up at the end
-        place = self.position
-        while not self.accept(")"):
-            if self.token.kind == "end":
-                self.fail("expected `)`, found the end of the text")
-            self.take()
+        self.expect("->")  # outputs are named before their nodes, and looked up at the end
+        results = self.bracketed(lambda: self.sequence("%", lambda: self.token.start, self.name), "()")
         self.expect("{")
         constants, nodes = dict[Value, np.ndarray](), list[Node]()
         while not self.accept("}"):
@@ -448,10 +444,10 @@ class _Parser(Tokens):
                 constants[value] = self.constant(value)
             else:
                 nodes.append(self.node())
-        end = self.position
-        self.move(place)
-        outputs = self.listed(self.value, ")")
-        self.move(end)
+        for start, result in results:
+            if result not in self.values:
+                self.fail(f"no value `%{result}` is known here", start)
+        outputs = tuple(self.values[result] for _, result in results)
         self.values = outer
         return Graph(name, inputs, outputs, tuple(nodes), constants)
 

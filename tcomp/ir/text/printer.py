@@ -79,16 +79,12 @@ class Names:
         self.of[named] = name
         return quoted(name)
 
-    def release(self, named: Any) -> None:
-        """The name may be given to something else again."""
-        self.taken.discard(self.of.pop(named, ""))  # malformed programs bind twice, and must be printed too
-
     @contextmanager
     def scope(self, named: Iterable[Any]) -> Iterator[None]:
         """Releases, at the end, the names of what is `named`, which may be bound inside."""
         yield
         for one in named:
-            self.release(one)
+            self.taken.discard(self.of.pop(one, ""))  # malformed programs bind twice, and must be printed too
 
     def __call__(self, named: Any, wanted: str) -> str:
         if (name := self.of.get(named)) is not None:
@@ -106,10 +102,9 @@ class Printer:
 
     def expression(self, e: Expr, indent: str = "") -> str:
         """An expression of a scope of its own, with what it shares named in front."""
-        uses, weight, depth, named = Counter[Expr](), dict[Expr, int](), dict[Expr, int](), list[Expr]()
         nodes = list(E.walk(e, operands=self.operands))
-        for node in nodes:
-            uses.update(self.operands(node))
+        uses = Counter(a for node in nodes for a in self.operands(node))
+        weight, depth, named = dict[Expr, int](), dict[Expr, int](), list[Expr]()
         for node in nodes:
             operands = self.operands(node)
             weight[node] = min(1 << 30, 1 + sum(weight[a] for a in operands))

@@ -81,14 +81,10 @@ class Tokens:
             self.fail(f"expected the end of the text, found `{self.token.text}`")
         return result
 
-    def move(self, position: int) -> None:
-        """Go on reading at another token."""
-        self.position, self.token = position, self.tokens[min(position, len(self.tokens) - 1)]
-
     def take(self) -> str:
         """The text of the next token, which is passed."""
-        text = self.token.text
-        self.move(self.position + 1)
+        text, self.position = self.token.text, self.position + 1
+        self.token = self.tokens[min(self.position, len(self.tokens) - 1)]
         return text
 
     def peek(self, text: str, skipped: int = 0) -> bool:
@@ -122,9 +118,7 @@ class Tokens:
 
     def name(self) -> str:
         """A name, in backticks or not."""
-        if self.token.kind == "name":
-            return self.take()
-        return self.unescaped("quoted", "a name")
+        return self.take() if self.token.kind == "name" else self.unescaped("quoted", "a name")
 
     def string(self) -> str:
         """Text in double quotes."""
