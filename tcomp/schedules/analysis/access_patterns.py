@@ -161,34 +161,25 @@ def batch_axes(reduction: Nest) -> list[str]:
 
 
 def row_axis(reduction: Nest) -> For | None:
-    """The output axis that reuses what the lanes read: an operand that runs along the lanes does not depend on it, or, where there is no
-    such axis, a window moves along it over the operand (a depthwise convolution whose lanes run along rows of the image).
-
-    The longest is taken, but one whose extent is not known, and may be 1, only where no other is long enough for a tile.
-    """
+    """The output axis that reuses what the lanes read: an operand that runs along the lanes does not depend on it, or, where there is no such
+    axis, a window moves along it over the operand (a depthwise convolution whose lanes run along rows of the image). The longest is taken,
+    but one whose extent is not known, and may be 1, only where no other is long enough for a tile."""
     *others, last = reduction.spatial
-    operands = [E.variables(*r.args) for r in reduction.reads]
-    of_lanes = [used for used in operands if last.var in used]
-    found = [x for x in others if any(x.var not in used for used in of_lanes) and any(x.var in used for used in operands)]
+    operands = [(r, E.variables(*r.args)) for r in reduction.reads]
+    of_lanes = [(r, used) for r, used in operands if last.var in used]
+    found = [x for x in others if any(x.var not in used for _, used in of_lanes) and any(x.var in used for _, used in operands)]
     if not found:
-        indices = [i for r in reduction.reads if last.var in E.variables(*r.args) for i in r.args]
-        found = [x for x in others if any(_overlaps(x, f, i) for i in indices for f in reduction.reduction_loops)]
+        indices = [i for r, _ in of_lanes for i in r.args]
+        windows = [(i, c, extent_of(f.extent)) for i in indices for f in reduction.reduction_loops if (c := coefficient(i, f.var))]
+        # Neighbours along such an axis read the same elements in other steps of the reduction.
+        found = [x for x in others if any(0 < abs(coefficient(i, x.var) or 0) <= abs(c) * (n - 1) for i, c, n in windows)]
     return max(reversed(found), key=lambda x: (isinstance(x.extent, int) and x.extent >= MIN_TILE_ROWS, extent_of(x.extent)), default=None)
-
-
-def _overlaps(row: For, reduction: For, index: Expr) -> bool:
-    """Whether neighbours along `row` read the same elements in other steps of a reduction."""
-    step, along = coefficient(index, row.var), coefficient(index, reduction.var)
-    return bool(step and along and abs(step) <= abs(along) * (extent_of(reduction.extent) - 1))
 
 
 def contiguous_reduction(reduction: Nest) -> For | None:
     """The innermost reduction loop that all reads walk contiguously, if it is long enough for vectors."""
-    for x in reversed(reduction.reduction_loops):
-        steps = {stride(r, x.var) for r in reduction.reads}
-        if 1 in steps and steps <= {0, 1} and extent_of(x.extent) >= MIN_TILE_ROWS:
-            return x
-    return None
+    long = (x for x in reversed(reduction.reduction_loops) if extent_of(x.extent) >= MIN_TILE_ROWS)
+    return next((x for x in long if {stride(r, x.var) for r in reduction.reads} in ({1}, {0, 1})), None)
 
 
 def grouped_axis(kernel: Kernel) -> tuple[str, int] | None:
@@ -227,11 +218,10 @@ def row_loops(kernel: Kernel, out: Nest, inside: tuple[str, ...]) -> list[Expr] 
     rows = [loops for name, loops in used if name in reduced or len(loops) < len(out.loops)]
     if not rows or any(other != rows[0] for other in rows):
         return None
-    for nest in stages.values():  # stages that read other stages must walk the same rows in their leading dimensions
-        leading = tuple(x.var for x in nest.spatial[: len(rows[0])])
-        if any(r.attr.name in inside and len(r.args) == len(rows[0]) and r.args != leading for r in nest.reads):
-            return None
-    return rows[0]
+    # Stages that read other stages must walk the same rows in their leading dimensions.
+    leading = ((tuple(x.var for x in nest.spatial[: len(rows[0])]), r) for nest in stages.values() for r in nest.reads)
+    apart = any(r.attr.name in inside and len(r.args) == len(rows[0]) and r.args != own for own, r in leading)
+    return None if apart else rows[0]
 
 
 def stage_axes(kernel: Kernel, buffer: str, is_reduction: bool) -> list[str]:

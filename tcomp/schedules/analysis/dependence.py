@@ -37,10 +37,8 @@ def disorder(body: Stmt, before: Sequence[Expr], after: Sequence[Expr], may_reas
     Iterations that touch one element differ only in variables which its indices do not determine; as long as these keep their order
     among each other, so do the iterations.
     """
-    for buffer, known in _determined_by(body, before, may_reassociate):
-        if [v for v in before if v not in known] != [v for v in after if v not in known]:
-            return buffer
-    return None
+    found = _determined_by(body, before, may_reassociate)
+    return next((buffer for buffer, known in found if [v for v in before if v not in known] != [v for v in after if v not in known]), None)
 
 
 def _determined_by(body: Stmt, variables: Collection[Expr], may_reassociate: bool) -> Iterator[tuple[Buffer, set[Expr]]]:

@@ -1,10 +1,9 @@
 """How often statements run and which elements they touch, as numbers: exact for affine programs of known size.
 
-A loop program consists of *accesses*: one element of one buffer, the loops around it and the conditions it stands under. The
-elements that accesses touch while some of their loops run (the others standing still, in the middle of their range) are counted without
-walking the iterations: where each loop variable occurs in one dimension only, the touched elements are a product of sets, one a
-dimension, and a sum of multiples of loop variables is nearly always an arithmetic progression. What is left (diagonals, triangular
-loops, conditions, other integer functions) is enumerated up to `ENUMERATED` points; beyond that a box around the elements is counted.
+The elements that *accesses* touch while some of their loops run (the others standing still, in the middle of their range) are counted without
+walking the iterations: where each loop variable occurs in one dimension only, they are a product of sets, one a dimension, and a sum of
+multiples of loop variables is nearly always an arithmetic progression. What is left (diagonals, triangular loops, conditions, other integer
+functions) is enumerated up to `ENUMERATED` points; beyond that a box around the elements is counted.
 
 A variable that occurs as f // n and f % n (`fuse` makes such loops) counts as its digits, each a variable of its own.
 """
@@ -14,7 +13,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import reduce
+from functools import cache, reduce
 from itertools import pairwise
 from math import gcd, prod
 from typing import Any, TypeAlias
@@ -39,12 +38,10 @@ def at_sizes(kernel: L.Kernel, dims: Mapping[Expr, int]) -> L.Kernel:
     if not kernel.scalars and all(isinstance(n, int) for b in kernel.buffers for n in b.shape):
         return kernel
     known = {v: E.const(n) for v, n in dims.items()}
-    sized: dict[L.Buffer, L.Buffer] = {}
 
+    @cache
     def fixed(b: L.Buffer) -> L.Buffer:
-        if b not in sized:
-            sized[b] = L.Buffer(b.name, b.dtype, [E.evaluate_int(d, dims) for d in b.shape], b.scope)
-        return sized[b]
+        return L.Buffer(b.name, b.dtype, [E.evaluate_int(d, dims) for d in b.shape], b.scope)
 
     def allocated(s: L.Stmt) -> L.Stmt:
         s = L.with_children(s, [allocated(child) for child in L.children(s)])
@@ -53,9 +50,6 @@ def at_sizes(kernel: L.Kernel, dims: Mapping[Expr, int]) -> L.Kernel:
     body = L.map_expressions(kernel.body, lambda e: simplify(E.substitute(e, known)))
     body = allocated(L.redirect(body, lambda b, indices: (fixed(b), indices)))
     return replace(kernel, buffers=tuple(map(fixed, kernel.buffers)), outputs=tuple(map(fixed, kernel.outputs)), scalars=(), body=body)
-
-
-# ---------------------------------------------------------------- how often
 
 
 def instances(loops: Loops, conditions: Sequence[Expr] = (), limit: int = ENUMERATED) -> float:
@@ -68,40 +62,25 @@ def instances(loops: Loops, conditions: Sequence[Expr] = (), limit: int = ENUMER
     coupled = [x for x in loops if not isinstance(x.extent, int) or x.var in asked]
     if not coupled and not conditions:
         return total
-    grid = _Grid([x for x in coupled if x.var in asked], {}, limit)
-    weight = grid.holds(conditions) * grid.weight
+    values, count, weight = _grid([x for x in coupled if x.var in asked], conditions, {}, limit)
+    count = count * weight
     for x in coupled:
         if x.var not in asked:  # nothing depends on which iteration it is
-            weight = weight * np.maximum(_value(as_expr(x.extent), grid.values), 0)
-    return total * float(np.broadcast_to(weight, grid.shape).sum())
+            count = count * np.maximum(_value(as_expr(x.extent), values), 0)
+    return total * float(count.sum())
 
 
-class _Grid:
-    """All iterations of a nest: an array of values for each variable, along an axis of its own, and which of them are iterations.
-
-    A nest of more than `limit` points is thinned out; each point then stands for `weight` iterations.
-    """
-
-    def __init__(self, loops: Sequence[L.For], around: Mapping[Expr, int], limit: int) -> None:
-        self.values: dict[Expr, Any] = dict(around)
-        self.weight, self.taken = 1.0, np.array(True)
-        most = [_most(x.extent, around) for x in loops]
-        thinning = max(1.0, prod(most) / limit) ** (1 / max(1, len(loops)))
-        self.shape: tuple[int, ...] = ()
-        for axis, (x, n) in enumerate(zip(loops, most, strict=True)):
-            points = n if thinning == 1 else max(1, min(n, round(n / thinning)))
-            self.weight *= n / max(1, points)
-            along = np.arange(points) if points == n else ((np.arange(points) + 0.5) * n / points).astype(np.int64)
-            self.values[x.var] = _along(along, axis, len(loops))
-            self.shape += (points,)
-            self.taken = self.taken & (self.values[x.var] < _value(as_expr(x.extent), self.values))
-
-    def holds(self, conditions: Sequence[Expr]) -> Any:
-        return reduce(lambda a, b: a & b, [_value(c, self.values) for c in conditions], self.taken)
-
-
-def _along(values: Ints, axis: int, rank: int) -> Ints:
-    return values.reshape(-1, *[1] * (rank - 1 - axis))
+def _grid(loops: Sequence[L.For], conditions: Sequence[Expr], around: Mapping[Expr, int], limit: int) -> tuple[dict[Expr, Any], Any, float]:
+    """All iterations of a nest: (an array of values for each variable, along an axis of its own; where they are iterations that satisfy the
+    conditions; how many iterations each point stands for, as a nest of more than `limit` points is thinned out)."""
+    most = [_most(x.extent, around) for x in loops]
+    thinning = max(1.0, prod(most) / limit) ** (1 / max(1, len(loops)))
+    points = [n if thinning == 1 else max(1, min(n, round(n / thinning))) for n in most]
+    sizes = list(zip(points, most, strict=True))
+    along = (np.arange(k) if k == n else ((np.arange(k) + 0.5) * n / k).astype(np.int64) for k, n in sizes)
+    values: dict[Expr, Any] = {**around, **dict(zip((x.var for x in loops), np.ix_(*along), strict=True))}
+    taken = [values[x.var] < _value(as_expr(x.extent), values) for x in loops] + [_value(c, values) for c in conditions]
+    return values, reduce(np.logical_and, taken, np.array(True)), prod((n / max(1, k) for k, n in sizes), start=1.0)
 
 
 def _most(extent: Dim, around: Mapping[Expr, int]) -> int:
@@ -128,9 +107,6 @@ def _value(e: Expr, values: Mapping[Expr, Any]) -> Any:
     if e.op in _OPERATORS:
         return _OPERATORS[e.op](*(_value(a, values) for a in e.args))
     return np.asarray(E.bounds(e)[1] or 0)
-
-
-# ---------------------------------------------------------------- which elements
 
 
 @dataclass(frozen=True, slots=True)
@@ -160,6 +136,10 @@ class Footprints:
         self.powers = self._powers()
         self.forms = {i: self._form(e) for i, e in self.indices.items()}
 
+    def extent(self, loop: L.For) -> int:
+        """The extent of a loop; of one that depends on others, while these stand in the middle."""
+        return loop.extent if isinstance(loop.extent, int) else max(1, 2 * self.middle.get(loop.var, 0))
+
     def _form(self, index: Expr) -> Form | None:
         factors, constant = Counter[Position](), 0
         for monomial, factor in linear(index).items():
@@ -170,9 +150,7 @@ class Footprints:
             powers = () if v is None else self.powers.get(v, (1,) if monomial[0] is v else ())
             if v is None or not powers:
                 return None
-            for power in powers:
-                if low <= power and (high is None or power < high):
-                    factors[v, power] += factor * (power // low)
+            factors.update({(v, p): factor * (p // low) for p in powers if low <= p and (high is None or p < high)})
         return factors, constant
 
     def _piece(self, monomial: Sequence[Expr]) -> tuple[Expr, int, int | None] | None:
@@ -188,14 +166,9 @@ class Footprints:
         for monomial in (m for index in self.indices.values() for m in linear(index)):
             if len(monomial) == 1 and monomial[0].op != "var" and (piece := self._piece(monomial)) is not None:
                 cuts.setdefault(piece[0], {1}).update(p for p in piece[1:] if p is not None)
-        powers = {}
-        for v, found in cuts.items():
-            n = self.extents[v]
-            if isinstance(n, int):
-                chain = tuple(sorted(p for p in found if p == 1 or p < n))
-                if all(b % a == 0 for a, b in pairwise(chain)):
-                    powers[v] = chain
-        return powers
+        sized = [(v, n, sorted(found)) for v, found in cuts.items() if isinstance(n := self.extents[v], int)]
+        chains = {v: tuple(p for p in found if p == 1 or p < n) for v, n, found in sized}
+        return {v: chain for v, chain in chains.items() if all(b % a == 0 for a, b in pairwise(chain))}
 
     def _size(self, position: Position) -> int:
         v, power = position
@@ -210,9 +183,8 @@ class Footprints:
         shape, size = [int(n) for n in group[0].buffer.shape], itemsize(group[0].buffer.dtype)
         nests = [(a, [x for x in a.loops if x.var in running]) for a in group]
         points = [prod(_most(x.extent, self.middle) for x in loops) for _, loops in nests]
-        irregular = any(self._irregular(a, loops) for a, loops in nests)
-        data = any(E.reads(*a.indices) for a in group)
-        if irregular and not data and sum(points) <= self.limit:
+        countable = sum(points) <= self.limit and not any(E.reads(*a.indices) for a in group)
+        if countable and any(self._irregular(a, loops) for a, loops in nests):
             places = np.unique(np.concatenate([self._enumerated(a, loops, shape) for a, loops in nests]))
             lines, rows = (len(np.unique(places * a // b)) for a, b in ((size, LINE), (1, shape[-1] if shape else 1)))
             return Footprint(len(places), lines, rows)
@@ -228,22 +200,17 @@ class Footprints:
     def _irregular(self, a: Access, loops: Sequence[L.For]) -> bool:
         """Whether the box of the running loops is not what the access touches."""
         own = {x.var for x in loops}
-        if self._deciding(a, own) or any(own & set(E.variables(as_expr(x.extent))) for x in loops):
+        if _deciding(a, own) or any(own & set(E.variables(as_expr(x.extent))) for x in loops):
             return True
         ragged = any(isinstance(n := self.extents[v], int) and n % p[-1] for v, p in self.powers.items() if v in own)
         return ragged or any(self.forms[i] is None and own & set(E.variables(i)) for i in a.indices)
 
-    @staticmethod
-    def _deciding(a: Access, running: Collection[Expr]) -> list[Expr]:
-        """The conditions that the running loops decide."""
-        return [c for c in a.conditions if c.op == "const" or any(v in running for v in E.variables(c))]
-
     def _enumerated(self, a: Access, loops: Sequence[L.For], shape: Sequence[int]) -> Ints:
         """Row-major places of the elements, each once."""
         own = {x.var for x in loops}
-        grid = _Grid(loops, {v: n for v, n in self.middle.items() if v not in own}, self.limit)
-        indices = [_value(self.indices[i], grid.values) for i in a.indices]
-        return _places(indices, shape, grid.holds(self._deciding(a, own)), grid.shape)
+        around = {v: n for v, n in self.middle.items() if v not in own}
+        values, taken, _ = _grid(loops, _deciding(a, own), around, self.limit)
+        return _places([_value(self.indices[i], values) for i in a.indices], shape, taken)
 
     def _blocks(self, group: Sequence[Access], running: Collection[Expr]) -> list[tuple[int, ...]]:
         """The dimensions, those together that a running digit couples."""
@@ -260,42 +227,44 @@ class Footprints:
     def _indices(self, a: Access, dims: tuple[int, ...], shape: Sequence[int], loops: Sequence[L.For]) -> Indices:
         """The indices in these dimensions (row-major, of several); as many of them where they are not exactly known."""
         running = {x.var for x in loops}
-        found = [self._form_while(a.indices[d], running) for d in dims]
-        forms = [f for f in found if f is not None]
-        if len(forms) < len(dims) and len(dims) == 1:  # depends on data, or too many to enumerate
+        forms = [f for d in dims if (f := self._moving(a.indices[d], running)) is not None]
+        if len(forms) < len(dims) == 1:  # depends on data, or too many to enumerate
             most = prod(_most(x.extent, self.middle) for x in loops if x.var in E.variables(a.indices[dims[0]]))
             return range(min(shape[dims[0]], most))
-        starts = [constant + self._standing(factors, running) for factors, constant in forms]
         if len(dims) == 1:
-            return _sum(starts[0], [(c, self._size(g)) for g, c in forms[0][0].items() if g[0] in running], shape[dims[0]])
-        digits = list(dict.fromkeys(g for factors, _ in forms for g in factors if g[0] in running))
+            ((factors, start),) = forms
+            return _sum(start, [(c, self._size(g)) for g, c in factors.items()], shape[dims[0]])
+        digits = list(dict.fromkeys(g for factors, _ in forms for g in factors))
         sizes = [self._size(g) for g in digits]
         if len(forms) < len(dims) or prod(sizes) > self.limit:
             return range(prod(shape[d] for d in dims))
-        steps = [_along(np.arange(n), axis, len(digits)) for axis, n in enumerate(sizes)]
-        terms = [[factors.get(g, 0) * step for g, step in zip(digits, steps, strict=True)] for factors, _ in forms]
-        return _places([sum(t, np.asarray(start)) for t, start in zip(terms, starts, strict=True)], [shape[d] for d in dims])
+        steps = list(zip(digits, np.ix_(*map(np.arange, sizes)), strict=True))
+        places = [sum((factors.get(g, 0) * step for g, step in steps), np.asarray(start)) for factors, start in forms]
+        return _places(places, [shape[d] for d in dims])
 
-    def _form_while(self, index: Expr, running: Collection[Expr]) -> Form | None:
-        """The form of an index while `running` run: what has none, but stands still, is a constant."""
+    def _moving(self, index: Expr, running: set[Expr]) -> Form | None:
+        """The form of an index in the digits of `running` alone, as the others stand still; None if it has none."""
         form = self.forms[index]
-        if form is None and not E.reads(index) and not set(running) & set(E.variables(index)):
-            return {}, int(_value(self.indices[index], self.middle))
-        return form
-
-    def _standing(self, factors: Mapping[Position, int], running: Collection[Expr]) -> int:
-        """What the digits of loops that stand still add to an index."""
-        return sum(c * (self.middle[g[0]] // g[1] % max(1, self._size(g))) for g, c in factors.items() if g[0] not in running)
+        if form is None:
+            still = not E.reads(index) and running.isdisjoint(E.variables(index))
+            return ({}, int(_value(self.indices[index], self.middle))) if still else None
+        standing = (c * (self.middle[g[0]] // g[1] % max(1, self._size(g))) for g, c in form[0].items() if g[0] not in running)
+        return {g: c for g, c in form[0].items() if g[0] in running}, form[1] + sum(standing)
 
 
-def _places(indices: Sequence[Any], shape: Sequence[int], taken: Any = True, points: tuple[int, ...] | None = None) -> Ints:
+def _deciding(a: Access, running: set[Expr]) -> list[Expr]:
+    """The conditions that the running loops decide."""
+    return [c for c in a.conditions if c.op == "const" or not running.isdisjoint(E.variables(c))]
+
+
+def _places(indices: Sequence[Any], shape: Sequence[int], taken: Any = True) -> Ints:
     """Row-major places of elements inside of a shape, each once: of arrays of indices, those where `taken` holds."""
     place = np.asarray(0)
     for index, n in zip(indices, shape, strict=True):
         taken = taken & (index >= 0) & (index < n)
         place = place * n + index
-    points = np.shape(place) if points is None else points
-    return np.unique(np.broadcast_to(place, points)[np.broadcast_to(taken, points)])
+    place, taken = np.broadcast_arrays(place, taken)
+    return np.unique(place[taken])
 
 
 def _sum(start: int, terms: Sequence[tuple[int, int]], size: int) -> Indices:

@@ -8,14 +8,14 @@ quick test settles what is done element by element, isl the rest; what isl canno
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import product
 
 import islpy as isl
 
 from tcomp.ir import expr as E, loops as L
 from tcomp.ir.access import Access, accesses
 from tcomp.ir.loops import Buffer, Kernel, Stmt
-from tcomp.ir.polyhedral import model as polyhedral
-from tcomp.ir.polyhedral.model import READ, Instance, Model, Relation, TooHard, limited, map_of, model
+from tcomp.ir.polyhedral.model import READ, Instance, Relation, TooHard, limited, map_of, model
 from tcomp.schedules.analysis.dependence import determined
 
 
@@ -45,31 +45,23 @@ def _elementwise(found: Sequence[Access], source: Buffer, output: Buffer) -> boo
 
 
 def _read_before(body: Stmt, source: Buffer, output: Buffer) -> bool:
-    """Whether isl finds no element of the input that is read when it may have been written over."""
+    """Whether isl finds no element of the input that is read after, or while, the element of the output at the same place is written."""
     deciding = [e for s in L.walk(body) if isinstance(s, L.For | L.If | L.While) for e in L.expressions(s)]
     if any(e.attr is source for e in E.reads(*deciding)):
         return False
     try:
         with limited():
             m = model(_only(body, source, output))
-            found = [(i, a) for i in m.instances for a in i.accesses]
-            reads = [x for x in found if x[1].buffer is source]
-            return not any(
-                _overwritten(m, writer, written, reader, read)
-                for reader, read in reads
-                for writer, written in found
-                if written.buffer is output and written.kind != READ
-            )
+            found = [(i, a, a.relation.set_tuple_name(isl.dim_type.out, "place")) for i in m.instances for a in i.accesses]
+            reads = [(i, relation) for i, a, relation in found if a.buffer is source]
+            writes = [(i, relation) for i, a, relation in found if a.buffer is output and a.kind != READ]
+            for (reader, read), (writer, written) in product(reads, writes):
+                late = writer.order.lex_lt_map(reader.order).union(_at_once(writer, reader))
+                if not written.apply_range(read.reverse()).intersect(late).intersect_params(m.context).is_empty():
+                    return False
+            return True
     except TooHard:
         return False
-
-
-def _overwritten(m: Model, writer: Instance, written: polyhedral.Access, reader: Instance, read: polyhedral.Access) -> bool:
-    """Whether some element may be read after, or while, the element at the same place is written."""
-    into = read.relation.set_tuple_name(isl.dim_type.out, "place")
-    same = written.relation.set_tuple_name(isl.dim_type.out, "place").apply_range(into.reverse())
-    late = writer.order.lex_lt_map(reader.order).union(_at_once(writer, reader))
-    return not same.intersect(late).intersect_params(m.context).is_empty()
 
 
 def _only(stmt: Stmt, *buffers: Buffer) -> Stmt:

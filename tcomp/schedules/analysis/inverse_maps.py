@@ -41,13 +41,10 @@ def inverse(indices: Sequence[Expr], shape: Sequence[Dim], loops: Sequence[For])
     solution = Solution({x.var for x in loops})
     solution.solve([(simplify(i), p) for i, p in zip(indices, places, strict=True)])
     solution.check_digits()
-    conditions = list(solution.conditions)
-    for x in loops:
-        if x.var in solution.values:
-            value = solution.values[x.var]
-            extent = E.substitute(as_expr(x.extent), solution.values)
-            conditions += [c for c in (value >= 0, value < extent) if not holds(c)]
-    return Inverse(places, solution.values, tuple(conditions))
+    values = solution.values
+    found = [(values[x.var], E.substitute(as_expr(x.extent), values)) for x in loops if x.var in values]
+    ranges = (c for value, extent in found for c in (value >= 0, value < extent) if not holds(c))
+    return Inverse(places, values, (*solution.conditions, *ranges))
 
 
 @dataclass(slots=True)
@@ -101,9 +98,8 @@ class Solution:
             if found is None:
                 waiting.append((e, value))
                 continue
-            equations = [*equations, *(whole for atom, v in found for whole in self._learn(atom, v))]
-            if found:
-                equations, waiting = [*equations, *waiting], []
+            equations += [whole for atom, v in found for whole in self._learn(atom, v)] + waiting
+            waiting = []
 
     def check_digits(self) -> None:
         """Requires the digits of what other equations determined."""
@@ -123,11 +119,9 @@ class Solution:
 
     def _digits(self, terms: Linear, value: Expr) -> list[tuple[Expr, Expr]] | None:
         """The atoms of a sum, each with its value, if the sum determines them."""
-        found: list[tuple[Expr, Expr]] = []
-        terms = dict(terms)
+        found, terms = list[tuple[Expr, Expr]](), dict(terms)
         while terms:
-            highest = self._highest(terms)
-            if highest is None:
+            if (highest := self._highest(terms)) is None:
                 return None
             atom, weight, shift, monomial = highest
             del terms[monomial]
@@ -168,9 +162,8 @@ class Solution:
         total = as_expr(0)
         for d, known in chain.items():
             total = simplify(total + known * d.low)
-            if d.high is not None:
-                self._require(known >= 0)
-                self._require(known < d.size)
+            for condition in () if d.high is None else (known >= 0, known < d.size):
+                self._require(condition)
         self.composed |= chain.keys()
         return [(found.whole, total)]
 
@@ -188,8 +181,7 @@ def holds(condition: Expr) -> bool:
     if condition.op == "eq":
         a, b = condition.args
         return prove(a <= b) and prove(b <= a)
-    condition = simplify(condition)
-    if condition.op != "lt":
+    if (condition := simplify(condition)).op != "lt":
         return False
     (x, c), (y, d) = (quotient(simplify(e)) for e in condition.args)
     return c == d and prove(x + c <= y)

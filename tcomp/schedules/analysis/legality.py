@@ -1,11 +1,9 @@
 """The judge of schedule steps: exact dependences as isl relations, and witnesses of what would go wrong.
 
-Two iterations *conflict* when they touch the same element and at least one writes it; a legal step keeps the order of all conflicting
-pairs. Conflicts between accumulations by one reducer into one element form a class of their own, *reduction*: they are dropped where a step
-may reassociate. What is not affine is over-approximated by the model: such a step is refused, its witness says "may".
-
-The quick symbolic test of `dependence.py` is asked first, as it settles nearly all steps in microseconds; isl decides the rest. Under
-`proving()` isl decides all of them.
+Two iterations *conflict* when they touch the same element and at least one writes it; a legal step keeps the order of all conflicting pairs,
+but for those of accumulations by one reducer into one element where it may reassociate. What is not affine is over-approximated by the model:
+such a step is refused, its witness says "may". The quick symbolic test of `dependence.py` is asked first, as it settles nearly all steps in
+microseconds; isl decides the rest, and all under `proving()`.
 
 Source: P. Feautrier, "Dataflow analysis of array and scalar references" (1991); S. Verdoolaege, "isl: an integer set library" (2010).
 """
@@ -54,10 +52,7 @@ class Iteration:
 @dataclass(frozen=True, slots=True)
 class Witness:
     """Two iterations, in program order, that touch one element, for given values of sizes and of loops around the step; or one iteration
-    that touches an element which is not there.
-
-    Not `exact`: what is not affine keeps it from being known whether they really do.
-    """
+    that touches an element which is not there. Not `exact`: what is not affine keeps it from being known whether they really do."""
 
     first: Iteration
     second: Iteration | None
@@ -168,8 +163,7 @@ def dependences(m: Model, may_reassociate: bool = False) -> list[Dependence]:
 
     found = []
     for (source, first), (target, second) in itertools.chain(*(itertools.product(x, repeat=2) for x in touching.values())):
-        kind = _kind(first, second)
-        if kind is not None and not (kind == REDUCE and may_reassociate):
+        if (kind := _kind(first, second)) is not None and not (kind == REDUCE and may_reassociate):
             relation = first.relation.apply_range(second.relation.reverse()).intersect(before(source, target)).intersect_params(m.context)
             if not relation.is_empty():
                 found.append(Dependence(kind, source, target, first, second, relation))
@@ -191,8 +185,7 @@ def _kind(first: Access, second: Access) -> str | None:
 
 def _only(order: Relation, dims: Sequence[int]) -> Relation:
     """A time vector's chosen dimensions, in the order given."""
-    count = order.dim(isl.dim_type.out)
-    names = [f"t{n}" for n in range(count)]
+    names = [f"t{n}" for n in range(order.dim(isl.dim_type.out))]
     return order.apply_range(map_of(names, [names[d] for d in dims]))
 
 
@@ -202,12 +195,11 @@ def conflict_of(m: Model, d: Dependence, bad: Relation) -> Conflict | None:
     if bad.is_empty():
         return None
     sizes, values = _smallest(bad)
-    split = len(d.source.loops)
-    touched = [_touched_by(a.relation, sizes, side) for a, side in ((d.first, values[:split]), (d.second, values[split:]))]
-    element = _point(touched[0].intersect(touched[1]))[-len(d.first.buffer.shape) or len(values) :]
+    split, buffer = len(d.source.loops), d.first.buffer
+    touched = _touched_by(d.first.relation, sizes, values[:split]).intersect(_touched_by(d.second.relation, sizes, values[split:]))
+    element = tuple(_point(touched)[-len(buffer.shape) or len(values) :])
     sides = _iteration(d.source, values[:split]), _iteration(d.target, values[split:])
-    exact = d.first.exact and d.second.exact
-    return Conflict(d.first.buffer, Witness(*sides, d.first.buffer.name, tuple(element), _fixed(m, sizes), exact))
+    return Conflict(buffer, Witness(*sides, buffer.name, element, _fixed(m, sizes), d.first.exact and d.second.exact))
 
 
 def _smallest(relation: Relation) -> tuple[dict[str, int], list[int]]:
@@ -247,8 +239,7 @@ def out_of_bounds(stmt: Stmt) -> Witness | None:
     for instance, a in ((i, a) for i in m.instances for a in i.accesses if a.exact and a.buffer in m.boxes):
         bad = a.relation.subtract_range(m.boxes[a.buffer]).intersect_params(m.context)
         if not bad.is_empty():
-            sizes, values = _smallest(bad)
-            split = len(instance.loops)
+            (sizes, values), split = _smallest(bad), len(instance.loops)
             element = tuple(values[split:][-len(a.buffer.shape) :])
             return Witness(_iteration(instance, values[:split]), None, a.buffer.name, element, _fixed(m, sizes), True)
     return None

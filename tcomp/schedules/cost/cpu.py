@@ -1,16 +1,15 @@
 """How long a scheduled loop program takes: an analytic model of the machine.
 
-The loops consist of *regions*: the straight-line code of one iteration of a serial loop, unrolled and vectorized loops
-included. For each region the instructions are counted as the code generator emits them (an expression that does not depend on an unrolled
-loop is computed once; what no iteration changes is computed outside of the loop), then the cycles that each kind of execution port needs.
-The traffic between memories comes from footprints: the outermost loop whose body works on a set that fits into a cache fetches, for
-each of its own executions, what it touches as a whole; inner loops find the rest in the cache.
+The loops consist of *regions*: the straight-line code of one iteration of a serial loop, unrolled and vectorized loops included. For each region
+the instructions are counted as the code generator emits them (an expression that does not depend on an unrolled loop is computed once; what no
+iteration changes is computed outside of the loop), then the cycles that each kind of execution port needs. The traffic between memories comes
+from footprints: the outermost loop whose body works on a set that fits into a cache fetches, for each of its own executions, what it touches as
+a whole; inner loops find the rest in the cache.
 
 Arithmetic and the movement of data overlap for the most part, as processors prefetch; looking up addresses is waited for. (The
 execution-cache-memory model of J. Treibig, G. Hager 2010 adds up the movements between memories; that ranked schedules less well.)
 
-Sizes are numbers here: symbolic dims are taken at given values. A condition that depends on data is taken to hold, and a `while` loop to
-run once. GPUs are modelled in `cost.gpu`, programs without loops bound to their axes by the roofline alone.
+Sizes are numbers here. A condition that depends on data is taken to hold, and a `while` loop to run once. GPUs: see `cost.gpu`.
 """
 
 from __future__ import annotations
@@ -65,14 +64,6 @@ def bound(kernel: Kernel, target: CpuTarget, dims: Mapping[Expr, int] | None = N
 
 def _least_seconds(todo: Work, top: Roof) -> float:
     return top.seconds(float(todo.slots), float(todo.divisions), float(todo.bytes))[0]
-
-
-class _WorkingSet(NamedTuple):
-    """What a statement touches: the room that it takes in the cache before each level, in bytes (in pages of the address translation),
-    and the bytes that it moves: what is written is fetched, unless non-temporal, and written back."""
-
-    size: Mapping[str, float]
-    moved: float
 
 
 class _Move(NamedTuple):
@@ -136,7 +127,7 @@ class _Model:
         self.own: dict[Stmt, list[Access]] = {}
         for a in found:
             self.own.setdefault(a.statement, []).append(a)
-        self.sets: dict[Stmt, _WorkingSet] = {}
+        self.sets: dict[Stmt, dict[str, float]] = {}
         caches = {"l2": target.l1, "l3": target.l2, "memory": target.l3}
         self.rooms = {**{level: size * core.usable_cache for level, size in caches.items()}, "pages": core.tlb_entries}
         self.spans = {"l2": core.l1_span, "l3": max(core.l1_span, target.l2 // core.l2_ways)}  # bytes between addresses of the same set
@@ -147,9 +138,7 @@ class _Model:
             place = linear_index(leaf.buffer, leaf.indices)
             loops = [s for s in L.walk(call.body) if isinstance(s, For)]
             self.kinds |= {s: L.VECTORIZED if coefficient(place, s.var) == 1 else L.UNROLLED for s in loops}
-        self.parallel = 0.0  # regions of threads that are started
-        self.balance = 1.0
-        self.guards = 0.0
+        self.parallel, self.balance, self.guards = 0.0, 1.0, 0.0  # regions of threads that are started; their balance; tests of conditions
         self._visit(kernel.body, _Here(self._region(None, None, (), (), 1.0, kernel.body)))
 
     def _region(
@@ -190,25 +179,20 @@ class _Model:
             self._visit(child, here._replace(loops=here.loops + loops, conditions=here.conditions + conditions))
 
     def _copies(self, unrolled: Iterable[For]) -> int:
-        return prod(self._extent(x) for x in unrolled)
+        return prod(self.footprints.extent(x) for x in unrolled)
 
     def _missed(self, s: L.Prefetch, loop: For | None) -> float:
         """The share of a loop's prefetches that fetch what no later iteration reads: those of its last ones, as many as the prefetch distance."""
-        if loop is None:
-            return 0.0
         place = linear_index(s.buffer, s.indices)
-        step = coefficient(place, loop.var)
-        reads = [linear_index(r.attr, r.args) for x in L.walk(loop.body) for r in E.reads(*L.expressions(x)) if r.attr is s.buffer]
-        if not step or not reads:
+        if loop is None or not (step := coefficient(place, loop.var)):
             return 0.0
-        return min(1.0, min(abs(_offset(place) - _offset(r)) / abs(step) for r in reads) / max(1, self._extent(loop)))
-
-    def _extent(self, x: For) -> int:
-        return x.extent if isinstance(x.extent, int) else max(1, 2 * self.footprints.middle.get(x.var, 0))
+        reads = [linear_index(r.attr, r.args) for x in L.walk(loop.body) for r in E.reads(*L.expressions(x)) if r.attr is s.buffer]
+        steps = min((abs(_offset(place) - _offset(r)) / abs(step) for r in reads), default=0.0)
+        return min(1.0, steps / max(1, self.footprints.extent(loop)))
 
     def _vectors(self, lane: For | None, bits: int) -> int:
         """Instructions for all lanes of a vectorized loop."""
-        return 1 if lane is None else max(1, ceil(self._extent(lane) * bits / self.target.vector_bits))
+        return 1 if lane is None else max(1, ceil(self.footprints.extent(lane) * bits / self.target.vector_bits))
 
     def _leaf(self, s: Store | Accumulate, here: _Here) -> None:
         region, loops, conditions, unrolled, lane = here
@@ -229,7 +213,7 @@ class _Model:
             if region.loop is not None and region.loop.var not in used:  # each iteration waits for the sum of the one before
                 region.chain = max(region.chain, self.core.latency * self._copies(x for x in unrolled if x.var not in used))
             if lane is not None and lane.var not in used:  # lanes are summed up, in halves
-                instructions = self._vectors(lane, BITS[s.value.dtype]) + SHUFFLES * log2(max(2, self._extent(lane)))
+                instructions = self._vectors(lane, BITS[s.value.dtype]) + SHUFFLES * log2(max(2, self.footprints.extent(lane)))
                 region.instructions["across"] += self._copies(unrolled) * instructions
 
     def _compute(self, s: Store | Accumulate, here: _Here) -> None:
@@ -247,11 +231,9 @@ class _Model:
             wide = lane if lane is not None and lane.var in depends else None
             bits = BITS[e.args[0].dtype if e.dtype == "bool" and e.args else e.dtype]
             times = part * self._copies(x for x in here.unrolled if combines or x.var in depends) * self._vectors(wide, bits)
-            each = 1.0
+            each = 2.0 if cost.kind == "fma" and not self.target.fma else 1.0
             if cost.kind in ("special", "other"):
                 each = max(1.0, cost.slots / (bits / 32))
-            elif cost.kind == "fma" and not self.target.fma:
-                each = 2.0
             home.instructions[cost.kind] += times * each
             home.instructions["division"] += times * cost.divisions / max(1.0, bits / 32)
 
@@ -277,7 +259,7 @@ class _Model:
             elif step in (1, -1):
                 vectors += number * self._vectors(lane, BITS[buffer.dtype])
             else:
-                gathered += number * self._extent(lane)
+                gathered += number * self.footprints.extent(lane)
         return vectors, scalars, gathered
 
     def _tile(self, region: _Region) -> float:
@@ -315,23 +297,24 @@ class _Model:
     def _traffic(self, stmt: Stmt, level: str, room: float, loops: Loops = ()) -> tuple[float, float]:
         """(bytes or pages, those of the busiest thread) that a cache of `room` does not hold."""
         if isinstance(stmt, For):
-            if self._working_set(stmt.body).size[level] > room:
+            if self._working_set(stmt.body)[level] > room:
                 return self._traffic(stmt.body, level, room, (*loops, stmt))
-        elif not isinstance(stmt, Store | Accumulate) and self._working_set(stmt).size[level] > room:
+        elif not isinstance(stmt, Store | Accumulate) and self._working_set(stmt)[level] > room:
             parts = [self._traffic(child, level, room, loops) for child in L.children(stmt)]
             return sum(p[0] for p in parts), sum(p[1] for p in parts)
-        found = self._working_set(stmt)
-        moved = (found.size[level] if level == "pages" else found.moved) * instances(loops, limit=MAX_POINTS)
+        moved = self._working_set(stmt)["pages" if level == "pages" else "moved"] * instances(loops, limit=MAX_POINTS)
         return moved, moved * self._share((*loops, stmt) if isinstance(stmt, For) else loops)
 
     def _share(self, loops: Loops) -> float:
         """The part of a nest's work that the busiest thread gets."""
-        shared = max(1, next((self._extent(x) for x in loops if x.kind == L.PARALLEL), 1))
+        shared = max(1, next((self.footprints.extent(x) for x in loops if x.kind == L.PARALLEL), 1))
         return ceil(shared / self.threads) / shared
 
-    def _working_set(self, stmt: Stmt) -> _WorkingSet:
+    def _working_set(self, stmt: Stmt) -> dict[str, float]:
+        """What a statement touches: the bytes that it takes in the cache before each level (the pages of the address translation), and the
+        bytes "moved": what is written is fetched, unless non-temporal, and written back."""
         if stmt not in self.sets:
-            size, moved, page = dict.fromkeys(self.rooms, 0.0), 0.0, self.core.page
+            size, page = dict.fromkeys((*self.rooms, "moved"), 0.0), self.core.page
             running = loop_extents(stmt).keys()
             for buffer, group in by_buffer(a for s in L.walk(stmt) for a in self.own.get(s, ())).items():
                 if buffer.scope == "register":
@@ -343,31 +326,28 @@ class _Model:
                     size[level] += touched.lines * LINE * max(1.0, gcd(row, span) / piece if touched.rows > 1 and piece else 1.0)
                 size["memory"] += touched.lines * LINE
                 size["pages"] += max(ceil(touched.lines * LINE / page), ceil(touched.rows * min(row, page) / page))
-                # What is written is fetched first, unless the store bypasses the caches.
                 fetched = any(a.writes and not (isinstance(a.statement, Store) and a.statement.non_temporal) for a in group)
-                moved += touched.lines * LINE * (2 if fetched else 1)
-            self.sets[stmt] = _WorkingSet(size, moved)
+                size["moved"] += touched.lines * LINE * (2 if fetched else 1)
+            self.sets[stmt] = size
         return self.sets[stmt]
 
     def estimate(self, todo: Work, top: Roof) -> Estimate:
         bound, flops, compulsory = _least_seconds(todo, top), float(todo.flops), float(todo.bytes)
         core, hertz = self.core, self.core.ghz * 1e9
-        totals, busiest = defaultdict[str, float](float), defaultdict[str, float](float)
-        inside_core = 0.0
+        totals, busiest, inside_core = defaultdict[str, float](float), defaultdict[str, float](float), 0.0
         for region in self.regions:
             cycles, own = self._cycles(region), region.trips * region.share
             for name, n in cycles.items():
                 totals[name] += region.trips * n
                 busiest[name] += own * n
-            if region.loop is not None:
-                totals["iterations"] += region.trips
-                busiest["loops"] += own * LOOP_OVERHEAD
-            steps = LOOP_OVERHEAD if region.loop is not None else 0.0
+            steps = 0.0 if region.loop is None else LOOP_OVERHEAD
+            totals["iterations"] += region.trips * (region.loop is not None)
+            busiest["loops"] += own * steps
             hidden = max(cycles["arithmetic"], cycles["registers"], cycles["issue"] + steps) + core.spill * cycles["spills"]
             inside_core += own * hidden
         memory = min(core.memory_bandwidth, core.total_memory_bandwidth / self.threads) / core.ghz
         rates = {"l2": core.l2_bandwidth, "l3": core.l3_bandwidth, "memory": memory, "pages": 1 / core.tlb_miss}
-        whole = self._working_set(self.kernel.body).size
+        whole = self._working_set(self.kernel.body)
         traffic = {  # none where all fits: then it is there from the run before
             level: (0.0, 0.0) if whole[level] <= room else self._traffic(self.kernel.body, level, room)
             for level, room in self.rooms.items()
@@ -387,17 +367,9 @@ class _Model:
             **{f"operations.{k}": n for k, n in operations(self.kernel, MAX_POINTS).items()},
             **{k: totals[k] for k in COUNTS if k.startswith(("loads", "stores", "spills", "prefetches"))},
             **{"pages" if level == "pages" else f"bytes.{level}": moved for level, (moved, _) in traffic.items()},
-            "flops": flops,
-            "bytes": compulsory,
-            "intensity": flops / max(1.0, compulsory),
-            "instructions": used,
-            "flops.instruction": flops / max(1.0, used),
-            "iterations": totals["iterations"],
-            "guards": self.guards,
-            "accumulators": max((self._tile(r) for r in self.regions), default=0.0),
-            "working_set": whole["memory"],
-            "regions": len(self.regions),
-            "parallel": self.parallel,
-            "balance": self.balance,
-        }
+            "flops": flops, "bytes": compulsory, "intensity": flops / max(1.0, compulsory),
+            "instructions": used, "flops.instruction": flops / max(1.0, used), "iterations": totals["iterations"], "guards": self.guards,
+            "accumulators": max((self._tile(r) for r in self.regions), default=0.0), "working_set": whole["memory"],
+            "regions": len(self.regions), "parallel": self.parallel, "balance": self.balance,
+        }  # fmt: skip
         return Estimate(max(time, bound), bound, seconds, {name: float(n) for name, n in counts.items()})

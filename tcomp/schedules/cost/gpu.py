@@ -1,18 +1,17 @@
 """How long a scheduled loop program takes on a GPU: an analytic model, launch by launch.
 
-Of each launch is counted what the units of a multiprocessor (SM) have to do: arithmetic, products on tensor cores, accesses to shared
-memory, accesses through the first cache; what blocks fetch from the second one, each what it touches, once; and what the launch as a whole
-touches there or in memory. These overlap for the most part, copies in advance of their use or not. SMs without a block do nothing; one with few
-warps waits for what these wait for.
+Of each launch is counted what the units of a multiprocessor (SM) have to do: arithmetic, products on tensor cores, accesses to shared memory,
+accesses through the first cache; what blocks fetch from the second one, each what it touches, once; and what the launch as a whole touches
+there or in memory. These overlap for the most part. SMs without a block do nothing; one with few warps waits for what these wait for.
 
-Accesses are counted for all threads of a block at once: in memory in pieces of `LINE` bytes, in shared memory (without conflicts) in rows
-of banks, at least one for each warp; an access that an unrolled loop does not move is made once, and neighbours that such a loop
-visits together. Registers are estimated: those of the schedule's buffers, and some. Nothing here was fitted to measurements so far: what is
-learned while tuning corrects it."""
+Accesses are counted for all threads of a block at once: in memory in pieces of `LINE` bytes, in shared memory (without conflicts) in rows of
+banks, at least one for each warp; an access that an unrolled loop does not move is made once, and neighbours that such a loop visits together.
+Nothing here was fitted to measurements so far: what is learned while tuning corrects it.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, fields, replace
 from math import ceil, gcd, prod
 
@@ -108,8 +107,16 @@ def estimate(kernel: Kernel, target: CudaTarget, dims: Mapping[Expr, int] | None
     counts = {"flops": float(todo.flops), "bytes": float(todo.bytes), "intensity": float(todo.flops) / max(1.0, float(todo.bytes))}
     if not any(isinstance(s, For) and s.kind in L.GPU_AXES for s in L.walk(kernel.body)):
         return Estimate(least, least, {"roofline": least}, counts)
-    time, seconds, more = modelled(kernel, target)
-    return Estimate(max(time, least), least, seconds, {**more, **counts})
+    kernel = L.hoist_temporaries(kernel)[0]
+    found = [launch_of(replace(kernel, body=L.block(*stmts)), target) for stmts in L.launches(kernel.body)]
+    times = [launch.seconds(target) for launch in found]
+    slowest = found[max(range(len(times)), key=lambda n: time_of(times[n]))]
+    each = slowest.blocks / target.gpu.sms
+    counts |= {f.name: sum(getattr(x, f.name) for x in found) for f in fields(Launch)}  # of all launches; of what a block has, the extremes
+    counts |= {name: getattr(slowest, name) for name in ("blocks", "threads", "shared", "registers")}
+    counts |= {"launches": len(found), "resident": slowest.resident(target), "waves": each, "balance": each / ceil(each)}
+    seconds, time = {name: sum(t[name] for t in times) for name in SECONDS}, sum(map(time_of, times))
+    return Estimate(max(time, least), least, seconds, {n: float(x) for n, x in counts.items()})
 
 
 def bound(kernel: Kernel, target: CudaTarget, dims: Mapping[Expr, int] | None = None) -> float:
@@ -141,29 +148,16 @@ def _arithmetic(kernel: Kernel, is_tensor: Callable[[Accumulate, Expr], bool], m
     return slots, divisions, products
 
 
-def modelled(kernel: Kernel, target: CudaTarget) -> tuple[float, dict[str, float], dict[str, float]]:
-    """(seconds, those of each unit, counts) of a kernel of known size: sums over its launches, and of those that a block has, its
-    extremes."""
-    kernel = L.hoist_temporaries(kernel)[0]
-    found = [launch_of(replace(kernel, body=L.block(*stmts)), target) for stmts in L.launches(kernel.body)]
-    times = [launch.seconds(target) for launch in found]
-    slowest = found[max(range(len(times)), key=lambda n: time_of(times[n]))]
-    totals = {f.name: sum(getattr(x, f.name) for x in found) for f in fields(Launch)}
-    counts = {**totals, **{name: getattr(slowest, name) for name in ("blocks", "threads", "shared", "registers")}}
-    each = slowest.blocks / target.gpu.sms
-    counts |= {"launches": len(found), "resident": slowest.resident(target), "waves": each, "balance": each / ceil(each)}
-    return sum(map(time_of, times)), {name: sum(t[name] for t in times) for name in SECONDS}, {n: float(x) for n, x in counts.items()}
-
-
 def launch_of(kernel: Kernel, target: CudaTarget) -> Launch:
     """What is counted of one launch, of known size."""
     body, found = kernel.body, accesses(kernel.body)
     footprints = Footprints(found, MAX_POINTS)
     loops = [x for x in L.walk(body) if isinstance(x, For)]
-    axes = {axis: max((_extent(x, footprints) for x in loops if x.kind == axis), default=1) for axis in L.GPU_AXES}
+    axes = {axis: max([1, *(footprints.extent(x) for x in loops if x.kind == axis)]) for axis in L.GPU_AXES}
     blocks, threads = (prod(axes[axis] for axis in level) for level in (L.BLOCK_AXES, L.THREAD_AXES))
     together = {s for call in L.walk(body) if isinstance(call, L.Call) for s in L.walk(call.body)}
-    buffers = list(_allocated(body, False))
+    buffers = [s.buffer for s in L.walk(body) if isinstance(s, L.Allocate)]
+    of_threads = {s.buffer for x in loops if x.kind in L.THREAD_AXES for s in L.walk(x) if isinstance(s, L.Allocate)}
     moved = dict.fromkeys(L.SCOPES, 0.0)
     for a in found:
         if a.buffer.scope != "register":
@@ -173,9 +167,9 @@ def launch_of(kernel: Kernel, target: CudaTarget) -> Launch:
     fetched = sum(footprints.touched(group, of_block).lines * blocks for group in groups)
     touched = sum(footprints.touched(group, everything).lines for group in groups)
     # Of a thread. A buffer outside of the loops over threads is divided among these.
-    registers = sum(bytes_of(b) / 4 / (1 if inside else threads) for b, inside in buffers if b.scope == "register")
+    registers = sum(bytes_of(b) / 4 / (1 if b in of_threads else threads) for b in buffers if b.scope == "register")
     return Launch(
-        blocks, threads, sum(bytes_of(b) for b, _ in buffers if b.scope == "shared"), OTHER_REGISTERS + registers,
+        blocks, threads, sum(bytes_of(b) for b in buffers if b.scope == "shared"), OTHER_REGISTERS + registers,
         *_arithmetic(kernel, lambda s, product: s in together, 0), moved["shared"], moved["global"], fetched * LINE, touched * LINE,
     )  # fmt: skip
 
@@ -192,18 +186,5 @@ def _moved(a: Access, footprints: Footprints, together: set[Stmt], warps: int, t
         return times * max(touched.lines, least)
     place = linear_index(a.buffer, a.indices)
     neighbours = (x for x in around if x.kind == L.UNROLLED and coefficient(place, x.var) == 1)
-    wide = max((gcd(_extent(x, footprints), WIDEST // size) for x in neighbours), default=1)
+    wide = max((gcd(footprints.extent(x), WIDEST // size) for x in neighbours), default=1)
     return times / wide * max(touched.elements * wide * size / target.gpu.shared_bandwidth, least)
-
-
-def _allocated(s: Stmt, inside: bool) -> Iterator[tuple[L.Buffer, bool]]:
-    """The buffers that are allocated in a statement, each with whether that is inside of a loop over threads."""
-    if isinstance(s, L.Allocate):
-        yield s.buffer, inside
-    inside = inside or (isinstance(s, For) and s.kind in L.THREAD_AXES)
-    for child in L.children(s):
-        yield from _allocated(child, inside)
-
-
-def _extent(x: For, footprints: Footprints) -> int:
-    return max(1, x.extent if isinstance(x.extent, int) else 2 * footprints.middle.get(x.var, 0))

@@ -8,10 +8,8 @@
     special     elementary functions, and division with remainder of floats          as many as the function's polynomial has
     other       comparisons, selections, conversions, integer and bit operations     1
 
-A *slot* is one lane of 32 bits in one vector instruction; a float64 operation takes two, those on 8 bits a quarter.
-
-The roofline bound (S. Williams, A. Waterman, D. Patterson 2009) is the larger of the slots over the machine's peak and the compulsory bytes
-over the bandwidths of the memories that hold them, the nearest filled first.
+A *slot* is one lane of 32 bits in one vector instruction; a float64 operation takes two, those on 8 bits a quarter. The roofline bound
+(S. Williams, A. Waterman, D. Patterson 2009) is the larger of the slots over the machine's peak and the compulsory bytes over bandwidths.
 """
 
 from __future__ import annotations
@@ -92,7 +90,6 @@ def operators(statement: Store | Accumulate, cases: Mapping[Expr, int] | None = 
     """The operators that one execution of a statement evaluates, each once, and the combination of an accumulation last.
 
     Indices are free, as address arithmetic is. Both sides of a selection count, as in vector code.
-
     With `cases` (see `cases_of`) those that an execution in each of them evaluates at least, whatever the schedule: once what cases have in
     common, as they can be computed together, and nothing that is asked of the place alone, as loops can be cut there.
     """
@@ -104,10 +101,8 @@ def operators(statement: Store | Accumulate, cases: Mapping[Expr, int] | None = 
         if cost is not None and not (cases is not None and _of_place(e)):
             yield e, cost
     if isinstance(statement, Accumulate):
-        if fused:
-            combined = [Cost("fma", 2, max(32, BITS[value.dtype]) / 32)]
-        else:
-            combined = [cost for e in _evaluated(statement.reducer.combine, {}) if (cost := cost_of(e)) is not None]
+        combined = [cost for e in _evaluated(statement.reducer.combine, {}) if (cost := cost_of(e)) is not None]
+        combined = [Cost("fma", 2, max(32, BITS[value.dtype]) / 32)] if fused else combined
         yield from ((value, cost) for cost in combined * prod((cases or {}).values()))
 
 
@@ -119,8 +114,7 @@ def cases_of(value: Expr, loops: Loops) -> dict[Expr, int]:
         if e.op == "eq" and e.args[1].op == "const":
             index = e.args[0]
             v, by = division(index) or (index, 1)
-            extent = extents.get(v)
-            if isinstance(extent, int) and extent > 0:
+            if isinstance(extent := extents.get(v), int) and extent > 0:
                 found[index] = min(by, extent) if index.op == "mod" else -(-extent // by)
     return found if prod(found.values()) <= _MAX_CASES else {}
 
@@ -136,7 +130,9 @@ def _evaluated(value: Expr, cases: Mapping[Expr, int]) -> Iterator[Expr]:
     for e in E.walk(value) if cases else ():
         own = {n for n, index in enumerate(cases) if e is index}
         if not own and (e.op == "var" or e.args and e.args[0].op == "var" and division(e)):
-            own = {n for n, index in enumerate(cases) if E.variables(index) == E.variables(e) and not _independent(index, e)}
+            same = [(n, index) for n, index in enumerate(cases) if E.variables(index) == E.variables(e)]
+            # The quotient and the remainder by one number tell nothing of each other.
+            own = {n for n, index in same if {index.op, e.op} != {"mod", "floordiv"} or division(index) != division(e)}
         elif not own:
             own = {n for a in e.args for n in mentions[a]}
         mentions[e] = sorted(own)
@@ -156,11 +152,6 @@ def _evaluated(value: Expr, cases: Mapping[Expr, int]) -> Iterator[Expr]:
             yield e
             if e.op != "read":
                 stack.extend(e.args)
-
-
-def _independent(a: Expr, b: Expr) -> bool:
-    """Whether these are the quotient and the remainder by the same number, of which neither tells of the other."""
-    return {a.op, b.op} == {"mod", "floordiv"} and division(a) == division(b)
 
 
 def _of_place(e: Expr) -> bool:
@@ -187,8 +178,7 @@ def statements(kernel: Kernel) -> Iterator[tuple[Store | Accumulate, Loops, tupl
 
 def executions(kernel: Kernel, limit: int) -> Iterator[tuple[Store | Accumulate, float]]:
     """Every store and accumulation of a kernel of known size with how often it runs (see `instances` on the limit)."""
-    for s, loops, conditions in statements(kernel):
-        yield s, instances(loops, conditions, limit)
+    return ((s, instances(loops, conditions, limit)) for s, loops, conditions in statements(kernel))
 
 
 def operations(kernel: Kernel, limit: int = ENUMERATED) -> dict[str, float]:
@@ -205,17 +195,16 @@ def work(kernel: Kernel, limit: int = 1 << 14) -> Work:
 
     With symbolic dims, conditions are taken to hold and indices to reach whole dimensions.
     """
-    flops, slots, divisions = as_expr(0), as_expr(0), as_expr(0)  # slots and divisions in quarters
+    totals = [as_expr(0)] * 3  # flops; slots and divisions in quarters
     known = all(isinstance(n, int) for b in kernel.buffers for n in b.shape) and not kernel.scalars
     for s, loops, conditions in statements(kernel):
         times = as_expr(round(instances(loops, conditions, limit))) if known else _volume(loops)
         cases = cases_of(s.value, loops)
         costs, copies = [cost for _, cost in operators(s, cases)], prod(cases.values())
-        flops = flops + times * sum(c.flops for c in costs) // copies
-        slots = slots + times * round(4 * sum(c.slots for c in costs)) // copies
-        divisions = divisions + times * round(4 * sum(c.divisions for c in costs)) // copies
-    whole_slots, whole_divisions = (as_dim(E.binary("floordiv", simplify(e), 4)) for e in (slots, divisions))
-    return Work(as_dim(flops), whole_slots, whole_divisions, as_dim(_compulsory(kernel, known, limit)))
+        own = sum(c.flops for c in costs), round(4 * sum(c.slots for c in costs)), round(4 * sum(c.divisions for c in costs))
+        totals = [total + times * n // copies for total, n in zip(totals, own, strict=True)]
+    flops, slots, divisions = totals[0], *(E.binary("floordiv", simplify(e), 4) for e in totals[1:])
+    return Work(*map(as_dim, (flops, slots, divisions, _compulsory(kernel, known, limit))))
 
 
 def _volume(loops: Sequence[For]) -> Expr:

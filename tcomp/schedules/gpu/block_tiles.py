@@ -34,6 +34,13 @@ WGMMA_ARCHITECTURE = "sm_90a"  # the only architecture with `wgmma`
 MAX_OPTIONS = 8  # tiles of a kind that a decision chooses among: bounds the search of the tuner
 HIDDEN = 0.75  # share of the shorter of multiplications and reads that the longer one hides (an estimate)
 SINGLE_WAVE = 1.5  # waves that one wave counts as: a block that has its SM to itself waits more (an estimate)
+# Of an instruction that so many threads execute together: threads (or warps, warpgroups) along rows and columns, elements of one along rows,
+# along columns, and what these are multiples of along the last axis: they bound the search
+_SHAPES: dict[int, tuple[Sequence[tuple[int, int]], Sequence[int], Sequence[int], tuple[int, int]]] = {
+    1: (((16, 16), (32, 8), (8, 32)), range(1, 9), range(1, 9), (0, 0)),
+    WARP: (((2, 2), (4, 2), (2, 4), (1, 4), (4, 1), (1, 2), (2, 1)), (16, 32, 64), (8, 16, 32, 64), (16, 8)),
+    WARPGROUP: (((1, 1), (2, 1), (1, 2)), (64, 128), (16, 32, 64, 128, 256), (CORE[0], CORE[0])),
+}
 PARTS = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32)  # of a split reduction: bounds the search
 
 
@@ -109,8 +116,7 @@ class Tile:
         """
         found = []
         for side, unit in zip((self.rows, self.columns), self.instruction_shape, strict=True):
-            factors: tuple[int, ...] = (side.per_thread,)
-            thread = 0
+            factors, thread = tuple[int, ...]([side.per_thread]), 0
             if self.tensor:
                 factors += (unit,) * by_instruction + CORE[:1] * self.by_warpgroups
                 if len(side.axes) > 1:
@@ -165,7 +171,7 @@ class Product:
 
     def tiles(self) -> list[Tile]:
         """The best tiles, best first; those of warpgroups behind the others."""
-        kinds = [_candidates(self), *([_wgmma_candidates(self)] if self.tensor and self.target.executes(WGMMA_ARCHITECTURE) else [])]
+        kinds = [_candidates(self), *([_candidates(self, True)] if self.tensor and self.target.executes(WGMMA_ARCHITECTURE) else [])]
         return [tile for kind in kinds for tile in sorted(kind, key=self._cycles)[:MAX_OPTIONS]]
 
     def best_split(self, least: int, gain: float) -> int:
@@ -218,8 +224,7 @@ def find(reduction: Nest, out: Nest, target: CudaTarget) -> Product | None:
     one, other = (tuple(d for d, x in enumerate(axes) if x.var in own) for own in (first - second, second - first))
     if not one or not other or not all(x.var in first & second for x in reduction.reduction_loops):
         return None
-    right = 0 if one[-1] > other[-1] else 1
-    rows, columns = (other, one) if right == 0 else (one, other)
+    right, rows, columns = (0, other, one) if one[-1] > other[-1] else (1, one, other)
     if stride(E.read(out.writes, out.leaf.indices), out.loops[columns[-1]].var) != 1:
         return None
     sizes = [iterations(axes[d] for d in side[-2:]) for side in (rows, columns)]
@@ -254,27 +259,18 @@ def tensor_depth(dtype: str) -> int:
     return 32 // itemsize(dtype)
 
 
-def _candidates(product: Product) -> Iterator[Tile]:
-    if product.tensor:
-        for wy, wx in ((2, 2), (4, 2), (2, 4), (1, 4), (4, 1), (1, 2), (2, 1)):
-            sides = _sides(product.rows, wy, (16, 32, 64), 16), _sides(product.columns, wx, (8, 16, 32, 64), 8)
-            for rows, columns in all_pairs(*sides):
-                yield Tile(rows, columns, 2 * tensor_depth(product.tensor), product.tensor, WARP)
-        return
-    for ty, tx in ((16, 16), (32, 8), (8, 32)):
-        for rows, columns in all_pairs(_sides(product.rows, ty, range(1, 9)), _sides(product.columns, tx, range(1, 9))):
-            if 4 <= (own := rows.per_thread * columns.per_thread) <= 64:
-                yield Tile(rows, columns, min(extent_of(product.sliced.extent), 16 if own <= 32 else 8), "", 1)
-
-
-def _wgmma_candidates(product: Product) -> Iterator[Tile]:
-    """Slices are 128 bytes deep, and shorter ones where the reduction is."""
-    length = -(-extent_of(product.sliced.extent) // tensor_depth(product.tensor))
-    for wy, wz in ((1, 1), (2, 1), (1, 2)):
-        sides = _sides(product.rows, wy, (64, 128), CORE[0]), _sides(product.columns, wz, (16, 32, 64, 128, 256), CORE[0])
-        for rows, columns in all_pairs(*sides):
-            if rows.per_thread * columns.per_thread <= 128 * WARPGROUP:
-                yield Tile(rows, columns, min(4, length) * tensor_depth(product.tensor), product.tensor, WARPGROUP)
+def _candidates(product: Product, by_warpgroups: bool = False) -> Iterator[Tile]:
+    """Tiles whose instructions a warp or a warpgroup executes together; each thread its own where tensor cores have none."""
+    together = WARPGROUP if by_warpgroups else WARP if product.tensor else 1
+    shapes, heights, widths, units = _SHAPES[together]
+    unit = tensor_depth(product.tensor) if product.tensor else 1
+    length = -(-extent_of(product.sliced.extent) // unit)
+    for y, x in shapes:
+        for rows, columns in all_pairs(_sides(product.rows, y, heights, units[0]), _sides(product.columns, x, widths, units[1])):
+            own = rows.per_thread * columns.per_thread // together
+            if 4 <= own <= (128 if product.tensor else 64):
+                steps = {1: min(length, 16 if own <= 32 else 8), WARP: 2, WARPGROUP: min(4, length)}[together]  # of wgmma, 128 bytes
+                yield Tile(rows, columns, steps * unit, product.tensor, together)
 
 
 def _sides(axes: tuple[int, ...], threads: int, sizes: Sequence[int], unit: int = 0) -> Iterator[Side]:

@@ -1,7 +1,6 @@
 """Default GPU schedules, chosen by the structure of the loops; never by an operator's name.
 
-A kernel is cut into groups as on a CPU (a nest that stores a result, with the reductions that only it reads); each becomes one
-launch.
+A kernel is cut into groups as on a CPU (a nest that stores a result, with the reductions that only it reads); each becomes one launch.
 
     elementwise      no reduction           one thread per vector of up to 16 bytes, all loops fused; small results of one shape that
                                             follow each other are fused horizontally, in one launch
@@ -16,10 +15,9 @@ launch.
     block per row    reductions over the    one block per row: each thread reduces a strided part, then the block reduces the partial
                      rest of a row          results as a tree (softmax, normalisation, row sums)
 
-Products with a softmax, attention say, are one group, and go through each row of scores once: see `flash_attention`.
-
-A reduction whose result is too small to fill the machine is first split into many partial ones (split-K).
-Every phase of a block is a thread loop of its own, so that the loops executed one by one compute the same as on a GPU.
+Products with a softmax, attention say, are one group, and go through each row of scores once: see `flash_attention`. A reduction whose result
+is too small to fill the machine is first split into many partial ones (split-K). Every phase of a block is a thread loop of its own, so that the
+loops executed one by one compute the same as on a GPU.
 """
 
 from __future__ import annotations
@@ -79,9 +77,6 @@ def schedule(kernel: Kernel, target: CudaTarget, knobs: Knobs | None = None) -> 
                 _schedule_group(s, group, target, decided)
     s.clean()
     return s
-
-
-# ---------------------------------------------------------------- grouping
 
 
 def _groups(s: Schedule, rest: set[str], target: CudaTarget) -> list[Group]:
@@ -186,16 +181,9 @@ def _prefers_block_per_row(reduction: Nest) -> bool:
 
 def _fits(s: Schedule, inside: Sequence[str], rows: Sequence[Expr], most: int = MAX_SHARED_ROW) -> bool:
     """Whether what a row needs takes at most so many bytes; a symbolic row may take any."""
-    size = 0
-    for buffer in (editing.find_buffer(s.kernel, name) for name in inside):
-        rest = [n for n in buffer.shape[len(rows) :] if isinstance(n, int)]
-        if len(rest) < len(buffer.shape) - len(rows):
-            return False
-        size += prod(rest) * itemsize(buffer.dtype)
-    return size <= most
-
-
-# ---------------------------------------------------------------- the shapes
+    buffers = [editing.find_buffer(s.kernel, name) for name in inside]
+    known = all(isinstance(n, int) for b in buffers for n in b.shape[len(rows) :])
+    return known and sum(prod(map(extent_of, b.shape[len(rows) :])) * itemsize(b.dtype) for b in buffers) <= most
 
 
 def _schedule_group(s: Schedule, group: Group, target: CudaTarget, knobs: Knobs) -> None:
@@ -216,7 +204,12 @@ def _schedule_group(s: Schedule, group: Group, target: CudaTarget, knobs: Knobs)
                 case "gemv":
                     gemv.schedule(s, group.result, group.inside[0], target)
                 case "thread per row":
-                    _thread_per_row(s, group)
+                    rows, rest = map(T.names, _rows_and_rest(s, group))
+                    s.reorder(*rows, *rest)
+                    home = _grid(s, rows)
+                    for name in reversed(group.inside):
+                        s.compute_at(name, home, "register")
+                    T.unroll(s, rest)
                 case _:
                     _block_per_row(s, group)
     except ScheduleError as error:
@@ -235,8 +228,7 @@ def _elementwise(s: Schedule, result: str) -> None:
     if not nest.loops:
         return
     loops = T.names(nest.loops)
-    width = _vector_lanes(nest)
-    if width > 1:
+    if (width := _vector_lanes(nest)) > 1:
         loops[-1], lane = s.split(loops[-1], width)
         s.vectorize(lane)
     _grid(s, loops)
@@ -245,11 +237,9 @@ def _elementwise(s: Schedule, result: str) -> None:
 def _vector_lanes(nest: Nest) -> int:
     """How many neighbouring elements one thread takes: as many as the widest type allows, where rows divide and lie side by side."""
     lane = nest.loops[-1]
-    if not isinstance(lane.extent, int) or stride(E.read(nest.writes, nest.leaf.indices), lane.var) != 1:
-        return 1
-    if not patterns.contiguous(nest.reads, lane.var) or iterations(nest.loops) < BUSY_THREADS:
-        return 1
-    return T.power_of_two(lane.extent, T.widest_vector(nest, nest))
+    written = E.read(nest.writes, nest.leaf.indices)
+    whole = isinstance(lane.extent, int) and stride(written, lane.var) == 1 and patterns.contiguous(nest.reads, lane.var)
+    return T.power_of_two(extent_of(lane.extent), T.widest_vector(nest, nest)) if whole and iterations(nest.loops) >= BUSY_THREADS else 1
 
 
 def _grid(s: Schedule, loops: Sequence[str]) -> str:
@@ -272,13 +262,11 @@ def _thread_tile(s: Schedule, result: str, acc: str) -> None:
     loops, inner = T.names(out.loops), list[str]()
     row = patterns.row_axis(reduction) if T.is_contraction(reduction) else None
     rows, columns = _register_tile(reduction, row)
-    if row is not None and rows > 1:
-        number = reduction.spatial.index(row)
-        loops[number], row_inner = s.split(loops[number], rows)
-        inner.append(row_inner)
-    if columns > 1:
-        loops[-1], column_inner = s.split(loops[-1], columns)
-        inner.append(column_inner)
+    tile = {len(loops) - 1: columns} if row is None else {reduction.spatial.index(row): rows, len(loops) - 1: columns}
+    for d, n in tile.items():
+        if n > 1:
+            loops[d], element = s.split(loops[d], n)
+            inner.append(element)
     fastest = _fastest(reduction)
     if not inner and fastest is not reduction.spatial[-1]:  # neighbouring threads read neighbouring elements
         loops.append(loops.pop(reduction.spatial.index(fastest)))
@@ -286,11 +274,14 @@ def _thread_tile(s: Schedule, result: str, acc: str) -> None:
     s.compute_at(acc, _grid(s, loops), "register")
     width = T.vector_width(reduction, out, columns) if columns > 1 else 1
     T.lanes(s, inner, width)
-    for is_reduction in (False, True):
-        spatial = patterns.stage_axes(s.kernel, acc, is_reduction)
-        if is_reduction:
-            s.reorder(*T.names(_slowest_first(reduction)), *spatial, reassociate=True)
-        T.lanes(s, spatial, width)
+    T.lanes(s, patterns.stage_axes(s.kernel, acc, False), width)
+    # Reduction loops in the order in which the largest operand lies in memory, its slowest first; before them, those that it has no stride along.
+    largest = max(reduction.reads, key=_elements, default=None)
+    steps = {x.var.name: 0 if largest is None else stride(largest, x.var) for x in reduction.reduction_loops}
+    slowest_first = sorted(steps, key=lambda x: -(1 << 40) if (step := steps[x]) is None else -abs(step))
+    spatial = patterns.stage_axes(s.kernel, acc, True)
+    s.reorder(*slowest_first, *spatial, reassociate=True)
+    T.lanes(s, spatial, width)
 
 
 def _elements(buffer_read: Expr) -> int:
@@ -300,14 +291,6 @@ def _elements(buffer_read: Expr) -> int:
 def _fastest(reduction: Nest) -> For:
     """The axis of the result along which most of what is read lies side by side; the last one where there is no difference."""
     return max(reversed(reduction.spatial), key=lambda x: sum(_elements(r) for r in reduction.reads if stride(r, x.var) == 1))
-
-
-def _slowest_first(reduction: Nest) -> list[For]:
-    """Reduction loops in the order in which the largest operand lies in memory, its slowest first; before them, those that it has no
-    stride along."""
-    largest = max(reduction.reads, key=_elements, default=None)
-    steps = {x: 0 if largest is None else stride(largest, x.var) for x in reduction.reduction_loops}
-    return sorted(steps, key=lambda x: -(1 << 40) if (step := steps[x]) is None else -abs(step))
 
 
 def _register_tile(reduction: Nest, row: For | None) -> tuple[int, int]:
@@ -333,23 +316,11 @@ def _fitting(extent: Dim, sizes: Sequence[int], least: int) -> int:
     return best if best >= least or extent < 8 * sizes[-1] else sizes[-1]
 
 
-# ---------------------------------------------------------------- rows
-
-
 def _rows_and_rest(s: Schedule, group: Group) -> tuple[list[For], list[For]]:
     """The loops of a result that index its reductions, and the others."""
     out = result_nest(s.kernel, group.result)
     rows = patterns.row_loops(s.kernel, out, group.inside) or []
     return [x for x in out.loops if x.var in rows], [x for x in out.loops if x.var not in rows]
-
-
-def _thread_per_row(s: Schedule, group: Group) -> None:
-    rows, rest = map(T.names, _rows_and_rest(s, group))
-    s.reorder(*rows, *rest)
-    home = _grid(s, rows)
-    for name in reversed(group.inside):
-        s.compute_at(name, home, "register")
-    T.unroll(s, rest)
 
 
 def _block_per_row(s: Schedule, group: Group) -> None:
@@ -377,9 +348,6 @@ def _block_per_row(s: Schedule, group: Group) -> None:
         else:
             T.over_threads(s, patterns.stage_axes(s.kernel, name, False)[len(rows) :], threads)
     T.over_threads(s, T.names(rest), threads)
-
-
-# ---------------------------------------------------------------- weights
 
 
 def operand_layouts(kernel: Kernel, constants: frozenset[int], target: CudaTarget) -> dict[int, Layout]:

@@ -6,11 +6,11 @@
         maximum, scale, sum of each row     each thread reduces what it has of a row, then one thread for each row what these have
         sums                                a tile in registers, scaled, and the products of weights and values added
 
-The factors of both products are read from shared memory: slices of queries and keys, the weights of a block, the values of a block, which
-are copied while the sums of the block before are added up. No array of rows x keys is ever stored, and what hangs over an edge is zero.
+The factors of both products are read from shared memory: slices of queries and keys, the weights of a block, the values of a block, which are
+copied while the sums of the block before are added up. No array of rows x keys is ever stored, and what hangs over an edge is zero.
 
-Tensor cores compute both products where their instruction computes the same as the sums (see `precision`). Their warps stand along the
-rows, so that four neighbouring threads have a row, and no other ones; terms and weights lie in registers as the fragments of the scores do.
+Tensor cores compute both products where their instruction computes the same as the sums (see `precision`). Their warps stand along the rows, so
+that four neighbouring threads have a row; terms and weights lie in registers as the fragments of the scores do.
 
 Sources: T. Dao et al., "FlashAttention" (2022); T. Dao, "FlashAttention-2" (2023).
 """
@@ -45,8 +45,7 @@ WIDTHS = range(block_tiles.MIN_EXTENT, 257)  # numbers of columns for which ther
 
 @dataclass(frozen=True, slots=True)
 class Products:
-    """The products: the scores (None if these are read from memory), and the sums. `rank` is that of the maximum, whose last axis are the
-    rows."""
+    """The products: the scores (None if these are read from memory), and the sums. `rank`: of the maximum, whose last axis are the rows."""
 
     scores: Product | None
     sums: Product
@@ -115,8 +114,7 @@ def schedule(s: Schedule, found: SoftmaxProduct, target: CudaTarget, knobs: Knob
             s.relayout(name, tensor_cores.fragment_layout(tiles.scores, products.rank + 1))
         else:
             hold_in_registers(s, name, tiles.scores, 1)
-    if products.scores is not None:
-        assert found.scores is not None
+    if products.scores is not None and found.scores is not None:
         step, slices = multiply_in_slices(s, found.scores, products.scores, tiles.scores, 1)
         _pipeline(s, step, slices, target)
     _, (_, copied) = multiply_in_slices(s, acc, product, tiles.sums, width, owner=tiles.scores)
@@ -135,10 +133,10 @@ def _no_tiles(why: str) -> ScheduleError:
 
 
 def _by_axis(tile: Tile, loops: tuple[str | None, str | None]) -> dict[int, str]:
-    found = {axis: loop for axis, loop in zip(tile.axes, loops, strict=True) if loop is not None}
-    if len(found) < 2:
+    first, second = loops
+    if first is None or second is None:
         raise _no_tiles("a nest has no loop for one of them")
-    return found
+    return dict(zip(tile.axes, (first, second), strict=True))
 
 
 def _layout_of_rows(rank: int, tile: Tile, lanes: str = "") -> str:
@@ -148,8 +146,7 @@ def _layout_of_rows(rank: int, tile: Tile, lanes: str = "") -> str:
 
 
 def _map_rows(s: Schedule, c: Nest, tile: Tile) -> None:
-    """What is computed for each row. A reduction along the row: by each thread for the elements that it has, then by one for what these
-    have."""
+    """What is computed for each row. A reduction along the row: by each thread for its elements, then by one for what these have."""
     row, name = loop_along(c, -1), c.leaf.buffer.name
     assert row is not None
     if isinstance(c.leaf, Accumulate):
@@ -210,12 +207,8 @@ def _options(products: Products, target: CudaTarget) -> list[Tiles]:
     stages = STAGES if target.compute_capability >= ASYNC_COPY_ARCHITECTURE else 1
     values = products.sums.reduction
     size, most = itemsize(values.writes.dtype), MAX_TENSOR_ACCUMULATORS if products.sums.tensor else MAX_ACCUMULATORS
-    options = [
-        t
-        for t in _candidates(products)
-        if (t.sums.accumulators + 3 * t.scores.accumulators) * size <= 4 * most  # scores, terms, weights
-        and t.shared(size, stages) <= target.shared_per_block
-    ]
+    options = [t for t in _candidates(products) if t.shared(size, stages) <= target.shared_per_block]
+    options = [t for t in options if (t.sums.accumulators + 3 * t.scores.accumulators) * size <= 4 * most]  # scores, terms, weights
     if not options:
         why = f"{values.spatial[-1].extent} of each row are too many for the threads of a block"
         raise ScheduleError("the sums of a row do not fit", why=why)
@@ -227,14 +220,13 @@ def _candidates(products: Products) -> Iterator[Tiles]:
     values, tensor, row_axis = products.sums.reduction, products.sums.tensor, products.rank - 1
     rank, columns = len(values.leaf.indices), extent_of(values.spatial[-1].extent)
     if tensor:
-        wide = -(-columns // 8) * 8
-        shapes = [(warps, each, 1, keys) for warps, each, keys in itertools.product((2, 4, 8), (16, 32), (16, 32, 64))]
+        wide, across, depth, together = -(-columns // 8) * 8, 1, 2 * block_tiles.tensor_depth(tensor), WARP
+        shapes = itertools.product((2, 4, 8), (16, 32), (16, 32, 64))
     else:
-        wide = -(-columns // SIDE_THREADS)
-        shapes = [(SIDE_THREADS, each, SIDE_THREADS, keys) for each, keys in itertools.product((2, 4, 8), (1, 2, 4))]
-    for threads, each, across, keys in shapes:
+        wide, across, depth, together = -(-columns // SIDE_THREADS), SIDE_THREADS, SLICE_DEPTH, 1
+        shapes = itertools.product((SIDE_THREADS,), (2, 4, 8), (1, 2, 4))
+    for threads, each, keys in shapes:
         row, key, column = (16, 8, 8) if tensor else (each, keys, wide)
-        depth, together = (2 * block_tiles.tensor_depth(tensor), WARP) if tensor else (SLICE_DEPTH, 1)
         scores = Side((row_axis,), threads, each, row), Side((row_axis + 1,), across, keys, key)
         sums = Side((rank - 2,), threads, each, row), Side((rank - 1,), across, wide, column)
         yield Tiles(Tile(*scores, depth, tensor, together), Tile(*sums, across * keys, tensor, together))

@@ -1,21 +1,16 @@
 """Default GPU schedule of products: tiles of the result in registers, slices of both factors in shared memory, copied in advance.
 
 What counts is the structure of the sum: some axes of the result move one factor and not the other (its *rows*), some the other one (its
-*columns*), the rest both (batches). So matrix products, convolutions in any layout, and products of what other operators computed on the
-fly are one family. A block computes a tile of rows x columns over the whole reduction, in slices; `cache_factors` makes the slices, with
-zeros where a tile hangs over an edge, and whatever the factors are: boxes of a matrix, shifted and padded boxes of an image (an implicit
-product of matrices), values computed from either.
-
-A side of a tile runs along one axis (each thread takes neighbouring elements), or along two, as the pixels of an image do: the threads
-along the outer one, the elements of a thread along the inner one.
+*columns*), the rest both (batches). So matrix products, convolutions in any layout, and products of what other operators computed on the fly
+are one family. A block computes a tile of rows x columns (`block_tiles`) over the whole reduction, in slices; `cache_factors` makes these, with
+zeros where a tile hangs over an edge, and whatever the factors are: boxes of a matrix or of a padded image, values computed from either.
 
 Tensor cores multiply by `mma`; on sm_90a alone a decision may also choose tiles of `wgmma` (`tensor_cores`). Where a result has too few
 tiles to fill the machine and its reduction is long, the reduction is split among blocks first (`split_k`).
 
-All threads copy slices (`cp.async`). From sm_90 on a decision may have some copied in bulk (`bulk_copy`): each thread of a warp has whole
-rows of full tiles copied, a row by one instruction, and none of its elements passes a register; tiles over an edge are kept apart by
-`specialize`. That takes rows that follow the source, in multiples of 16 bytes on both sides (so not `wgmma`, whose rows of a core matrix
-have 16 bytes), and is never the default before both were measured on hardware.
+All threads copy slices (`cp.async`). From sm_90 on a decision may have some copied in bulk (`bulk_copy`): each thread of a warp has whole rows of
+full tiles copied, a row by one instruction; tiles over an edge are kept apart by `specialize`. That takes rows that follow the source, in
+multiples of 16 bytes on both sides (so not `wgmma`), and is never the default before both were measured on hardware.
 """
 
 from __future__ import annotations
@@ -53,8 +48,7 @@ def split_k(s: Schedule, acc: str, product: Product) -> str | None:
     """Cut the reduction of a product with few tiles into parts that fill the machine; the name of the stage of their sums."""
     if not all(isinstance(x.extent, int) for x in product.reduction.loops):
         return None
-    parts = product.best_split(MIN_SPLIT_PART, SPLIT_GAIN)
-    if parts < 2:
+    if (parts := product.best_split(MIN_SPLIT_PART, SPLIT_GAIN)) < 2:
         return None
     length = -(-extent_of(T.longest(product.reduction.reduction_loops).extent) // parts)
     return T.split_reduction(s, acc, -(-length // 16) * 16 if length >= 16 else length)
@@ -100,12 +94,16 @@ def multiply_in_slices(
     """A tile of sums that has been moved to where it is read: slices of both factors in shared memory, accumulators in registers. Returns
     the loop over slices, and their names. `owner`: the tile whose elements the factor of the rows are; threads copy their own. `knobs`
     decide which of the other slices are copied in bulk (none without)."""
-
     rows, columns = (f"{r[0].attr.name}.shared" for r in product.reads)
     names = editing.fresh(s.kernel, rows), editing.fresh(s.kernel, columns + "2" * (rows == columns))
     cleared = dict(enumerate(stage_axes(s.kernel, acc, False)))
     s.reorder(*(x for d, x in cleared.items() if d not in tile.axes), *(cleared[d] for d in tile.axes))
-    step = _slice_loop(s, acc, product, tile)
+    spatial = stage_axes(s.kernel, acc, True)
+    step, slice_ = s.split(product.sliced.var.name, tile.depth)
+    others = T.names(x for x in product.reduction.reduction_loops if x is not product.sliced)
+    units = [x for d, x in enumerate(spatial) if d not in tile.axes]
+    s.reorder(*units, *others, step, *(spatial[d] for d in tile.axes), slice_, reassociate=True)
+    step = T.fuse_all(s, [*others, step])
     made = s.cache_factors(step, names[1 - product.right], names[product.right], "shared")
     copies = made if product.right == 1 else made[::-1]
     slices = list[tuple[list[str], bool]]()
@@ -163,16 +161,6 @@ def _map_to_threads(s: Schedule, tile: Tile, axes: dict[int, str], width: int, s
     T.lanes(s, [*rows, *columns], width)
 
 
-def _slice_loop(s: Schedule, acc: str, product: Product, tile: Tile) -> str:
-    """The loop over slices of the reduction, outside of all that is inside of a tile."""
-    spatial = stage_axes(s.kernel, acc, True)
-    step, slice_ = s.split(product.sliced.var.name, tile.depth)
-    others = T.names(x for x in product.reduction.reduction_loops if x is not product.sliced)
-    units = [x for d, x in enumerate(spatial) if d not in tile.axes]
-    s.reorder(*units, *others, step, *(spatial[d] for d in tile.axes), slice_, reassociate=True)
-    return T.fuse_all(s, [*others, step])
-
-
 def _slice(s: Schedule, copy: BufferCopy, tile: Tile, side: Side, along: bool) -> list[str]:
     """How a slice lies in shared memory; the loops that fill it.
 
@@ -208,13 +196,12 @@ def _copy_by_threads(s: Schedule, loops: list[str], tile: Tile, along: bool) -> 
         loops = [loops[0], loops[2], loops[1]]
         s.reorder(*loops)
     rest, thread = s.split(T.fuse_all(s, loops), tile.threads)
-    axes: list[str] = []
+    inner: list[str] = []
     for n in (tile.instruction_threads, tile.rows.threads) if tile.tensor else (tile.columns.threads,):
         thread, x = s.split(thread, n)
-        axes.append(x)
-    axes.append(thread)
-    s.reorder(*axes[::-1], rest, *lane)
-    T.bind(s, dict(zip(axes, ("thread.x", "thread.y", "thread.z"), strict=False)))
+        inner.append(x)
+    s.reorder(thread, *inner[::-1], rest, *lane)
+    T.bind(s, dict(zip([*inner, thread], ("thread.x", "thread.y", "thread.z"), strict=False)))
 
 
 def _copies_in_bulk(s: Schedule, loops: Sequence[str]) -> bool:

@@ -1,26 +1,24 @@
 """Default GPU schedule of products with few rows: vectors by matrices, as steps of recurrent nets and of decoding are, and batches of them.
 
-What counts is how fast the wide factor streams from memory, each element of which is used once for each of the rows. So a block takes a
-strip of neighbouring columns, for all rows; its threads divide the reduction among them, as well as the columns, neighbours in neighbouring
-vectors. The partial sums are reduced across threads in shared memory, always in the same order.
+What counts is how fast the wide factor streams from memory, each element of which is used once for each of the rows. So a block takes a strip of
+neighbouring columns, for all rows; its threads divide the reduction among them, as well as the columns, neighbours in neighbouring vectors.
+The partial sums are reduced across threads in shared memory, always in the same order.
 
     strip of 32 columns, 256 threads      thread n: columns 4 (n mod 8) .. + 4, elements n / 8, n / 8 + 32, n / 8 + 64, ... of the reduction
 
-Many bytes have to be under way for memory to be busy: strips are as narrow as it takes to fill the machine. Where even the narrowest are
-too few, the reduction is split among blocks first (`split_k`).
+Strips are as narrow as it takes to fill the machine. Where even the narrowest are too few, the reduction is split among blocks first (`split_k`).
 """
 
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator
 from dataclasses import dataclass
 from math import prod
 
 from tcomp.ir import expr as E
 from tcomp.ir.access import linear_index, stride
 from tcomp.ir.dtypes import itemsize
-from tcomp.ir.loops import SERIAL, Accumulate, For, walk
+from tcomp.ir.loops import SERIAL, Accumulate, walk
 from tcomp.ir.simplify import linear
 from tcomp.schedules.analysis.access_patterns import Nest, extent_of, iterations, reduction_nest, result_nest, stage_axes
 from tcomp.schedules.gpu import thread_mapping as T
@@ -71,26 +69,19 @@ def find(reduction: Nest, out: Nest, target: CudaTarget) -> Gemv | None:
         return None
     if iterations(x for d, x in enumerate(axes) if d not in rows) > MAX_COLUMNS:
         return None
-    each = _columns_per_thread(reduction, out, lane, wide)
-    return min(_candidates(reduction, rows, each, longest), key=lambda strip: _nanoseconds(reduction, strip, wide, target), default=None)
-
-
-def _columns_per_thread(reduction: Nest, out: Nest, lane: For, wide: list[E.Expr]) -> int:
-    """Neighbouring columns of a thread: as many as it can load and store at once."""
-    width = T.widest_vector(reduction, out)
+    each = T.widest_vector(reduction, out)  # neighbouring columns of a thread: as many as it can load and store at once
     strides = [c for r in wide for m, c in linear(linear_index(r.attr, r.args)).items() if m != (lane.var,)]
-    while width > 1 and (not isinstance(lane.extent, int) or any(n % width for n in (lane.extent, *strides))):
-        width //= 2
-    return width
-
-
-def _candidates(reduction: Nest, rows: tuple[int, ...], each: int, longest: For) -> Iterator[Gemv]:
-    length, columns = extent_of(longest.extent), extent_of(reduction.spatial[-1].extent)
-    known = all(isinstance(x.extent, int) for x in reduction.loops)
-    for width, threads, blocks in itertools.product(WIDTHS, THREADS, SPLITS if known else (1,)):
-        parts = threads * each // width
-        if (width == WIDTHS[0] or width < 2 * columns) and parts > 1 and parts * blocks * MIN_SHARE <= max(length, 2 * MIN_SHARE):
-            yield Gemv(rows, width, each, parts, blocks)
+    while each > 1 and (not isinstance(lane.extent, int) or any(n % each for n in (lane.extent, *strides))):
+        each //= 2
+    length, columns = extent_of(longest.extent), extent_of(lane.extent)
+    splits = SPLITS if all(isinstance(x.extent, int) for x in reduction.loops) else (1,)
+    strips = (
+        Gemv(rows, width, each, parts, blocks)
+        for width, threads, blocks in itertools.product(WIDTHS, THREADS, splits)
+        if (parts := threads * each // width) > 1 and parts * blocks * MIN_SHARE <= max(length, 2 * MIN_SHARE)
+        if width == WIDTHS[0] or width < 2 * columns
+    )
+    return min(strips, key=lambda strip: _nanoseconds(reduction, strip, wide, target), default=None)
 
 
 def _nanoseconds(reduction: Nest, strip: Gemv, wide: list[E.Expr], target: CudaTarget) -> float:

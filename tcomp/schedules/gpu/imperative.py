@@ -14,7 +14,7 @@ from collections.abc import Iterator
 from tcomp.errors import ScheduleError
 from tcomp.ir.fallback import FallbackKind
 from tcomp.ir.instruction import WARP
-from tcomp.ir.loops import Allocate, Block, For, Stmt, perfect, walk
+from tcomp.ir.loops import Allocate, Block, For, Stmt, children, perfect, walk
 from tcomp.schedules.analysis.access_patterns import bytes_of
 from tcomp.schedules.gpu import thread_mapping as T
 from tcomp.schedules.schedule import Schedule
@@ -23,8 +23,8 @@ MAX_PRIVATE = 8 << 10  # bytes that a thread keeps to itself: local memory, 1.8 
 
 
 def schedule(s: Schedule) -> None:
-    """Each loop at the top is distributed if that is proved, one warp a block, as the work of threads differs and there may be few of them;
-    a note says why another one is not."""
+    """Each loop at the top is distributed if that is proved, one warp a block, as the work of threads differs and there may be few of them; a
+    note says why another one is not."""
     for stmt in list(_statements(s.kernel.body)):
         loops = T.names(perfect(stmt)[0])
         if not loops:
@@ -33,7 +33,10 @@ def schedule(s: Schedule) -> None:
                 why = f"its iterations share {stmt.buffer.name}" if isinstance(stmt, Allocate) else "it may not run"
                 s.fall_back(FallbackKind.ONE_THREAD, inner[0], why)
             continue
-        reason = _why_shared(stmt)
+        private = [x.buffer for x in walk(stmt) if isinstance(x, Allocate)]
+        size, unknown = sum(map(bytes_of, private)), [b.name for b in private if not all(isinstance(n, int) for n in b.shape)]
+        reason = f"an iteration keeps {size} bytes to itself" if size > MAX_PRIVATE else ""
+        reason = f"`{unknown[0]}` has no constant size" if unknown else reason
         for count in range(len(loops), 0, -1) if not reason else ():
             try:
                 with s.together():
@@ -47,19 +50,8 @@ def schedule(s: Schedule) -> None:
 
 def _statements(body: Stmt) -> Iterator[Stmt]:
     """Those of the top level, which are launched one after the other."""
-    if isinstance(body, Block):
-        for stmt in body.stmts:
+    if isinstance(body, Block) or (isinstance(body, Allocate) and body.buffer.scope == "global"):
+        for stmt in children(body):
             yield from _statements(stmt)
-    elif isinstance(body, Allocate) and body.buffer.scope == "global":
-        yield from _statements(body.body)
     else:
         yield body
-
-
-def _why_shared(stmt: Stmt) -> str:
-    """Why an iteration cannot be a thread's for what it keeps to itself; nothing if it can."""
-    private = [x.buffer for x in walk(stmt) if isinstance(x, Allocate)]
-    if unknown := [b.name for b in private if not all(isinstance(n, int) for n in b.shape)]:
-        return f"`{unknown[0]}` has no constant size"
-    size = sum(map(bytes_of, private))
-    return f"an iteration keeps {size} bytes to itself" if size > MAX_PRIVATE else ""

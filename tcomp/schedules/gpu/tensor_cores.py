@@ -8,9 +8,7 @@ threads (thread.x), and instructions.
 
 Slices of both factors lie for `wgmma` in shared memory as core matrices: 8 rows of 16 bytes along the reduction that follow each other
 (`core_matrices`). A side of a tile along two axes has 8 elements along the inner one, the rows of a core matrix. These tiles are options of
-a decision, and never the default one: that stays `mma` before wgmma was seen on hardware.
-
-A sum is cleared and used by the thread that holds it, where the fragments put it.
+a decision, and never the default one: that stays `mma` before wgmma was seen on hardware. A sum is cleared and used by the thread that holds it.
 """
 
 from __future__ import annotations
@@ -27,12 +25,8 @@ ROWS = CORE[0]  # of a core matrix
 def map_elements(s: Schedule, tile: Tile, axes: dict[int, str]) -> None:
     """Map a nest over the elements of a tile, with these loops along its axes, to threads: each has those that it holds."""
     (y, rows, *i), (z, columns, *j) = _units(s, tile, axes)
-    if tile.by_warpgroups:
-        (warp, high), quad = s.split(i[0], 2), i[1]
-        threads = [warp, quad]
-    else:
-        high, quad = s.split(i[0], 8)
-        threads = [quad]
+    outer, inner = s.split(i[0], 2 if tile.by_warpgroups else 8)
+    threads, high = ([outer, i[1]], inner) if tile.by_warpgroups else ([inner], outer)
     pair, low = s.split(j[-1], 2)
     own = [rows, columns, *j[:-1], high]
     s.reorder(y, z, *threads, pair, *own, low)

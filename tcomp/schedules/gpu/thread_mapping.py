@@ -70,11 +70,9 @@ def lanes(s: Schedule, loops: Sequence[str], width: int) -> None:
     """Loops over a register tile: unrolled, the last in vectors of `width`."""
     loops = list(loops)
     if loops and width > 1:
-        if editing.find_loop(s.kernel, loops[-1]).extent != width:
-            loops[-1], lane = s.split(loops[-1], width)
-        else:
-            lane = loops.pop()
-        s.vectorize(lane)
+        whole = editing.find_loop(s.kernel, loops[-1]).extent == width
+        loops[-1:] = [loops[-1]] if whole else s.split(loops[-1], width)
+        s.vectorize(loops.pop())
     unroll(s, loops)
 
 

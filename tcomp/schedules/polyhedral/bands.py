@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from functools import reduce
 from typing import Any
@@ -13,11 +13,12 @@ from tcomp.ir.access import coefficient
 from tcomp.ir.loops import SERIAL, UNROLLED, Accumulate, Store
 from tcomp.ir.polyhedral.model import READ, REDUCE, WRITE, Instance, Model, TooHard, limited, map_of
 from tcomp.schedules.polyhedral.nests import Nest, wavefront
-from tcomp.schedules.polyhedral.plan import JAM, Axis, Loop, Plan, axis, component
+from tcomp.schedules.polyhedral.plan import JAM, Axis, Loop, Plan, axis, component, union
 from tcomp.target import CpuTarget
 
 WALK_LIMIT = 400_000_000  # isl's operations (some seconds) for dependences, and for the shapes of all nests
-RELAXED_LIMIT, EXACT_LIMIT = 60_000_000, 200_000_000  # isl's operations (about a second, a few) for a schedule: of relaxed dependences, of all
+RELAXED_LIMIT = 60_000_000  # isl's operations (about a second) for a schedule of relaxed dependences
+EXACT_LIMIT = 200_000_000  # isl's operations (some seconds) for one of all dependences
 NEST_LIMIT = 40_000_000  # isl's operations (less than a second) for another schedule of one statement
 MAX_OFFSET = 4  # iterations between dependent instances that may matter to a schedule; larger constants are sizes
 NODE = isl.schedule_node_type
@@ -35,12 +36,12 @@ class Planner:
         self.trees: dict[bool, Any] = {}
 
     def plan(self, fused: bool | None = None) -> Plan:
-        """The plan; statements share loops as `fused` says, or where chains of dependent iterations would profit from it: many of them side by
-        side."""
+        """The plan; statements share loops as `fused` says, or where many chains of dependent iterations would then run side by side."""
         self.result, self.nests, self.fused = Plan(self.instances, self.model.context), 0, bool(fused)
         tree = self.tree(self.fused)
         with limited(WALK_LIMIT):
-            self.visit(tree, list(self.instances), False)
+            for band, names in placed_bands(self.result, tree, list(self.instances)):
+                self.band(band, names, False)
         return self.plan(True) if fused is None and 2 * self.result.recurrences > self.result.work() else self.result
 
     def tree(self, fused: bool = False) -> Any:
@@ -55,31 +56,17 @@ class Planner:
                     self.trees[fused] = isl_schedule(domain, self.dependences, self.model.context, fused)
         return self.trees[fused]
 
-    def visit(self, node: Any, names: list[str], parallel: bool) -> None:
-        """Plan what stands below a node of the tree."""
-        match node.get_type():
-            case NODE.sequence | NODE.set:
-                for position, child in enumerate(_children(node)):
-                    inside = [n for n in names if holds(child, self.instances[n])]
-                    self.result.place(inside, position)
-                    self.visit(child.get_child(0), inside, parallel)
-            case NODE.filter:
-                self.visit(node.get_child(0), names, parallel)
-            case NODE.band:
-                self.band(node, names, parallel)
-
     def band(self, node: Any, names: list[str], parallel: bool) -> None:
         """A band is a wavefront, the nest of one statement, or loops that several share; of these one may be *jammed*: `JAM` of its
         independent iterations run side by side, innermost, where what stands inside would otherwise be one chain."""
         chain, below = nested(node)
         self.nests += 1
         nest, free, inner = f"n{self.nests}", _free(node), [*_bands(node.get_child(0))]
+        values = {n: members(node, self.instances[n]) for n in names}
         if len(free) >= 2 and not any(free) and node.band_get_permutable() and not parallel and not inner:
             # No member of the band is independent, but all of them can be tiled.
-            ranks = {n: 0 for n in names}
-            if (body := node.get_child(0)).get_type() in (NODE.sequence, NODE.set):
-                ranks = {n: k for k, child in enumerate(_children(body)) for n in names if holds(child, self.instances[n])}
-            values = {n: members(node, self.instances[n]) for n in names}
+            places = enumerate(_children(node.get_child(0)))
+            ranks = dict.fromkeys(names, 0) | {n: k for k, child in places for n in names if holds(child, self.instances[n])}
             return wavefront(self.result, values, ranks, self.dependences, nest, self.target, self.threads)
         if len(names) == 1 and below.get_type() == NODE.leaf:
             return self.nest(self.instances[names[0]], chain, parallel)
@@ -90,21 +77,22 @@ class Planner:
             self.result.loops[name] = Loop("parallel" if use else SERIAL)
             parallel = parallel or use
             if d == jammed:
-                axes = [axis(self.instances[n], member(node, self.instances[n], d), True, self.model.context) for n in names]
+                axes = [axis(self.instances[n], component(values[n], d), True, self.model.context) for n in names]
                 low = min(a.low for a in axes)
                 extent = max(a.low + a.extent for a in axes) - low
                 rest, block, place = replace(axes[0], low=low, extent=extent).blocks("y", JAM)
             for n in names:
-                value = member(node, self.instances[n], d)
+                value = component(values[n], d)
                 if d == jammed:
                     self.result.add(n, value.apply_range(map_of("y", [rest, block])), ["_", name])
                 else:
                     self.result.add(n, value, [name])
-        self.visit(node.get_child(0), names, parallel)
+        for band, own in placed_bands(self.result, node.get_child(0), names):
+            self.band(band, own, parallel)
         if jammed is not None:
             self.result.loops[f"{nest}.u"] = Loop(UNROLLED, JAM)
             for n in names:
-                self.result.add(n, member(node, self.instances[n], jammed).apply_range(map_of("y", [place])), [f"{nest}.u"])
+                self.result.add(n, component(values[n], jammed).apply_range(map_of("y", [place])), [f"{nest}.u"])
 
     def nest(self, x: Instance, chain: Sequence[Any], parallel: bool) -> None:
         """Plan the nest of one statement."""
@@ -143,11 +131,20 @@ class Planner:
         return self.axes(x, chain) if len(chain) == 1 and below.get_type() == NODE.leaf and chain[0].band_get_permutable() else None
 
 
+def placed_bands(plan: Plan, node: Any, names: list[str]) -> Iterator[tuple[Any, list[str]]]:
+    """The outermost bands below a node of the tree, each with those of the statements `names` that are in it, placed as the sequences around it
+    say."""
+    if node.get_type() == NODE.band:
+        yield node, names
+    elif node.get_type() in (NODE.sequence, NODE.set):
+        for position, child in enumerate(_children(node)):
+            inside = [n for n in names if holds(child, plan.instances[n])]
+            plan.place(inside, position)
+            yield from placed_bands(plan, child.get_child(0), inside)
+
+
 def flow(m: Model) -> isl.UnionMap:
     """Dependences without those that follow from others: every access depends on the last write (and a write on the reads since)."""
-    def union(maps: Iterable[isl.Map]) -> isl.UnionMap:
-        return reduce(isl.UnionMap.union, map(isl.UnionMap.from_map, maps), isl.UnionMap("{}"))
-
     accesses = [(a, a.exact and x.exact) for x in m.instances for a in x.accesses]
     reads = union(a.relation for a, _ in accesses if a.kind in (READ, REDUCE)).coalesce()
     writes = union(a.relation for a, _ in accesses if a.kind in (WRITE, REDUCE)).coalesce()
@@ -165,18 +162,13 @@ def flow(m: Model) -> isl.UnionMap:
 def relaxed(dependences: isl.UnionMap) -> isl.UnionMap:
     """More dependences, in fewer and smaller constraints: those that mention sizes are dropped. isl's linear programs take time with the
     magnitude of their numbers, and a good schedule does not depend on the sizes."""
-    result = isl.UnionMap("{}")
-    maps = dependences.get_map_list()
+    maps, result = dependences.get_map_list(), list[isl.Map]()
     for n in range(maps.n_map()):
-        pieces = maps.get_at(n).remove_divs().coalesce().get_basic_map_list()
-        for k in range(pieces.n_basic_map()):
-            piece = pieces.get_at(k).remove_redundancies()
-            looser = isl.BasicMap.universe(piece.get_space())
-            for c in piece.get_constraints():
-                if c.is_equality() or abs(c.get_constant_val().to_python()) <= MAX_OFFSET:
-                    looser = looser.add_constraint(c)
-            result = result.union(isl.UnionMap.from_map(isl.Map.from_basic_map(looser)))
-    return result.coalesce()
+        for piece in maps.get_at(n).remove_divs().coalesce().get_basic_maps():
+            constraints = piece.remove_redundancies().get_constraints()
+            kept = (c for c in constraints if c.is_equality() or abs(c.get_constant_val().to_python()) <= MAX_OFFSET)
+            result.append(isl.Map.from_basic_map(reduce(isl.BasicMap.add_constraint, kept, isl.BasicMap.universe(piece.get_space()))))
+    return union(result).coalesce()
 
 
 def isl_schedule(domain: isl.UnionSet, dependences: isl.UnionMap, context: isl.Set, fused: bool = False) -> Any:

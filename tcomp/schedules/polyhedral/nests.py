@@ -3,7 +3,7 @@ time: all loops of a band depend on each other, but its tiles run in parallel al
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from fractions import Fraction
 from functools import reduce
 from math import prod
@@ -14,11 +14,11 @@ from tcomp.ir import expr as E
 from tcomp.ir.access import coefficient, linear_index
 from tcomp.ir.dtypes import itemsize
 from tcomp.ir.expr import Expr
-from tcomp.ir.loops import SERIAL, UNROLLED, Accumulate, Buffer, Store
+from tcomp.ir.loops import SERIAL, UNROLLED, Accumulate, Store
 from tcomp.ir.polyhedral.model import Instance, map_of
 from tcomp.schedules.analysis.access_patterns import extent_of
 from tcomp.schedules.cost.register_tiles import choose_tile
-from tcomp.schedules.polyhedral.plan import JAM, Axis, Loop, Plan, axis, component, worth_threads
+from tcomp.schedules.polyhedral.plan import JAM, Axis, Loop, Plan, axis, component, union, worth_threads
 from tcomp.target import CpuTarget
 
 # The cost of a vector access relative to one vector load, by the stride between lanes in elements: a scalar is broadcast by the multiply-add
@@ -85,13 +85,10 @@ class Nest:
     def cuts(self) -> set[tuple[int, int]]:
         """Pairs of loops (inner, outer) of this nest such that the statement reads the element it writes where they are equal."""
         loops = [x.var for x in self.x.loops]
-        found = set()
-        for r in (r for r in self.reads if r.attr is self.write.attr):
-            differing = [(a, b) for a, b in zip(self.write.args, r.args, strict=True) if a is not b]
-            if len(differing) == 1 and all(e in loops for e in differing[0]):
-                inner, outer = sorted((loops.index(e) for e in differing[0]), reverse=True)
-                found.add((inner, outer))
-        return found
+        reads = (zip(self.write.args, r.args, strict=True) for r in self.reads if r.attr is self.write.attr)
+        differing = ([(a, b) for a, b in indices if a is not b] for indices in reads)
+        pairs = (found[0] for found in differing if len(found) == 1 and all(e in loops for e in found[0]))
+        return {(max(i, j), min(i, j)) for i, j in ((loops.index(a), loops.index(b)) for a, b in pairs)}
 
     def cut(self, cuts: set[tuple[int, int]]) -> None:
         """The loops in their order, the inner one of each pair in three parts: before, at, and behind the outer one."""
@@ -210,11 +207,9 @@ class Nest:
         full = tiles.subtract(tiles.apply(box).subtract(points).project_out(isl.dim_type.set, first, count)).coalesce()
         rest = tiles.subtract(full)
         behind = rest.intersect(full.apply(map_of([*around, "a"], [*around, "b"], "a < b"))).coalesce()
-        parts = isl.UnionMap("{}")
-        for number, part in enumerate((rest.subtract(behind).coalesce(), full, behind)):
-            numbered = map_of([*around, step, *inside], [*around, str(number), step, *inside]).intersect_domain(part.apply(box))
-            parts = parts.union(isl.UnionMap.from_map(tiled.apply_range(numbered)))
-        return isl.Map.from_union_map(parts).coalesce()
+        numbers = [map_of([*around, step, *inside], [*around, str(number), step, *inside]) for number in range(3)]
+        parts = zip(numbers, (rest.subtract(behind).coalesce(), full, behind), strict=True)
+        return isl.Map.from_union_map(union(tiled.apply_range(n.intersect_domain(part.apply(box))) for n, part in parts)).coalesce()
 
     def scaled(self, lane: int) -> bool:
         """Whether the factor that is the same for all lanes has to be computed, and cannot be loaded by the multiply-add itself."""
@@ -269,7 +264,11 @@ def wavefront(
     y = [f"y{d}" for d in range(count)]
     last = _inner(band, ranks, count, dependences)
     buffers = {a.buffer for n in band for a in plan.instances[n].accesses}
-    sizes = _tiles(buffers, count, target)
+    # Tiles of time steps and rows whose data stay in the second-level cache; the innermost dimension is not cut.
+    rank = len(max(buffers, key=lambda b: prod(d for d in b.shape if isinstance(d, int))).shape)
+    row = sum(itemsize(b.dtype) * prod(d for d in b.shape[1:] if isinstance(d, int)) for b in buffers if len(b.shape) == rank)
+    rows = max(MIN_TILE, min(MAX_TILE, target.l2 // 2 // max(row, 1)))
+    sizes = [*TILE_2D] if count == 2 else [max(MIN_TILE, rows // 2), rows, *([UNCUT] * (count - 2))]
     name, first = next(iter(band.items()))
     extents = [axis(plan.instances[name], component(first, d), False, plan.context).extent for d in (0, 1)]
     steps = sum(-(-extent // size) for extent, size in zip(extents, sizes, strict=False))
@@ -291,28 +290,15 @@ def wavefront(
         plan.add(n, band[n].apply_range(map_of(y, inner)), points)
 
 
-def _tiles(buffers: Collection[Buffer], count: int, target: CpuTarget) -> list[int]:
-    """Tile sizes: time steps and rows whose data stay in the second-level cache; the innermost dimension is not cut."""
-    widest = max(buffers, key=lambda b: prod(d for d in b.shape if isinstance(d, int)))
-    row = sum(itemsize(b.dtype) * prod(d for d in b.shape[1:] if isinstance(d, int)) for b in buffers if len(b.shape) == len(widest.shape))
-    if count == 2:
-        return [*TILE_2D]
-    rows = max(MIN_TILE, min(MAX_TILE, target.l2 // 2 // max(row, 1)))
-    return [max(MIN_TILE, rows // 2), rows, *([UNCUT] * (count - 2))]
-
-
 def _inner(band: Mapping[str, isl.Map], ranks: Mapping[str, int], count: int, dependences: isl.UnionMap) -> str:
     """How the innermost loop can run in lanes: along the last dimension, statement by statement; along a diagonal; not at all."""
     y = [f"y{d}" for d in range(count)]
     for kind, outer, lane in (("lanes", y[:-1], y[-1]), ("diagonal", [*y[:-2], f"{y[-2]} + {y[-1]}"], y[-2])):
-        time = isl.UnionMap("{}")
-        for n, b in band.items():
-            time = time.union(isl.UnionMap.from_map(b.apply_range(map_of(y, [*outer, str(ranks[n]), lane]))))
+        time = union(b.apply_range(map_of(y, [*outer, str(ranks[n]), lane])) for n, b in band.items())
         pairs = dependences.apply_domain(time).apply_range(time)
-        fixed = ", ".join(f"a{d}" for d in range(len(outer) + 1))
-        across = isl.UnionMap(f"{{ [{fixed}, l] -> [{fixed}, m] : l != m }}")
-        length = len(outer) + 2
-        back = isl.UnionMap.from_map(isl.Map.lex_ge(isl.Space.set_alloc(isl.DEFAULT_CONTEXT, 0, length)))
+        fixed = [f"a{d}" for d in range(len(outer) + 1)]
+        across = union([map_of([*fixed, "l"], [*fixed, "m"], "l != m")])
+        back = union([isl.Map.lex_ge(isl.Space.set_alloc(isl.DEFAULT_CONTEXT, 0, len(outer) + 2))])
         if pairs.intersect(across).is_empty() and pairs.intersect(back).is_empty():
             return kind
     return ""

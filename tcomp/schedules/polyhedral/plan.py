@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
+from functools import reduce
 
 import islpy as isl
 
 from tcomp.ir.loops import SERIAL
 from tcomp.ir.polyhedral.model import Instance
-from tcomp.schedules.analysis.access_patterns import iterations
+from tcomp.schedules.analysis.access_patterns import SYMBOLIC, iterations
 
 PARALLEL_INSTANCES = 1 << 14  # of statements, below which waking threads (about a microsecond) costs more than they save
-SYMBOLIC_EXTENT = 512  # iterations that a loop of symbolic extent is taken to have
 JAM = 8  # iterations of unroll-and-jam: independent chains side by side that hide the latency (4 or 5 cycles) of each
 
 
@@ -59,13 +59,11 @@ class Plan:
 
     def order(self) -> str:
         """The order of all instances, as isl's text."""
-        longest = max(len(n) for n in self.names.values())
-        result = isl.UnionMap("{}")
-        for name in self.instances:
-            while len(self.names[name]) < longest:
+        longest = max(map(len, self.names.values()))
+        for name, own in self.names.items():
+            while len(own) < longest:
                 self.place([name], 0)
-            result = result.union(isl.UnionMap.from_map(self.time[name].intersect_domain(self.instances[name].domain).coalesce()))
-        return str(result)
+        return str(union(self.time[name].intersect_domain(x.domain).coalesce() for name, x in self.instances.items()))
 
     def naming(self) -> str:
         """The names of the loops, as `affine` takes them."""
@@ -93,6 +91,11 @@ def coefficients(value: isl.Map, x: Instance) -> list[tuple[int, ...]]:
     return [tuple(a.get_coefficient_val(isl.dim_type.in_, k).to_python() for k in range(len(x.loops))) for a in affs]
 
 
+def union(maps: Iterable[isl.Map]) -> isl.UnionMap:
+    """The union of maps between any spaces."""
+    return reduce(isl.UnionMap.union, map(isl.UnionMap.from_map, maps), isl.UnionMap("{}"))
+
+
 def component(band: isl.Map, d: int) -> isl.Map:
     """One dimension of what a band maps to."""
     count = band.dim(isl.dim_type.out)
@@ -117,9 +120,8 @@ class Axis:
 
 def axis(x: Instance, value: isl.Map, free: bool, context: isl.Set) -> Axis:
     """The axis of a statement along which `value` grows."""
-    (row,) = coefficients(value, x)
-    hull = x.domain.apply(value).intersect_params(context)
+    (row,), hull = coefficients(value, x), x.domain.apply(value).intersect_params(context)
     low, high = hull.dim_min_val(0), hull.dim_max_val(0)
     if not (low.is_int() and high.is_int()):
-        return Axis(value, row, free, 0, SYMBOLIC_EXTENT)
+        return Axis(value, row, free, 0, SYMBOLIC)
     return Axis(value, row, free, low.to_python(), high.sub(low).to_python() + 1)

@@ -89,7 +89,13 @@ def _ordered(s: Schedule, nest: str | None, planner: Planner) -> None:
         except ScheduleError:
             if fused is False:
                 raise
-    _set_kinds(s, {loop: plan.loops[name] for loop, name in made.items() if name in plan.loops}, planner.target)
+    planned = {loop: plan.loops[name] for loop, name in made.items() if name in plan.loops}
+    for role in ("lanes", "vector", L.UNROLLED, "sum"):  # `affine` made the parallel loops
+        for name, loop in list(s.loops.items()):
+            if name in planned and planned[name].role == role and name in s.loops:
+                with suppress(ScheduleError), s.together():  # one that cannot get its kind runs in order
+                    for tail in _set_kind(s, name, loop, planned[name], planner.target):
+                        planned |= {copy: planned[x] for x, copy in tail.copies.items() if x in planned}
 
 
 def _in_blocks(s: Schedule, planner: Planner) -> bool:
@@ -108,14 +114,13 @@ def _in_blocks(s: Schedule, planner: Planner) -> bool:
 def _pack(s: Schedule) -> None:
     """Operands of contractions that are read often, as the inner loops want them: factors computed once, and the axis along memory of
     the result along memory in them as well."""
-    contractions = _contractions(s.kernel)
-    for b in _reused(s.kernel, contractions):
-        if computed_from(b, *(e for x in contractions for e in L.expressions(x.stmt))) is not None:
+    for b, reads in _operands(s.kernel).items():
+        if computed_from(b, *(e for stmt, _ in reads for e in L.expressions(stmt))) is not None:
             with suppress(ScheduleError):  # temporaries and integers are left as they are
                 s.precompute(b.name, f"{b.name}.f")
-    contractions = _contractions(s.kernel)
-    for b in _reused(s.kernel, contractions):
-        along = _along_memory(contractions, b)
+    for b, reads in _operands(s.kernel).items():
+        # The dimensions that follow the last index of the result.
+        along = {d for stmt, r in reads for d, i in enumerate(r.args) if {*E.variables(stmt.indices[-1])} & {*E.variables(i)}}
         if len(along) == 1 and (last := along.pop()) != len(b.shape) - 1:
             axes = [*(d for d in range(len(b.shape)) if d != last), last]
             layout = f"({','.join('abcdefghijklmnop'[d] for d in axes)})"
@@ -126,38 +131,20 @@ def _pack(s: Schedule) -> None:
                     s.relayout(b.name, layout)
 
 
-def _contractions(kernel: Kernel) -> list[Instance]:
-    """Accumulations into a matrix at least, each element many times."""
-    instances = [(x, x.stmt.indices) for x in model(kernel.body).instances if isinstance(x.stmt, Accumulate)]
-    return [x for x, indices in instances if len(indices) >= 2 and _repeats(x, indices)]
+def _operands(kernel: Kernel) -> dict[Buffer, list[tuple[Accumulate, E.Expr]]]:
+    """The reads of each buffer in contractions (accumulations into a matrix at least, into each element many times), of those buffers that
+    the program does not write, and whose elements are read many times in one contraction."""
+    sums = [(x, x.stmt) for x in model(kernel.body).instances if isinstance(x.stmt, Accumulate)]
+    contractions = [(x, stmt) for x, stmt in sums if len(stmt.indices) >= 2 and _repeats(x, stmt.indices)]
+    written = {s.buffer for s in L.walk(kernel.body) if isinstance(s, Store | Accumulate) and s.buffer in kernel.buffers}
+    reads = [(x, stmt, r) for x, stmt in contractions for r in E.reads(stmt.value)]
+    reused = dict.fromkeys(r.attr for x, _, r in reads if r.attr not in written and _repeats(x, r.args))
+    return {b: [(stmt, r) for _, stmt, r in reads if r.attr is b] for b in reused}
 
 
 def _repeats(x: Instance, indices: Sequence[E.Expr]) -> bool:
     """Whether a statement accesses an element many times."""
     return any(loop.var not in E.variables(*indices) and extent_of(loop.extent) >= MIN_PACKED_READS for loop in x.loops)
-
-
-def _reused(kernel: Kernel, contractions: Sequence[Instance]) -> list[Buffer]:
-    """Buffers that the program does not write, whose elements are read many times in one contraction."""
-    written = {s.buffer for s in L.walk(kernel.body) if isinstance(s, Store | Accumulate) and s.buffer in kernel.buffers}
-    reads = ((x, r) for x in contractions if isinstance(x.stmt, Accumulate) for r in E.reads(x.stmt.value))
-    return [*dict.fromkeys(r.attr for x, r in reads if r.attr not in written and _repeats(x, r.args))]
-
-
-def _along_memory(contractions: Sequence[Instance], b: Buffer) -> set[int]:
-    """The dimensions of an operand that follow the last index of the result."""
-    reads = ((x.stmt, r) for x in contractions if isinstance(x.stmt, Accumulate) for r in E.reads(x.stmt.value) if r.attr is b)
-    return {d for stmt, r in reads for d, i in enumerate(r.args) if {*E.variables(stmt.indices[-1])} & {*E.variables(i)}}
-
-
-def _set_kinds(s: Schedule, planned: dict[str, Loop], target: CpuTarget) -> None:
-    """Vectorizes and unrolls the loops as planned; one that cannot be runs in order. (`affine` makes the parallel loops.)"""
-    for role in ("lanes", "vector", L.UNROLLED, "sum"):
-        for name, loop in list(s.loops.items()):
-            if name in planned and planned[name].role == role and name in s.loops:
-                with suppress(ScheduleError), s.together():
-                    for tail in _set_kind(s, name, loop, planned[name], target):
-                        planned |= {copy: planned[x] for x, copy in tail.copies.items() if x in planned}
 
 
 def _set_kind(s: Schedule, name: str, loop: For, plan: Loop, target: CpuTarget) -> Sequence[LoopCopy]:
@@ -185,7 +172,7 @@ def _vectorize(s: Schedule, name: str, target: CpuTarget) -> list[LoopCopy]:
     lanes = target.lanes(8 * max(itemsize(b.dtype) for x in stores for b in (x.buffer, *(r.attr for r in E.reads(x.value)))))
     if loop.extent == lanes:
         s.vectorize(name)
-        return tails
+        return []
     if before := _unaligned(loop, stores, lanes):
         head, name = s.partition(name, before)
         tails.append(name)
