@@ -1,24 +1,18 @@
 """Algorithms: which of several ways to compute the same thing a node takes. `tcomp.compile(..., direct=True)` does without the first two.
 
-Winograd's algorithm, for convolutions, multiplies 1.2 to 4 times less, but moves tiles to and from points, and reads more weights. Rounding
-errors are about ten times those of the direct sum and stay far below `MAX_ERROR` of the largest output, which tests hold them to; more
-points, whose errors are larger, are not on offer.
+- Winograd's algorithm, for convolutions, multiplies 1.2 to 4 times less, but moves tiles to and from points, and reads more weights.
+  Rounding errors are about ten times those of the direct sum and stay far below `MAX_ERROR` of the largest output; tests hold them to that.
+- Strassen's algorithm, for products with a constant matrix, multiplies 8/7 times less, and reads 7/4 times the weights, which are stored as
+  sums of its quarters. Rounding errors are about twice those of the direct sum, row by row.
+- Transposed convolutions whose windows are adjacent (the filter is as large as the stride) become products whose columns are the elements
+  of the filter, and a rearrangement: where output channels do not fill a vector, elements of the filter do.
+- matmul(softmax(x), v), attention say, becomes one operator, `softmax_product`, where the scores of one matrix exceed a core's cache. The
+  schedule (`flash_attention`) then computes x block by block and never stores an array of queries x keys. Short rows stay separate
+  operators, as do few rows on a GPU, whose threads share the elements of a row. Source: T. Dao et al., "FlashAttention" (2022).
 
-Strassen's algorithm, for products with a matrix that is known, multiplies 8/7 times less, and reads 7/4 times the weights, which are stored
-as its sums of quarters. Rounding errors are about twice those of the direct sum, of each row for itself.
-
-Transposed convolutions whose windows are adjacent (the filter is as large as the stride) are products whose columns are the elements of the
-filter, and a rearrangement. Where output channels do not fill a vector, elements of the filter do; the sum for each output would gather pixels.
-
-Products with a softmax, attention say, go through each row of scores once, where the scores of one matrix would not stay in a core's cache:
-matmul(softmax(x), v) becomes one operator, `softmax_product`, in which only reductions read x. `partition` then computes x in the same
-kernel, and the schedule (`flash_attention`, on CPUs and GPUs) block by block: no array of queries x keys is stored. Short rows stay
-as they are: all of them stay in the cache, and one operator after the other has nothing to rescale. So do few rows on a GPU, whose tiles
-would leave it idle: separate operators share the elements of a row among threads as well. Source: T. Dao et al., "FlashAttention: fast and
-memory-efficient exact attention with IO-awareness" (2022).
-
-`fastest` weighs what is computed against what is moved, by figures of a core (`machines.Core`) that were fitted to 34 convolutions of stride 1
-in real networks (and found right for 13 of 15 of stride 2) and to 30 products; who has timed them may decide otherwise.
+`fastest` weighs what is computed against what is moved, by figures of a core (`machines.Core`) that were fitted to 34 convolutions of
+stride 1 in real networks (and found right for 13 of 15 of stride 2) and to 30 products. Measured times, where there are any, decide
+otherwise.
 """
 
 from __future__ import annotations

@@ -2,12 +2,9 @@
 
     matmul(x, w)[:, :1] = matmul(x[:, :1], w)
 
-Classifiers look at one token, language models go on from the last one: of the others, their last layer needs keys and values only. From the
-outputs backwards, the box of elements is found that something reads of each value; operators are then applied to boxes of their inputs.
-
-What an operator does need not be known. Its result may be sliced along an axis i where its tensor expression says `x[..., i, ...]` in all
-reads of an input, or does not mention i there; and the operator applied to the slices has to have the same expression. Where that ends, a
-slice stands.
+Classifiers read one token, language models the last one. From the outputs backwards, the box of elements that something reads of each value
+is found; operators are then applied to boxes of their inputs. A result may be sliced along axis i where the operator's tensor expression
+says `x[..., i, ...]` in all reads of an input, or does not mention i there, and the operator applied to the slices has the same expression.
 """
 
 from __future__ import annotations

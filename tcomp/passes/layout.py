@@ -1,21 +1,17 @@
 """Layouts: how each intermediate value and each weight lies in memory, chosen from the structure of the kernels.
 
-A layout is a property of a value, not an operator: kernels read and write logical elements, so any assignment is right, and the
-choice is only about speed. Four rules:
+A layout is a property of a value, not of an operator: kernels read and write logical elements, so any assignment is right, and the choice
+is only about speed. Four rules:
 
-1. Activations. A kernel that reduces windows (convolution, pooling) or contracts with a constant wants its vector lanes along an
-   axis that is neither a window nor shared with the reduction: the output channel. That axis is moved to the end (NCHW becomes NHWC).
-   Kernels without such a wish follow their largest input, axis by axis, through transposes and broadcasts. Of what lies row-major they
-   move the last axis as the model says, unless a product with a constant sums along it: then it stays the last one.
-2. Weights. `operand_layouts` (the schedules know) wants packed panels of a constant operand; each constant gets a copy in the
-   layout its reader wants, which constant folding stores in the artifact.
-3. Padding. What kernels compute for each other gets a halo of zeros as wide as its readers' windows reach: no kernel copies it.
-4. Pitch. Rows that products walk together, and whose distance is a multiple of `ALIASED`, get a line of the cache behind each: they
-   would evict each other.
+1. Activations. A kernel that reduces windows (convolution, pooling) or contracts with a constant has its vector lanes along an axis that is
+   neither a window nor shared with the reduction: the output channel. That axis goes to the end (NCHW becomes NHWC). Other kernels follow
+   their largest input, axis by axis, through transposes and broadcasts; an axis that a product with a constant sums stays the last one.
+2. Weights. Each constant gets a copy in the layout that its reader wants (`operand_layouts`: packed panels), stored in the artifact.
+3. Padding. Intermediate values get a halo of zeros as wide as their readers' windows reach: no kernel copies them.
+4. Pitch. Rows that products walk together at distances of a multiple of `ALIASED` would evict each other: a cache line separates them.
 
-Inputs and outputs of the graph stay row-major. Kernels of their own copy an input whose elements are read at several places each, by vectors
-across its rows; and, where a model of the machine says that it pays, an output that was computed in another layout, or an image of which
-few channels are computed, so that vectors run along its rows.
+Inputs and outputs of the graph stay row-major. Separate kernels copy an input that vectors would read across its rows at several places,
+and, where a model of the machine says that it pays, an output that was computed in another layout or an image of few channels.
 """
 
 from __future__ import annotations

@@ -1,23 +1,20 @@
 """The memory planner: every intermediate value of a model gets an offset in one arena.
 
-A value occupies its storage from the node that writes it to the last node that reads it. Two values that are alive at the same time must
-not overlap; all others may. Finding the smallest arena is "dynamic storage allocation" (NP-hard; Garey & Johnson SR2).
+A value occupies its storage from the node that writes it to the last node that reads it; values alive at the same time must not overlap.
+Finding the smallest arena is "dynamic storage allocation" (NP-hard; Garey & Johnson SR2).
 
-1. Order. Sizes are taken at a sample point of the symbolic dims, and a few greedy placements compete (largest first, in order of time, ...:
-   Pisarchyk & Lee, "Efficient Memory Management for Deep Neural Net Inference", 2020). The smallest arena wins.
-2. Offsets. The winner says, for every two values alive together, which lies below. With symbolic sizes an offset is then the longest path
-   from the bottom: above everything that lies below. Sizes are polynomials in the dims, the longer of two paths is bounded by the larger
-   coefficients, and so the result is right at every size and a small run takes little memory.
+1. Order. At a sample point of the symbolic dims a few greedy placements compete (largest first, in order of time, ...: Pisarchyk & Lee,
+   "Efficient Memory Management for Deep Neural Net Inference", 2020). The smallest arena wins.
+2. Offsets. The winner says, for every two values alive together, which lies below. With symbolic sizes an offset is the longest path from
+   the bottom. Sizes are polynomials in the dims, and the longer of two paths is bounded by the larger coefficients: right at every size.
 
-Structural nodes. A body runs between the beginning and the end of its node and shares the arena. Some values have no storage of their own
-but live in that of another one (`Plan.storage`):
+The body of a structural node runs between its beginning and end and shares the arena. Some values live in the storage of another
+(`Plan.storage`):
 
     IF      body inputs in the node's inputs; body outputs in the node's outputs, written in place
     LOOP    carried body inputs in the node's carried outputs, which the driver initialises and, after each iteration, overwrites with the
             body's outputs; scanned (one slice at a time) and captured body inputs in the node's inputs; stacked body outputs are copied
-            to the node's outputs by the driver, like carried ones
-
-The iteration number (the first body input of a LOOP) has 8 bytes in the arena.
+            to the node's outputs by the driver. The iteration number (the first body input) has 8 bytes in the arena
 """
 
 from __future__ import annotations

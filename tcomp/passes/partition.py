@@ -6,10 +6,8 @@ An edge is fused when its value has one reader and
   - the producer only moves elements and every index stays affine, whoever reads it (a view), or
   - the producer only moves matrices to where a product reads each several times (heads of attention that share keys), or
   - the producer is a product of matrices, and what reads it concatenates their rows (heads that are joined), or
-  - the reader takes the maximum of rows, and sums of exponentials relative to it, and nothing else, for a product: it goes through what a
-    reduction computes once, block by block (see `schedules.primitives.online_softmax`), or
-  - the producer puts a constant around its input and the reader's windows are small (`read_patterns.SMALL_WINDOW`), a depthwise convolution or pooling
-    say: a copy would cost as much.
+  - the reader only takes the maximum of rows, and sums of exponentials relative to it, for a product (see `primitives.online_softmax`), or
+  - the producer puts a constant around its input and the reader's windows are small (depthwise convolution, pooling): a copy costs as much.
 Why an edge is not fused is recorded, edge by edge.
 """
 

@@ -1,12 +1,10 @@
-"""Quantised arithmetic: contractions of numbers that bytes stand for become contractions of the bytes, summed exactly in int32.
+"""Quantised arithmetic: contractions of dequantised bytes become contractions of the bytes, summed exactly in int32.
 
     sum of (x - zx) * sx * (w - zw) * sw  =  (sum of x * (w - zw)  -  zx * sum of (w - zw)) * sx * sw
 
-`w - zw` and its sums are constants, sx and sw do not depend on what is summed. What is left of a `dequantize` after a contraction is a
-factor for each element: bias, activation, residual and the next `quantize` fuse with it as with any sum. The bytes of activations are
-unsigned, those of weights signed, as instructions want them.
-
-The rules keep integers as they are. Floats keep their values up to the order of multiplications.
+`w - zw` and its sums are constants. The `dequantize` after a contraction is a factor for each element: bias, activation, residual and the
+next `quantize` fuse with it as with any sum. Bytes of activations are unsigned, those of weights signed, as instructions want them.
+Integers are exact; floats keep their values up to the order of multiplications.
 """
 
 from __future__ import annotations

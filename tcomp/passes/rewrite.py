@@ -1,14 +1,12 @@
-"""Rewriting graphs: rules that replace nodes, and what keeps the result well-formed.
-
-A rule looks at one node whose inputs are already rewritten and answers with
+"""Rewriting graphs: rules that replace nodes, and what keeps the result well-formed. A rule sees one node whose inputs are already
+rewritten:
 
     values      one for each output: what replaces it (None: it stays). New nodes are added to the `Rewriter`.
     a string    it nearly applied: why not. Goes to the `Notes`.
     None        it does not concern this node.
 
-Every output of a rewritten graph is computed by a node, by no other output as well, and is the same `Value` as before:
-models have names for their outputs, and branches and loops write theirs in place. Where a rule makes an output equal to
-an input, a constant or another output, an `identity` node copies it.
+Every output of a rewritten graph is the same `Value` as before, computed by one node and by no other output as well: models name their
+outputs, and branches and loops write theirs in place. An output that equals an input, a constant or another output is copied (`identity`).
 """
 
 from __future__ import annotations

@@ -1,15 +1,11 @@
 """Algebra with constants: per-channel factors and offsets move into weights, chains of them become one.
 
-A node is *affine* where its tensor expression is  y[i] = s * x[i] + t  with s and t constants that vary along one axis at most: stored batch
-normalisation, scale and bias nodes, products and sums with constants. Chains of affine nodes compose,
+A node is *affine* where its tensor expression is  y[i] = s * x[i] + t  with s and t constants that vary along one axis at most (stored
+batch normalisation, scale, bias). Chains compose; and behind an operator f that is linear in a constant w along the output's axis
+(convolutions, matrix products) they become part of it. Results may differ by rounding, as is usual for batch normalisation in inference.
 
     (x * s + t) * u + v = x * (s * u) + (t * u + v)
-
-and behind an operator f that is linear in a constant operand w along the output's axis (all convolutions, matrix products),
-
     f(x, w) * s = f(x, w * s)        f(x, w, b) + t = f(x, w, b + t), where b is merely added
-
-Results may differ by rounding, as is usual for batch normalisation in inference.
 """
 
 from __future__ import annotations

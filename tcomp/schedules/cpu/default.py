@@ -1,16 +1,14 @@
 """Default CPU schedules, chosen by the structure of the loops and a model of the machine; never by an operator's name.
 
-A kernel is cut into groups: a nest that stores a result, with the reductions that only it reads.
+A kernel is cut into groups: a nest that stores a result, with the reductions that only it reads. Reductions read by several groups are
+stored whole and are a group of their own. Stages that read windows of each other (`stencils`) and products with a softmax
+(`flash_attention`) come first.
 
     elementwise   no reduction               vector lanes along the contiguous axis, threads along the outer loops
     contraction   one reduction, read at     a tile of accumulators stays in registers over the whole reduction; lanes along an
                   the element stored         output axis (matmul, convolution, depthwise, pooling, column sums)
     rows          reductions over the rest   everything about one row in one place; each reduction runs in vector lanes
                   of a row                   (softmax, normalisation, row sums, dot products)
-
-Reductions read by several groups are stored whole and scheduled as a group of their own.
-
-Stages that read windows of each other come before all that: see `stencils`; and so do products with a softmax: see `flash_attention`.
 """
 
 from __future__ import annotations

@@ -1,8 +1,6 @@
-"""Default CPU schedule of results without a reduction: vector lanes along the contiguous axis, threads along the outer loops.
-
-Transposes and changes of layout read some operand across its rows: such lanes would gather elements with a large stride. Instead a tile of
-`rows` x `lanes` elements is read along its rows into registers, transposed there by shuffles (the code generator does that where a register
-tile is read across), and written in whole lines: memory sees contiguous pieces on both sides.
+"""Default CPU schedule of results without a reduction: vector lanes along the contiguous axis, threads along the outer loops. Transposes
+and changes of layout would gather elements with a large stride: instead a tile of `rows` x `lanes` elements is read along its rows into
+registers, transposed there by shuffles (the code generator's work), and written in whole lines.
 """
 
 from __future__ import annotations

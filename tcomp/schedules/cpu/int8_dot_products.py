@@ -1,9 +1,9 @@
-"""Products of bytes on a CPU that has an instruction for them: it adds four products up in a 32-bit lane, so operands lie in groups of four.
+"""Products of bytes on a CPU whose instructions add four products up in a 32-bit lane, so that operands lie in groups of four:
 
     acc[row, column] += int32(a[row, k * 4 + g]) * int32(b[k, column, g])        a: uint8, b: int8
 
-Activations whose channels come last are in such groups already; constant weights are packed. The register tile is that of any product
-(`contraction`); in the end its update becomes the instruction. What no instruction fits stays in plain vector lanes.
+Channels-last activations are in such groups already; constant weights are packed. The register tile is that of any product (`contraction`);
+in the end its update becomes the instruction. What no instruction fits stays in plain vector lanes.
 """
 
 from __future__ import annotations

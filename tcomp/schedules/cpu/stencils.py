@@ -1,13 +1,11 @@
 """Overlapped tiles for chains of stencils: pipelines whose stages read windows of each other (image filters, time steps written out).
 
-Stage by stage, every value goes to memory and comes back. Here a tile of the results is computed together with all that it needs of the
-stages before, which stays in the cache; what lies in the windows of neighbouring tiles is computed by each of them, so that tiles are
-independent and run in parallel (overlapped tiling: S. Krishnamoorthy et al., "Effective automatic parallelization of stencil
-computations", 2007; and J. Ragan-Kelley et al., "Halide", 2013). How much of each stage a tile needs follows from the accesses, the size
-of the tiles from a count of what is computed twice and from the caches; `compute_at` proves every move.
-
-A chain is recognised by its accesses alone: stages that write each element in one place, `S[y, x]`, and read each other at
-`[y + c, x + c]`, clamped to the edges or not, or in a small window that is reduced. At least one stage is read at several places.
+A tile of the results is computed together with all that it needs of the stages before, which stays in the cache; what lies in the windows
+of neighbouring tiles is computed by each of them, so that tiles run in parallel (S. Krishnamoorthy et al., "Effective automatic
+parallelization of stencil computations", 2007; J. Ragan-Kelley et al., "Halide", 2013). Sizes follow from the accesses, from a count of
+what is computed twice and from the caches; `compute_at` proves every move. A chain is recognised by its accesses: stages that write each
+element in one place, `S[y, x]`, and read each other at `[y + c, x + c]`, clamped to the edges or not, or in a small reduced window; at
+least one at several places.
 """
 
 from __future__ import annotations

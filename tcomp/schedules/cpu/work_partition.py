@@ -1,9 +1,8 @@
-"""Work partitioning: which part of a product, or of another reduction, each core computes, and in which pieces. What one core has stored
-another has to fetch at a fraction of the speed of its own caches. As kernels that walk an image hand out its rows in order, a core finds
-what it reads where it stored that before; but then all cores read all of the operand that the lanes walk, weights say. That costs nothing
-where each core has many rows, as what is prefetched arrives meanwhile. So cores share rows where they have many, or where these weigh
-more, columns otherwise. A single core, too, takes rows in parts, where all of them together would come from beyond its caches for every
-panel of columns again. A long sum of rows is cut into one for each core likewise.
+"""Work partitioning: which part of a product, or of another reduction, each core computes, and in which pieces. A core fetches what another
+one has stored at a fraction of the speed of its own caches, and kernels that walk an image hand out its rows in order: so cores share rows
+where they have many (all of them read the whole operand that the lanes walk, weights say, but prefetches arrive meanwhile) or where rows
+weigh more, columns otherwise. A single core, too, takes rows in parts, where all of them would come from beyond its caches for every panel
+of columns again. A long sum of rows is cut into one for each core likewise.
 """
 
 from __future__ import annotations
