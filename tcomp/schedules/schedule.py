@@ -30,7 +30,7 @@ from tcomp.schedules.analysis.legality import proving
 from tcomp.schedules.handles import Loop
 from tcomp.schedules.instructions import text_of
 from tcomp.schedules.lowering import lower
-from tcomp.schedules.primitives import editing, guards, loop_structure, memory_latency, orders, placement, reductions, storage
+from tcomp.schedules.primitives import affine_transforms, editing, guards, loop_structure, memory_latency, placement, reductions, storage
 from tcomp.schedules.primitives.online_softmax import online
 from tcomp.schedules.trace import Step, Trace, read_json
 
@@ -106,11 +106,11 @@ class Primitives:
     decompose_reduction = _method(reductions.decompose_reduction)
     mask = _method(guards.mask)
     tensorize = _method(loop_structure.tensorize)
-    affine = _method(orders.affine)
-    skew = _method(orders.skew)
-    shift = _method(orders.shift)
-    fission = _method(orders.fission)
-    fuse_loops = _method(orders.fuse_loops)
+    affine = _method(affine_transforms.affine)
+    skew = _method(affine_transforms.skew)
+    shift = _method(affine_transforms.shift)
+    fission = _method(affine_transforms.fission)
+    fuse_loops = _method(affine_transforms.fuse_loops)
     collapse = _method(storage.collapse)
     expand = _method(storage.expand)
     prefetch = _method(memory_latency.prefetch)

@@ -1,4 +1,4 @@
-"""Other orders of the instances of statements, each proved by isl: any affine one, `skew` and `shift`, loop fission and fusion."""
+"""Affine transformations of the order of iterations, each proved legal by isl: any affine one, `skew`, `shift`, loop fission and fusion."""
 
 from __future__ import annotations
 
