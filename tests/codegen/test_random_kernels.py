@@ -13,7 +13,7 @@ from tcomp.ir import expr as E, te
 from tcomp.ir.expr import Expr, cast, select
 from tcomp.ir.interpreters.loops import run_kernel
 from tcomp.ir.loops import Accumulate, Allocate, Buffer, For, If, Kernel, Stmt, block, store, walk
-from tcomp.target import Target
+from tcomp.target import CpuTarget, Target
 from tests.codegen.jit import BODY, HOST, PARALLEL_FOR, compile_kernel
 
 N = E.dim("n", 1, 9)  # the symbolic size, also an extent of loops
@@ -180,7 +180,7 @@ def test_native_equals_interpreter(kernel: Kernel, n: int, threads: bool) -> Non
 @settings(max_examples=25, deadline=None, derandomize=True)
 @given(kernels(), st.integers(1, 9), st.sampled_from(["cpu -mcpu=x86-64", "cpu -mcpu=haswell"]))
 def test_native_equals_interpreter_on_older_processors(kernel: Kernel, n: int, line: str) -> None:
-    target = Target.parse(line)
+    target = CpuTarget.parse(line)
     if target.runs_on(HOST):
         compare(kernel, n, target, None)
 
