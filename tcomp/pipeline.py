@@ -67,7 +67,7 @@ def compile_graph(graph: Graph, options: CompileOptions | None = None, report: R
 def graph_passes(options: CompileOptions, report: Report) -> list[tuple[str, Callable[[Graph], Graph]]]:
     """Graph -> Graph, in order. Each is verified, timed and dumped on request by the runner."""
     backend, decide, notes, wanted = options.backend, options.decide, report.notes, options.backend.graph_options
-    halos, choose = wanted.halos, decide.algorithm if decide else algorithms.as_suggested
+    halos, choose = wanted.halos, decide.algorithm if decide else None
     predict = partial(predicted_seconds, backend=backend) if halos else None
 
     def weight_layouts(body: Graph, constants: frozenset[int]) -> Mapping[int, Layout]:
@@ -88,7 +88,7 @@ def graph_passes(options: CompileOptions, report: Report) -> list[tuple[str, Cal
         ("eliminate-dead", dce.eliminate_dead),
         *([("algorithms", choose_algorithms), ("merge-again", cse.merge_equal)] if wanted.algorithms_for else []),
         ("attention", lambda g: algorithms.join_attention(g, wanted.attention_bytes, notes, wanted.attention_blocks)),
-        ("partition", lambda g: partition.partition(g, report.not_fused, halos, quotients=halos)),
+        ("partition", lambda g: partition.partition(g, report.not_fused, halos)),
         ("layout", lambda g: layout.choose_layouts(g, weight_layouts, halos, predict)),
     ]
 

@@ -81,20 +81,16 @@ Choose = Callable[[Sizes, int], int]
 model suggests; 0 for the direct sum."""
 
 
-def as_suggested(sizes: Sizes, suggested: int) -> int:
-    """The choice of the model."""
-    return suggested
-
-
 def choose_algorithms(
-    graph: Graph, target: CpuTarget, notes: Notes | None = None, choose: Choose = as_suggested, direct: bool = False
+    graph: Graph, target: CpuTarget, notes: Notes | None = None, choose: Choose | None = None, direct: bool = False
 ) -> Graph:
-    """The graph with other algorithms where these are faster on a machine: Winograd's for convolutions of stride 1 or 2 in float32, and
-    Strassen's for products, unless all are to be `direct`; a product for transposed convolutions with few outputs."""
+    """The graph with other algorithms where these are faster, by the model or as `choose` says: Winograd's for convolutions of stride 1 or
+    2 in float32, and Strassen's for products, unless all are to be `direct`; a product for transposed convolutions with few outputs."""
     lanes = target.lanes(32)
 
     def chosen(sizes: Sizes) -> int:
-        return choose(sizes, fastest(sizes, target))
+        suggested = fastest(sizes, target)
+        return suggested if choose is None else choose(sizes, suggested)
 
     def winograd(node: Node, rewriter: Rewriter) -> Replacement:
         """conv(x, w) = winograd_output(winograd_product(winograd_input(x), G w G'))"""
@@ -171,30 +167,24 @@ def _padded(x: Value, missing: Sequence[int], rewriter: Rewriter, name: str) -> 
     """x with so many more zeros behind its spatial axes, by a wider pad where there is one."""
     if not any(missing):
         return x
-    before: Sequence[Dim] = (0,) * (2 + len(missing))
-    after: Sequence[Dim] = (0, 0, *missing)
-    pad = zero_padding(x, rewriter)
-    if pad is not None and (source := pad.inputs[0]) is not None:
-        before, after = pad.attrs["before"], [as_dim(as_expr(a) + b) for a, b in zip(pad.attrs["after"], after, strict=True)]
-        x = source
+    before, after = list[Dim]([0] * (2 + len(missing))), list[Dim]([0, 0, *missing])
+    if (pad := zero_padding(x, rewriter)) is not None and (source := pad.inputs[0]) is not None:
+        x, before, after = source, pad.attrs["before"], [as_dim(as_expr(a) + b) for a, b in zip(pad.attrs["after"], after, strict=True)]
     return rewriter.add(PAD, [x, None], {"before": tuple(before), "after": tuple(after)}, f"{name}.pad")[0]
 
 
 def fastest(x: Sizes, target: CpuTarget) -> int:
-    """The fastest algorithm by the model: for a convolution the size of Winograd's tiles, 2 or 4, for a product 1 for Strassen's; 0 for the
-    direct sum."""
+    """The fastest algorithm by the model: the size of Winograd's tiles, 2 or 4, for a convolution, 1 for Strassen's; else 0."""
     costs = algorithm_costs(x, target)
     return min(costs, key=lambda n: costs[n] * (1 if n else MAX_TIME))
 
 
 def algorithm_costs(x: Sizes, target: CpuTarget) -> dict[int, float]:
-    """Cycles by the model of all algorithms that may be faster than the direct sum, and of that, by the numbers that stand for them (see
-    `fastest`)."""
+    """Cycles by the model of the direct sum and of what may be faster, by the numbers that stand for these algorithms (see `fastest`)."""
     core, lanes = target.core, target.lanes(32)
 
     def cycles(products: int, weights: int, channels: int, outputs: int) -> float:
-        """Of a core; `products` and `weights` are those of one pair of channels. Weights are prefetched: the more is computed with each, the
-        more of them arrive meanwhile."""
+        """Of a core; `products` and `weights` are those of one pair of channels. Of weights some arrive while products are computed."""
         vectors = channels * -(-outputs // lanes)
         computing, arriving = vectors * products / core.fma, vectors * weights * lanes * 4 / target.streaming_bandwidth
         return computing / core.product_efficiency + arriving * min(1.0, arriving / computing)

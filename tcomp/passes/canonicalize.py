@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from tcomp.ir.dtypes import is_float
-from tcomp.ir.expr import Dim, as_dim, as_expr, bounds, const, row_major, substitute
+from tcomp.ir.expr import as_dim, as_expr, bounds, const, row_major, substitute
 from tcomp.ir.graph import Graph, Node, Operator, Value
 from tcomp.ir.simplify import difference, same_dim, same_shape
 from tcomp.ops.elementwise import CAST, DIV, MUL, POW, RECIPROCAL
@@ -47,10 +47,7 @@ def uniform(array: np.ndarray | None) -> bool | int | float | None:
 
 
 def one_movement(node: Node, rewriter: Rewriter) -> Replacement:
-    """move(move(x)) = x, reshape(x) or transpose(x)    transpose(x) = reshape(x), where only axes of extent 1 move
-
-    Any operators that only move elements take part.
-    """
+    """move(move(x)) = x, reshape(x) or transpose(x)    transpose(x) = reshape(x), where only axes of extent 1 move; by any operators."""
 
     def moved(n: Node | None) -> Movement | None:
         return movement(body_of(n)) if n is not None and len(n.inputs) == 1 else None
@@ -101,12 +98,10 @@ def two_pads(node: Node, rewriter: Rewriter) -> Replacement:
     filling = [0 if (v := n.inputs[1]) is None else uniform(rewriter.array(v)) for n in (node, before)]
     if node.inputs[1] is not before.inputs[1] and (None in filling or filling[0] != filling[1]):
         return "two pads with different fillings are not merged"
-    amounts: dict[str, tuple[Dim, ...]] = {}
-    for side in ("before", "after"):
-        pairs = list(zip(node.attrs[side], before.attrs[side], strict=True))
-        if any((least := bounds(d)[0]) is None or least < 0 for pair in pairs for d in pair):
-            return "a pad that may cut off is not merged"
-        amounts[side] = tuple(as_dim(as_expr(a) + as_expr(b)) for a, b in pairs)
+    pairs = {side: list(zip(node.attrs[side], before.attrs[side], strict=True)) for side in ("before", "after")}
+    if any((least := bounds(d)[0]) is None or least < 0 for side in pairs.values() for pair in side for d in pair):
+        return "a pad that may cut off is not merged"
+    amounts = {side: tuple(as_dim(as_expr(a) + as_expr(b)) for a, b in amounts) for side, amounts in pairs.items()}
     return rewriter.add(PAD, before.inputs[:2], {**node.attrs, **amounts}, node.name)
 
 
@@ -121,10 +116,9 @@ def zero_padding(value: Value | None, rewriter: Rewriter) -> Node | None:
 def two_casts(node: Node, rewriter: Rewriter) -> Replacement:
     """cast(cast(x, a), b) = cast(x, b), where `a` holds every value of x"""
     before = rewriter.producer(node.inputs[0], CAST)
-    if before is None or before.inputs[0] is None:
+    if before is None or (source := before.inputs[0]) is None:
         return None
-    source, middle = before.inputs[0], before.outputs[0].dtype
-    if not lossless(source.dtype, middle):
+    if not lossless(source.dtype, middle := before.outputs[0].dtype):
         return f"the cast to {middle} may change values"
     return (source,) if source.dtype == node.outputs[0].dtype else rewriter.add(CAST, [source], node.attrs, node.name)
 

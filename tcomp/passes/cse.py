@@ -42,7 +42,6 @@ def _equal_constants(constants: Mapping[Value, Constant]) -> dict[Value, Value]:
             array = constants[value]
             if id(array) not in digests:
                 digests[id(array)] = array.key if isinstance(array, LazyConstant) else content_hash(array)
-            earlier = first.setdefault(digests[id(array)], value)
-            if earlier is not value:
+            if (earlier := first.setdefault(digests[id(array)], value)) is not value:
                 repeats[value] = earlier
     return repeats

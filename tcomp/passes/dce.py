@@ -35,12 +35,8 @@ def _trim_branches(node: Node, needed: Collection[Value]) -> Node:
     bodies = [eliminate_dead(replace(body, outputs=_pick(body.outputs, used))) for body in node.bodies]
     read = sorted({n for body in bodies for n in _read_inputs(body)})
     first = 1 if node.op is IF else 0
-    return replace(
-        node,
-        inputs=(*node.inputs[:first], *_pick(node.inputs[first:], read)),
-        outputs=_pick(node.outputs, used),
-        bodies=tuple(replace(body, inputs=_pick(body.inputs, read)) for body in bodies),
-    )
+    inputs, trimmed = _pick(node.inputs[first:], read), tuple(replace(body, inputs=_pick(body.inputs, read)) for body in bodies)
+    return replace(node, inputs=(*node.inputs[:first], *inputs), outputs=_pick(node.outputs, used), bodies=trimmed)
 
 
 def _trim_loop(node: Node, needed: Collection[Value]) -> Node:
@@ -61,13 +57,9 @@ def _trim_loop(node: Node, needed: Collection[Value]) -> Node:
     slices = [n - carried for n in inputs if carried <= n < first_captured]
     attrs |= {"carried": len(states), "scanned": len(slices)}
     attrs |= {"reverse_in": _pick(attrs["reverse_in"], slices), "reverse_out": _pick(attrs["reverse_out"], stacks)}
-    return replace(
-        node,
-        attrs=attrs,
-        inputs=_pick(node.inputs, inputs),
-        outputs=_pick(node.outputs, [*states, *(carried + n for n in stacks)]),
-        bodies=(replace(trimmed, inputs=(body.inputs[0], *_pick(body.inputs[1:], inputs))),),
-    )
+    outputs = _pick(node.outputs, [*states, *(carried + n for n in stacks)])
+    trimmed = replace(trimmed, inputs=(body.inputs[0], *_pick(body.inputs[1:], inputs)))
+    return replace(node, attrs=attrs, inputs=_pick(node.inputs, inputs), outputs=outputs, bodies=(trimmed,))
 
 
 def _read_inputs(graph: Graph) -> list[int]:

@@ -151,8 +151,7 @@ def _sliced_node(node: Node, output: int, box: Box) -> _Part | None:
 
 
 def _dims_along(output: te.Tensor, dim: int) -> dict[te.Tensor, int] | None:
-    """The dims of tensors (inputs, stages, the output) that only `dim` of the output indexes, in all of their reads: None where what is along
-    that dim has another meaning as well."""
+    """The dims of all tensors that only `dim` of the output indexes, in all reads; None where it means something else as well."""
     dims, stages = {output: dim}, [t for t in reversed(list(te.tensors([output]))) if not te.is_placeholder(t)]
     if any(t.body is None for t in stages):
         return None
@@ -192,6 +191,4 @@ def _equal(now: Application, then: Application, output: int, along: Mapping[int,
         body = simplify(E.substitute(E.substitute(b.body, dict(zip(b.axes, a.axes, strict=True))), flat))
         return simplify(E.rewrite(body, rule)) is simplify(E.substitute(a.body, flat)) and same
 
-    if len(old) != len(new):
-        return False
-    return all(leaves.get(b) is a if te.is_placeholder(a) else same_body(a, b) for b, a in sources.items())
+    return len(old) == len(new) and all(leaves.get(b) is a if te.is_placeholder(a) else same_body(a, b) for b, a in sources.items())

@@ -68,8 +68,7 @@ def known_branch(node: Node, rewriter: Rewriter) -> Replacement:
         return "an output of the branch has a more special type than the node's"
     inside: dict[Value | None, Value | None] = {None: None}
     inside.update(given.items())
-    for constant, array in body.constants.items():
-        inside[constant] = rewriter.constant(array, constant.name, constant.dtype)
+    inside |= {v: rewriter.constant(array, v.name, v.dtype) for v, array in body.constants.items()}
     for inner in body.nodes:
         outputs = _renamed(inner, rewriter)
         rewriter.append(replace(inner, inputs=tuple(inside[v] for v in inner.inputs), outputs=outputs))

@@ -44,11 +44,9 @@ MAX_COPY_TIME = 0.6  # of the time without copies of inputs, by the model, which
 P = ParamSpec("P")
 T = TypeVar("T")
 
-OperandLayouts = Callable[[Graph, frozenset[int]], Mapping[int, Layout]]
-"""(kernel body, which of its inputs are constants) -> the layouts wanted for some of these."""
-
-Seconds = Callable[[Graph], float]
-"""Kernel body -> how long it takes, about."""
+OperandLayouts = Callable[[Graph, frozenset[int]], Mapping[int, Layout]]  # (kernel body, its constant inputs) -> what is wanted for some
+Seconds = Callable[[Graph], float]  # kernel body -> how long it takes, about
+Layouts = Mapping[int, Layout | None]  # of inputs or outputs, by number; others stay as they are
 
 
 def choose_layouts(graph: Graph, operand_layouts: OperandLayouts, halos: bool = True, seconds: Seconds | None = None) -> Graph:
@@ -97,9 +95,9 @@ def choose_layouts(graph: Graph, operand_layouts: OperandLayouts, halos: bool = 
         if copied_out:
             node = replace(node, outputs=(Value(_fresh(f"{result.name}.last", names), result.dtype, result.shape),))
         otherwise = memory_order(body, frozenset(summed_axes.get(result, ()))) if not others else None
-        found = [w or summed_bytes.get(v) or gathered.get(v) or otherwise for v, w in zip(node.outputs, wishes, strict=True)]
-        pairs = [(v, None if v in fixed else w) for v, w in zip(node.outputs, found, strict=True)]
-        layouts = [_spaced(v, w, around.get(v, {}), summed_axes.get(v, ())) for v, w in pairs]
+        pairs = zip(node.outputs, wishes, strict=True)
+        found = {v: None if v in fixed else w or summed_bytes.get(v) or gathered.get(v) or otherwise for v, w in pairs}
+        layouts = [_spaced(v, w, around.get(v, {}), summed_axes.get(v, ())) for v, w in found.items()]
         outputs = tuple(Value(v.name, v.dtype, v.shape, w) if w is not None else v for v, w in zip(node.outputs, layouts, strict=True))
         chosen.update((v, w) for v, w in zip(node.outputs, outputs, strict=True) if v is not w)
         body = with_layouts(body, {}, dict(enumerate(layouts)))
@@ -110,10 +108,6 @@ def choose_layouts(graph: Graph, operand_layouts: OperandLayouts, halos: bool = 
             nodes.append(_copy(outputs[0], result))
     used = {v for n in nodes for v in n.inputs} | set(graph.outputs)
     return Graph(graph.name, graph.inputs, graph.outputs, tuple(nodes), {v: a for v, a in constants.items() if v in used})
-
-
-Layouts = Mapping[int, Layout | None]
-"""Layouts of inputs or outputs, given by number; others stay as they are."""
 
 
 def with_layouts(body: Graph, inputs: Layouts, outputs: Layouts | None = None) -> Graph:
@@ -211,10 +205,8 @@ def _reductions(body: E.Expr) -> list[E.Expr]:
 
 
 def _copied_inputs(graph: Graph) -> tuple[Graph, dict[Value, Layout]]:
-    """The graph with kernels that copy those of its inputs which are better read in another layout, as `_gathered` says; and the layouts of
-    these copies, and of what kernels make for each other."""
-    gathered = _remembered(_gathered)
-    wanted: dict[Value, Layout] = {}
+    """(the graph with copies of inputs, as `_gathered` says; the layouts of the copies, and of what kernels make for each other)."""
+    gathered, wanted = _remembered(_gathered), dict[Value, Layout]()
     for node in graph.nodes:
         if node.op is KERNEL:
             sources = [v for v in node.inputs if v is not None]
@@ -226,20 +218,24 @@ def _copied_inputs(graph: Graph) -> tuple[Graph, dict[Value, Layout]]:
     return replace(graph, nodes=(*(_copy(v, copies[v]) for v in graph.inputs if v in copies), *nodes)), wanted
 
 
+def _input_reads(body: Graph, reduces: bool) -> Iterator[tuple[Value, Tensor, int, list[E.Expr]]]:
+    """(result, its tensor, input by number, the reads of that) for all results of a kernel body that reduce, or that do not."""
+    inputs, values = _value_tensors(body)
+    for v in body.outputs:
+        t = values[v]
+        if (flat := inlined(t)) is not None and t.axes and bool(_reductions(flat)) == reduces:
+            yield from ((v, t, n, [r for r in E.reads(flat) if r.attr is x]) for n, x in enumerate(inputs))
+
+
 def _gathered(body: Graph) -> dict[int, Layout]:
     """The inputs, by number, that are read at several places for each element, and not to be summed up, where the last axis of a result that
     has no wish runs across their rows: with that axis at the end."""
-    inputs, values = _value_tensors(body)
-    found: dict[int, Layout] = {}
-    for t, wish in zip((values[v] for v in body.outputs), _output_layouts(body, frozenset()), strict=True):
-        flat = inlined(t)
-        if flat is None or wish is not None or not t.axes or _reductions(flat):
-            continue
-        for number, x in enumerate(inputs):
-            reads = [r for r in E.reads(flat) if r.attr is x]
-            axes = {d for r in reads for d, i in enumerate(r.args) if i is t.axes[-1]}
-            if len(reads) > 1 and len(axes) == 1 and axes.isdisjoint({x.ndim - 1}):
-                found[number] = _last(axes.pop(), x.ndim)
+    wishes, found = dict(zip(body.outputs, _output_layouts(body, frozenset()), strict=True)), dict[int, Layout]()
+    for v, t, number, reads in _input_reads(body, False):
+        axes = {d for r in reads for d, i in enumerate(r.args) if i is t.axes[-1]}
+        rank = len(body.inputs[number].shape)
+        if wishes[v] is None and len(reads) > 1 and len(axes) == 1 and axes.isdisjoint({rank - 1}):
+            found[number] = _last(axes.pop(), rank)
     return found
 
 
@@ -277,16 +273,11 @@ def _fastest(
 
 def _strided_inputs(body: Graph) -> dict[int, Layout]:
     """The inputs, by number, that reductions read across their rows when lanes run along the last axis of the results: row-major."""
-    inputs, values = _value_tensors(body)
     found: dict[int, Layout] = {}
-    for t in (values[v] for v in body.outputs):
-        flat = inlined(t)
-        if flat is None or not t.axes or not _reductions(flat):
-            continue
-        for number, (x, layout) in enumerate(zip(inputs, (v.layout for v in body.inputs), strict=True)):
-            reads = [r for r in E.reads(flat) if r.attr is x and t.axes[-1] in E.variables(*r.args)]
-            if layout is not None and not layout.pads and any(t.axes[-1] not in E.variables(r.args[layout.pieces[-1].axis]) for r in reads):
-                found[number] = Layout.identity(layout.rank).with_halo({p.axis: (p.before, p.after) for p in layout.pieces})
+    for _, t, number, reads in _input_reads(body, True):
+        layout, lane, across = body.inputs[number].layout, t.axes[-1], [r for r in reads if t.axes[-1] in E.variables(*r.args)]
+        if layout is not None and not layout.pads and any(lane not in E.variables(r.args[layout.pieces[-1].axis]) for r in across):
+            found[number] = Layout.identity(layout.rank).with_halo({p.axis: (p.before, p.after) for p in layout.pieces})
     return found
 
 
@@ -294,8 +285,7 @@ _Product = tuple[Node, E.Expr, dict[E.Expr, Value]]
 
 
 def _products(graph: Graph) -> Iterator[_Product]:
-    """The reductions of two operands of which one is constant or bytes: (kernel, reduction, the value that each read is of, through zeros
-    around it)."""
+    """Reductions of two operands, one constant or bytes: (kernel, reduction, the value that each read is of, through zeros around it)."""
     reductions = _remembered(_reductions_of_two)
     for node in graph.nodes:
         if node.op is KERNEL and any(v is not None and (v in graph.constants or v.dtype == "uint8") for v in node.inputs):
@@ -357,15 +347,10 @@ def _spaced(v: Value, layout: Layout | None, halo: Widths, summed: Collection[in
 
 def _memory_order(body: Graph, summed: frozenset[int]) -> Layout | None:
     """For a result that is summed along the axis whose elements are neighbours in the largest input: that axis at the end."""
-    if not summed:
-        return None
     inputs, values = _value_tensors(body)
-    t = values[body.outputs[0]]
-    flat = inlined(t)
-    if flat is None or _reductions(flat):
-        return None
-    given = {x: v.layout for x, v in zip(inputs, body.inputs, strict=True)}
-    largest = max(E.reads(flat), key=_bytes, default=None)
+    t, given = values[body.outputs[0]], {x: v.layout for x, v in zip(inputs, body.inputs, strict=True)}
+    flat = inlined(t) if summed else None
+    largest = None if flat is None or _reductions(flat) else max(E.reads(flat), key=_bytes, default=None)
     if largest is None or given.get(largest.attr) is not None:
         return None
     neighbours = [n for n, a in enumerate(t.axes) if stride(largest, a) == 1 and _size(t.shape[n]) > 1]
@@ -373,8 +358,7 @@ def _memory_order(body: Graph, summed: frozenset[int]) -> Layout | None:
 
 
 def _halos(graph: Graph, passed_on: set[Value]) -> dict[Value, Widths]:
-    """The zeros that readers expect around values that are passed on, unless testing for each element whether it is one is cheaper: where
-    windows are small, or most were zeros."""
+    """The zeros that readers expect around what is passed on, unless windows are small, or most were zeros: tests are cheaper."""
     reaches = _remembered(_reaches)
     wanted, windows = dict[Value, Widths](), dict[Value, float]()
     for node in graph.nodes:
@@ -385,22 +369,18 @@ def _halos(graph: Graph, passed_on: set[Value]) -> dict[Value, Widths]:
                     wanted[source] = joined(wanted.get(source, {}), widths)
                     windows[source] = max(windows.get(source, 0), window)
 
-    def zeros(value: Value, widths: Widths) -> float:
-        """How many zeros stand around each element."""
+    def zeros_per_element(value: Value, widths: Widths) -> float:
         return prod(1 + sum(widths.get(n, (0, 0))) / (d if isinstance(d, int) else UNKNOWN) for n, d in enumerate(value.shape)) - 1
 
-    return {v: w for v, w in wanted.items() if windows[v] > SMALL_WINDOW and (windows[v] == inf or zeros(v, w) <= MAX_ZEROS)}
+    return {v: w for v, w in wanted.items() if windows[v] > SMALL_WINDOW and (windows[v] == inf or zeros_per_element(v, w) <= MAX_ZEROS)}
 
 
 def _reaches(body: Graph) -> list[tuple[int, Widths, float]]:
-    """How far a kernel body reads over the edges of its inputs, given by number, and expects zeros there; and how many elements its windows
-    have, infinity where it reduces anything else."""
+    """(input by number, how far it is read over its edges, as zeros, elements of the windows; infinity for other reductions)."""
     inputs, values = _value_tensors(body)
-    number = {t: n for n, t in enumerate(inputs)}
-    stages = _stages(body, values)
+    number, stages = {t: n for n, t in enumerate(inputs)}, _stages(body, values)
 
-    def is_window(t: Tensor, reduction: E.Expr) -> bool:
-        """Whether a reduction is along axes of the result."""
+    def is_window(t: Tensor, reduction: E.Expr) -> bool:  # of the result's axes
         indices = [linear(i) for r in E.reads(reduction.args[0]) for i in r.args]
         return all(any((a,) in i and any((x,) in i for x in t.axes) for i in indices) for a in reduction.attr[1])
 

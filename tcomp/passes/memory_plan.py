@@ -46,12 +46,10 @@ InPlace = Callable[[Node, Value, Value], bool]
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """Where values live. Offsets and `size` are in bytes, multiples of `ALIGNMENT`; symbolic where sizes are.
-
-    `offset` has every value with storage in the arena, `storage` the values that live in the storage of another value (which is in `offset`,
-    or an input, output or constant of the graph). `temporaries` has one offset for each size that a node needs. `lower_bound` is the largest
-    number of bytes alive at once; None where sizes are symbolic.
-    """
+    """Where values live. Offsets and `size` are in bytes, multiples of `ALIGNMENT`; symbolic where sizes are. `offset` has every value with
+    storage in the arena, `storage` the values that live in the storage of another (which is in `offset`, or an input, output or constant of
+    the graph). `temporaries` has one offset for each size that a node needs. `lower_bound` is the largest number of bytes alive at once;
+    None where sizes are symbolic."""
 
     offset: dict[Value, Dim]
     temporaries: dict[Node, list[Dim]]
@@ -75,13 +73,11 @@ class _Block:
 
 
 def plan_memory(graph: Graph, temporaries: Mapping[Node, Sequence[Dim]] | None = None, in_place: InPlace | None = None) -> Plan:
-    """Offsets for all values of `graph` and the bodies of IF and LOOP nodes, except inputs, outputs and constants of `graph`.
-
-    Nodes run in the order of `graph.nodes`. `temporaries` are sizes in bytes of scratch memory that a node needs while it runs.
-    `in_place(node, input, output)` says whether `output` of a node without bodies of its own in memory may be written over `input` while the
-    node runs; it is asked only where `input` is not read later and both have the same size. Raises `IRError` where a size depends on a dim
-    that is neither known from the inputs nor bounded, or nodes share a body.
-    """
+    """Offsets for all values of `graph` and the bodies of IF and LOOP nodes, except inputs, outputs and constants of `graph`; nodes run in
+    order. `temporaries` are sizes in bytes of scratch memory that a node needs while it runs. `in_place(node, input, output)` says whether
+    `output` of a node without bodies of its own in memory may be written over `input` while the node runs; it is asked only where `input` is
+    not read later and both have the same size. Raises `IRError` where a size depends on a dim that is neither known from the inputs nor
+    bounded, or nodes share a body."""
     blocks, scratch, storage = _liveness(graph, temporaries or {}, in_place)
     known = {v for value in graph.inputs for d in value.shape if isinstance(d, Expr) for v in variables(d)}
     sizes = [_known_size(b.size, known, b) for b in blocks]
@@ -94,13 +90,8 @@ def plan_memory(graph: Graph, temporaries: Mapping[Node, Sequence[Dim]] | None =
     if symbolic:
         offset, size = _stack([_polynomial(s) for s in sizes], blocks, offset)
     where = dict(zip(blocks, offset, strict=True))
-    return Plan(
-        {v: where[b] for b in blocks for v in b.values},
-        {node: [where[b] for b in owned] for node, owned in scratch.items()},
-        size,
-        None if symbolic else _peak(static, blocks),
-        storage,
-    )
+    offsets, needed = {v: where[b] for b in blocks for v in b.values}, {node: [where[b] for b in owned] for node, owned in scratch.items()}
+    return Plan(offsets, needed, size, None if symbolic else _peak(static, blocks), storage)
 
 
 def byte_size(value: Value) -> Dim:
@@ -121,8 +112,7 @@ def _align(size: int) -> int:
 def _liveness(
     graph: Graph, temporaries: Mapping[Node, Sequence[Dim]], in_place: InPlace | None
 ) -> tuple[list[_Block], dict[Node, list[_Block]], dict[Value, Value]]:
-    """(all blocks, those of temporaries, `Plan.storage`). Time runs over the nodes in order; a structural node lasts as long as its bodies, one
-    after the other."""
+    """(all blocks, those of temporaries, `Plan.storage`). Time runs over the nodes in order; bodies of one run one after the other."""
     storage, begin, end, body_end = dict[Value, Value](), dict[Node, int](), dict[Node, int](), dict[Graph, int]()
     last_use, block_of = dict[Value, int](), dict[Value, _Block]()  # `block_of`: of every value that has storage in the arena
     external = {*graph.inputs, *graph.outputs, *graph.constants}
@@ -138,8 +128,8 @@ def _liveness(
             end[node] = clock
         return clock
 
-    def share(node: Node) -> None:
-        """Records which values of the bodies live in the storage of others."""
+    number(graph, 0)
+    for node in begin:  # which values of the bodies live in the storage of others
         pairs = list[tuple[Value, Value | None]]()
         if node.op is IF:
             for body in node.bodies:
@@ -172,9 +162,6 @@ def _liveness(
                 return
         block_of[value] = _Block(size, begin[node], death, [value])
 
-    number(graph, 0)
-    for node in begin:
-        share(node)
     for node in begin:
         use((*node.inputs, *node.outputs), end[node])
         for body in _bodies(node):
@@ -201,23 +188,20 @@ def _known_size(size: Dim, known: set[Expr], block: _Block) -> Dim:
     total = Counter[Monomial]()
     for monomial, coefficient in linear(simplify(size)).items():
         given = tuple(atom for atom in monomial if known.issuperset(variables(atom)))
-        for atom in monomial:
-            if atom not in given:
-                lo, hi = bounds(atom)
-                end = hi if coefficient > 0 else lo
-                if end is None or lo is None or lo < 0:
-                    what, why = f"the size {size} in bytes of `{owner}` is not bounded", f"`{atom}` is not known from the shapes of the inputs"
-                    raise IRError(what, why=why, hint="give the dim an upper bound")
-                coefficient *= end
+        for atom in (atom for atom in monomial if atom not in given):
+            lo, hi = bounds(atom)
+            end = hi if coefficient > 0 else lo
+            if end is None or lo is None or lo < 0:
+                what, why = f"the size {size} in bytes of `{owner}` is not bounded", f"`{atom}` is not known from the shapes of the inputs"
+                raise IRError(what, why=why, hint="give the dim an upper bound")
+            coefficient *= end
         total[given] += coefficient
     return as_dim(from_linear({m: c for m, c in total.items() if c}))
 
 
 def _polynomial(size: Dim) -> Linear:
-    """An upper bound of `size`, over atoms that are not negative.
-
-    Its value is a multiple of `ALIGNMENT`, or at least `size + ALIGNMENT - 1`: then what lies above can be aligned.
-    """
+    """An upper bound of `size`, over atoms that are not negative: a multiple of `ALIGNMENT`, or at least `size + ALIGNMENT - 1`, so that
+    what lies above can be aligned."""
     if not isinstance(size, Expr):
         return {(): _align(size)}
     terms = linear(simplify(size))
@@ -268,11 +252,8 @@ def _place(sizes: Sequence[int], blocks: Sequence[_Block]) -> tuple[list[Dim], D
 
 def _greedy(order: np.ndarray, size: np.ndarray, birth: np.ndarray, death: np.ndarray) -> np.ndarray:
     """Each block in turn goes to the tightest gap between those that are alive with it, or on top of them."""
-    offset = np.zeros_like(size)
-    placed = np.zeros(len(size), bool)
-    for i in order:
-        if size[i] == 0:
-            continue
+    offset, placed = np.zeros_like(size), np.zeros(len(size), bool)
+    for i in order[size[order] > 0]:
         others = np.flatnonzero(placed & (birth <= death[i]) & (death >= birth[i]))
         others = others[np.argsort(offset[others], kind="stable")]
         top = np.maximum.accumulate(np.concatenate(([0], offset[others] + size[others])))
@@ -290,8 +271,8 @@ def _stack(sizes: Sequence[Linear], blocks: Sequence[_Block], sample: Sequence[D
     """(offsets, total): every block lies above those alive with it that come earlier in the order of `sample`."""
     order = sorted(range(len(blocks)), key=lambda i: (int(sample[i]), i))
     height: list[_Height] = [[{}] for _ in blocks]
-    below = [0] * len(blocks)  # bit sets of blocks that lie below, directly or not
     top: _Height = [{}]
+    below = [0] * len(blocks)  # bit sets of blocks that lie below, directly or not
     for position, i in enumerate(order):
         for j in reversed(order[:position]):
             together = blocks[j].birth <= blocks[i].death and blocks[i].birth <= blocks[j].death

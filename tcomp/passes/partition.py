@@ -56,23 +56,21 @@ class Obstacle(StrEnum):
     RECOMPUTED = "the reader would compute each element several times"
 
 
-def partition(graph: Graph, unfused: Unfused | None = None, halos: bool = True, quotients: bool = True) -> Graph:
-    """The graph with every operator inside a KERNEL node; control flow stays, its bodies are partitioned too.
-
-    With `halos` values may get zeros around them (`choose_layouts`), and padding becomes part of the kernels that read it. With `quotients`
-    heads of attention may share keys, and be joined, without copies: schedules have to cut axes of which an index is a quotient.
-    `unfused` receives the readers of values that are not fused with what computes these.
-    """
+def partition(graph: Graph, unfused: Unfused | None = None, halos: bool = True) -> Graph:
+    """The graph with every operator inside a KERNEL node; control flow stays, its bodies are partitioned too. With `halos` values may get
+    zeros around them (`choose_layouts`), and padding becomes part of the kernels that read it; and heads of attention may share keys, and be
+    joined, without copies: schedules have to cut axes of which an index is a quotient. `unfused` receives the readers of values that are not
+    fused with what computes these."""
     used = set(graph.outputs) | {v for n in graph.nodes for v in n.inputs if v is not None}
     literals = {v: np.asarray(a) for v, a in graph.constants.items() if a.size <= INLINE_ELEMENTS}
     facts = {n: _Facts(n, used, literals) for n in graph.nodes if n.op not in (IF, LOOP)}
-    grouping = _Grouping(graph, facts, halos, quotients)
+    grouping = _Grouping(graph, facts, halos)
     if unfused is not None:
         unfused += [(value.name, fallback) for value, fallback in grouping.not_fused()]
     nodes: list[Node] = []
     for node in graph.nodes:
         if node.op in (IF, LOOP):
-            nodes.append(replace(node, bodies=tuple(partition(body, unfused, halos, quotients) for body in node.bodies)))
+            nodes.append(replace(node, bodies=tuple(partition(body, unfused, halos) for body in node.bodies)))
         elif grouping.groups[node].nodes[-1] is node:  # the kernel stands where its last operator stood, after all it reads
             nodes.append(_kernel(graph, grouping.groups[node].nodes, used))
     read = {v for n in nodes for v in n.inputs} | set(graph.outputs)
@@ -99,9 +97,8 @@ class _Facts:
 
     @cached_property
     def reduces(self) -> bool:
-        """Whether an element is reduced from many, by a reduction or by a sum that is written out; or from few, together with others: where the
-        position of an element decides in which way the same elements are combined, as in a matrix that is written out (the transforms of fast
-        algorithms), all results of one tile are computed together."""
+        """Whether an element is reduced from many, by a reduction or by a sum that is written out; or whether its position decides how
+        the same elements are combined (the transforms of fast algorithms): all results of one tile are computed together."""
 
         def is_sum(body: E.Expr) -> bool:
             read = Counter(r.attr for r in E.reads(body))
@@ -189,36 +186,34 @@ class _Group:
 class _Grouping:
     """Which nodes become one kernel: `groups`, by each of their nodes."""
 
-    def __init__(self, graph: Graph, facts: Mapping[Node, _Facts], halos: bool, quotients: bool) -> None:
-        self.graph, self.facts, self.halos, self.quotients = graph, facts, halos, quotients
+    def __init__(self, graph: Graph, facts: Mapping[Node, _Facts], halos: bool) -> None:
+        self.graph, self.facts, self.halos = graph, facts, halos
         self.producers, self.consumers = graph.producers(), graph.consumers()
         self.place = {node: n for n, node in enumerate(graph.nodes)}
         self.groups: dict[Node, _Group] = {}
         for node in graph.nodes:
             known = facts.get(node)
-            closed = known is None or known.imperative or len(known.outputs) != 1
-            self.groups[node] = _Group([node], known is not None and known.reduces, closed)
+            single = known is not None and not known.imperative and len(known.outputs) == 1
+            self.groups[node] = _Group([node], known is not None and known.reduces, not single)
             # Nearest producers first: of several reductions that could take this node as their epilogue, the last one computed gets it.
             produced = dict.fromkeys(v for v in node.inputs if v in self.producers)
             for value in sorted(produced, key=lambda v: -self.place[self.producers[v]]):
                 self.join(self.producers[value], value)
         self.read_as_bytes()
+        read = [(node, value) for node in graph.nodes for value in node.outputs if value in self.consumers]
         changed = True
         while changed:  # readers may have come together since: x * sigmoid(x) reads x twice, in one kernel
             changed = False
-            for node in self.graph.nodes:
-                for value in node.outputs:
-                    if value in self.consumers and self.groups[node].nodes[-1] is node:
-                        changed |= self.join(node, value)
+            for node, value in read:
+                changed |= self.groups[node].nodes[-1] is node and self.join(node, value)
 
     def not_fused(self) -> Iterator[tuple[Value, Fallback]]:
         """The values that other kernels read, with each reader and the reason."""
-        for node in self.graph.nodes:
-            for value in node.outputs:
-                for reader in self.consumers.get(value, ()):
-                    if self.groups[reader] is not self.groups[node]:
-                        edge = f"{node.op.name} -> {reader.op.name} ({reader.name})"
-                        yield value, Fallback(FallbackKind.NOT_FUSED, edge, self.obstacle(node, value) or "")
+        edges = ((node, value, reader) for node in self.graph.nodes for value in node.outputs for reader in self.consumers.get(value, ()))
+        for node, value, reader in edges:
+            if self.groups[reader] is not self.groups[node]:
+                edge = f"{node.op.name} -> {reader.op.name} ({reader.name})"
+                yield value, Fallback(FallbackKind.NOT_FUSED, edge, self.obstacle(node, value) or "")
 
     def read_as_bytes(self) -> None:
         """Bytes go through memory as bytes: what widens them at the end of a kernel moves to the kernel that reads it."""
@@ -289,7 +284,7 @@ class _Grouping:
 
     def joins_heads(self, product: Node, readers: Sequence[Node]) -> bool:
         """Whether nodes, one after the other, concatenate rows of the matrices that a product computes, and do nothing else."""
-        if not self.quotients or readers[0].inputs != product.outputs or matrix_product(product) is None or (moved := self.moved(readers)) is None:
+        if not self.halos or readers[0].inputs != product.outputs or matrix_product(product) is None or (moved := self.moved(readers)) is None:
             return False
         last, indices = moved
         return self.facts[product].bodies[-1].op == "reduce" and concatenated_row_length(last.axes, last.shape, indices) is not None
@@ -298,7 +293,7 @@ class _Grouping:
         """Whether nodes only move elements, and read them at affine indices; or matrices of a product at a quotient: heads that share keys."""
         if all(self.facts[n].is_view for n in nodes):
             return True
-        if not self.quotients or matrix_product(reader) is None or (moved := self.moved(nodes)) is None:
+        if not self.halos or matrix_product(reader) is None or (moved := self.moved(nodes)) is None:
             return False
         matrices, indices = moved[0].axes[:-2], [simplify(i) for i in moved[1]]
         quotients = [i for i in indices if i.op == "floordiv" and i.args[0] in matrices and i.args[1].op == "const"]
@@ -306,8 +301,7 @@ class _Grouping:
         return len(quotients) == 1 and all(affine(i) is not None for i in others) and quotients[0].args[0] not in E.variables(*others)
 
     def moved(self, nodes: Sequence[Node]) -> tuple[Tensor, Sequence[E.Expr]] | None:
-        """What nodes, one after the other, compute: a tensor, and the indices at which its elements are read; None if they do not only move
-        elements."""
+        """What nodes, one after the other, compute: (tensor, indices of its elements in the input); None if they do more than move."""
         (last, *_) = self.facts[nodes[-1]].outputs
         indices: Sequence[E.Expr] = last.axes
         for n, node in reversed(list(enumerate(nodes))):
@@ -318,8 +312,7 @@ class _Grouping:
         return last, indices
 
     def reads_halo(self, padding: Node, value: Value) -> bool:
-        """Whether a node puts zeros around what another kernel computes: that one can store them around its result, and the readers'
-        indices may reach into them."""
+        """Whether a node puts zeros around what another kernel computes, which can store them, and readers reach into them."""
         facts, (t,), sources = self.facts, self.facts[padding].outputs, [v for v in padding.inputs if v is not None]
         if len(sources) != 1 or t.body is None or sources[0] in self.graph.outputs or facts[padding].imperative:
             return False
@@ -337,8 +330,7 @@ def _kernel(graph: Graph, members: Sequence[Node], used: Container[Value]) -> No
     builder = GraphBuilder("_".join(dict.fromkeys(n.op.name for n in members))[:60])
     mapping, outer = dict[Value, Value](), list[Value]()
     for v in dict.fromkeys(v for n in members for v in n.inputs if v is not None and v not in inside):
-        array = graph.constants.get(v)
-        if array is not None and array.size <= INLINE_ELEMENTS:
+        if (array := graph.constants.get(v)) is not None and array.size <= INLINE_ELEMENTS:
             mapping[v] = builder.constant(np.asarray(array), v.name, v.dtype)
         else:
             mapping[v] = builder.input(v.name, v.dtype, v.shape, v.layout)

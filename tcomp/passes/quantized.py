@@ -30,18 +30,19 @@ MAX_EPILOGUE = 8  # operators between a contraction and a `quantize` of its resu
 
 def use_bytes(graph: Graph, notes: Notes | None = None) -> Graph:
     """The graph with integer contractions in the place of quantised ones: see the rules."""
-    rules = (unsigned_activations, two_swaps, swapped_numbers, byte_contraction, moved_bytes, inverse_scale)
-    return rewrite_graph(graph, rules, notes)
+    return rewrite_graph(graph, (unsigned_activations, two_swaps, swapped_numbers, byte_contraction, moved_bytes, inverse_scale), notes)
+
+
+def _zero_point(value: Value | None, dtype: str, rewriter: Rewriter) -> np.ndarray | None:
+    """The elements of a zero point, 0 where there is none; None where they are not known."""
+    return np.zeros((), dtype) if value is None else rewriter.array(value)
 
 
 @rule_for(QUANTIZE)
 def unsigned_activations(node: Node, rewriter: Rewriter) -> Replacement:
     """quantize(x, s, z) as int8 = swap_sign(quantize(x, s, z + 128) as uint8)"""
-    if node.attrs["dtype"] != "int8":
-        return None
     x, scale, zero = node.inputs
-    point = np.zeros((), np.int8) if zero is None else rewriter.array(zero)
-    if point is None:
+    if node.attrs["dtype"] != "int8" or (point := _zero_point(zero, "int8", rewriter)) is None:
         return None
     moved = rewriter.constant((point.astype(np.int16) + 128).astype(np.uint8), "zero_point")
     return rewriter.add(SWAP_SIGN, rewriter.add(QUANTIZE, [x, scale, moved], {**node.attrs, "dtype": "uint8"}, node.name), {}, node.name)
@@ -58,11 +59,7 @@ def two_swaps(node: Node, rewriter: Rewriter) -> Replacement:
 def swapped_numbers(node: Node, rewriter: Rewriter) -> Replacement:
     """dequantize(swap_sign(x), s, z) = dequantize(x, s, z ± 128), and likewise without a scale"""
     before = rewriter.producer(node.inputs[0], SWAP_SIGN)
-    if before is None:
-        return None
-    zero = node.inputs[-1]
-    point = np.zeros((), before.outputs[0].dtype) if zero is None else rewriter.array(zero)
-    if point is None:
+    if before is None or (point := _zero_point(node.inputs[-1], before.outputs[0].dtype, rewriter)) is None:
         return None
     flipped = rewriter.constant((point.view(np.uint8) ^ 128).view("uint8" if point.dtype == np.int8 else "int8"), "zero_point")
     return rewriter.add(node.op, [before.inputs[0], *node.inputs[1:-1], flipped], node.attrs, node.name)
@@ -114,9 +111,7 @@ def byte_contraction(node: Node, rewriter: Rewriter) -> Replacement:
     x, integers = replace(x, bytes=data, zero=zero), w.integers.astype(np.int8)
     if (missing := -integers.shape[1 - column] % GROUP) and (convolution is None or convolution.group == 1):
         integers = np.pad(integers, [(0, missing if d == 1 - column else 0) for d in range(integers.ndim)])
-        after = list(x.after)
-        after[channels] += missing
-        x = replace(x, after=tuple(after))
+        x = replace(x, after=tuple(d + (missing if n == channels % len(x.after) else 0) for n, d in enumerate(x.after)))
     if any(d != 0 for d in (*x.before, *x.after)):
         filling = None if zero is None or uniform(rewriter.array(zero)) == 0 else zero
         (data,) = rewriter.add(PAD, [data, filling], {"before": x.before, "after": x.after}, f"{node.name}.pad")
@@ -136,18 +131,16 @@ def byte_contraction(node: Node, rewriter: Rewriter) -> Replacement:
 
 def _numbers(value: Value | None, rewriter: Rewriter) -> _Numbers | None:
     """What a value stands for, where bytes with one zero point and one scale do."""
-    rank = 0 if value is None else len(value.shape)
-    around = ((0,) * rank, (0,) * rank)
+    before = after = (0,) * (0 if value is None else len(value.shape))
     if (pad := zero_padding(value, rewriter)) is not None:
-        around = (tuple(pad.attrs["before"]), tuple(pad.attrs["after"]))
-        value = pad.inputs[0]
+        value, before, after = pad.inputs[0], tuple(pad.attrs["before"]), tuple(pad.attrs["after"])
     node = rewriter.producer(value, CENTRED, DEQUANTIZE)
     if node is None or node.outputs[0].dtype not in ("int32", "float32"):
         return None
     data, zero, scale = node.inputs[0], node.inputs[-1], node.inputs[1] if len(node.inputs) == 3 else None
     if data is None or data.dtype not in BYTES or any(p is not None and any(d != 1 for d in p.shape) for p in (zero, scale)):
         return None
-    return _Numbers(data, zero, scale, *around)
+    return _Numbers(data, zero, scale, before, after)
 
 
 def _weights(value: Value | None, rewriter: Rewriter) -> _Weights | None:
@@ -165,12 +158,11 @@ def _weights(value: Value | None, rewriter: Rewriter) -> _Weights | None:
     if data is None or data.dtype.name not in BYTES:
         return None
     along = [-1 if d == axis else 1 for d in range(data.ndim)]
-    if zero is None:
-        zero = np.zeros((), np.int32)
-    elif not zero.ndim == data.ndim > 1:
+    if zero is not None and not zero.ndim == data.ndim > 1:
         zero = zero.reshape(along if zero.size > 1 else ())
+    integers = data.astype(np.int32) - (0 if zero is None else zero.astype(np.int32))
     scale = scale if scale is None or scale.size > 1 else scale.reshape(())
-    return _Weights(value.name, data.astype(np.int32) - zero.astype(np.int32), scale, axis)
+    return _Weights(value.name, integers, scale, axis)
 
 
 @rule_for(QUANTIZE)
@@ -196,8 +188,7 @@ def moved_bytes(node: Node, rewriter: Rewriter) -> Replacement:
 
 def _moves(value: Value | None, rewriter: Rewriter) -> list[Node] | None:
     """The nodes from a value back to the `dequantize` that it comes from, if those between do not care what numbers bytes stand for."""
-    found: list[Node] = []
-    windowed = False  # what is read next are windows, of which the largest element is taken
+    found, windowed = list[Node](), False  # `windowed`: what is read next are windows, of which the largest element is taken
     while (node := rewriter.producer(value)) is not None:
         found.append(node)
         if rewriter.producer(value, DEQUANTIZE):

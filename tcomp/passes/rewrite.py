@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from functools import wraps
 from typing import Any
 
@@ -30,11 +30,11 @@ MAX_SWEEPS = 20  # rules make graphs simpler, so that few sweeps suffice; the li
 Replacement = Sequence[Value | None] | str | None
 
 
+@dataclass(slots=True)
 class Notes:
     """Why rewrites fired, or did not: `lines` for people by the names of nodes, for `tcomp explain`."""
 
-    def __init__(self) -> None:
-        self.lines: dict[str, list[str]] = {}
+    lines: dict[str, list[str]] = field(default_factory=dict)
 
     def add(self, node: Node, rule: str, text: str) -> None:
         """Record what a rule (or, without a name, a pass) did to a node, or why it did not apply; once."""
@@ -75,9 +75,8 @@ class Rewriter(GraphBuilder):
 
     def is_copy(self, node: Node) -> bool:
         """Whether the node is there to give an output a storage of its own."""
-        if node.op is not IDENTITY or node.outputs[0] not in self._outputs:
-            return False
-        return node.inputs[0] not in self._producer or node.inputs[0] in self._outputs
+        copies = node.op is IDENTITY and node.outputs[0] in self._outputs
+        return copies and (node.inputs[0] not in self._producer or node.inputs[0] in self._outputs)
 
     def resolve(self, value: Value) -> Value:
         """What stands for a value after the replacements so far."""

@@ -38,10 +38,9 @@ def run_passes(
     `on_pass` is called after each."""
     if verify:
         verify_graph(graph)
-    before = ""
+    before = "" if dump is None else str(graph)
     if dump is not None:
         dump.mkdir(parents=True, exist_ok=True)
-        before = str(graph)
         (dump / "00-input.txt").write_text(before, encoding="utf-8")
     reports: list[PassReport] = []
     for number, (name, function) in enumerate(passes, 1):

@@ -67,15 +67,12 @@ def affine_chain(node: Node, rewriter: Rewriter) -> Replacement:
     if not (np.isfinite(chain.scale).all() and np.isfinite(chain.shift).all()):
         return "a factor or an offset is not finite"
     producer = rewriter.producer(chain.source)
-    absorbed: Replacement = None
-    if producer is not None and (body := structure.body_of(producer)) is not None and _affine(producer, rewriter) is None:
-        absorbed = _absorbed(producer, body, chain, rewriter)
-        if not (absorbed is None or isinstance(absorbed, str)):
-            return absorbed
+    body = structure.body_of(producer) if producer is None or _affine(producer, rewriter) is None else None
+    absorbed = None if producer is None or body is None else _absorbed(producer, body, chain, rewriter)
     left = chain.scales + chain.shifts
-    if left < chain.nodes or (chain.nodes == 1 and left < chain.operations):
-        return _written(chain.source, chain, label(node), rewriter)
-    return absorbed
+    if absorbed is not None and not isinstance(absorbed, str) or not (left < chain.nodes or (chain.nodes == 1 and left < chain.operations)):
+        return absorbed
+    return _written(chain.source, chain, label(node), rewriter)
 
 
 def _composed(first: _Affine, then: _Affine) -> _Affine | None:
@@ -83,30 +80,25 @@ def _composed(first: _Affine, then: _Affine) -> _Affine | None:
     if None not in (first.axis, then.axis) and first.axis != then.axis:
         return None
     moved = first.shift * then.scale
-    shift = moved + then.shift
-    if not then.scales:
-        largest = np.maximum(np.abs(moved), np.abs(then.shift))
-        if ((np.abs(shift) < largest * CANCELLATION) & (largest > LARGE_OFFSET)).any():
-            return None
+    shift, largest = moved + then.shift, np.maximum(np.abs(moved), np.abs(then.shift))
+    if not then.scales and ((np.abs(shift) < largest * CANCELLATION) & (largest > LARGE_OFFSET)).any():
+        return None
     axis = first.axis if then.axis is None else then.axis
     return _Affine(first.source, axis, first.scale * then.scale, shift, first.nodes + then.nodes, first.operations + then.operations)
 
 
 def _affine(node: Node, rewriter: Rewriter) -> _Affine | None:
-    variable = {v for v in node.inputs if v is not None and v not in rewriter.constants}
-    if structure.structural(node) or len(variable) != 1 or len(node.outputs) != 1 or node.outputs[0].dtype not in ("float32", "float64"):
+    source, *others = {v for v in node.inputs if v is not None and v not in rewriter.constants} or (None,)
+    body = structure.body_of(node) if source is not None and not others else None
+    if source is None or body is None or source.dtype != node.outputs[0].dtype or source.dtype not in ("float32", "float64"):
         return None
-    source = variable.pop()
-    body = structure.body_of(node) if source.dtype == node.outputs[0].dtype else None
-    parts = None if body is None else structure.affine(body, source)
-    if body is None or parts is None:
+    if (parts := structure.affine(body, source)) is None:
         return None
     coefficients = [E.substitute(e, structure.unit_axes(body.tensor)) for e in parts]
-    used = set(E.variables(*coefficients))
-    axes = [n for n, axis in enumerate(body.tensor.axes) if axis in used]
-    if len(used) > 1 or len(axes) != len(used):
+    used = E.variables(*coefficients)
+    if len(used) > 1 or not set(used) <= set(body.tensor.axes):
         return None
-    axis = axes[0] if axes else None
+    axis = body.tensor.axes.index(used[0]) if used else None
     scale, shift = (_elements(e, body, axis, rewriter) for e in coefficients)
     operations = sum(is_float(e.dtype) and e.op in (*E.BINARY, *E.UNARY) for e in E.walk(body.expr))
     return _Affine(source, axis, scale, shift, 1, operations)

@@ -110,16 +110,10 @@ _NEUTRAL = {"add": 0.0, "sub": 0.0, "pow": 1.0, "max": float("-inf"), "min": flo
 
 
 def with_constants(body: Body, values: Mapping[Value, bool | int | float]) -> Body:
-    """The body for inputs whose elements are all equal, with neutral elements dropped.
-
-        x + 0 == x    x - 0 == x    x * 1 == x    x / 1 == x    x ** 1 == x    max(x, -inf) == x    min(x, inf) == x
-
-    (-0.0 + 0.0 is 0.0, which compares equal to -0.0.) Casts to a type that holds every value, and back, are dropped too.
-    """
+    """The body for inputs whose elements are all equal, with neutral elements dropped: x + 0 == x, x - 0 == x, x * 1 == x, x / 1 == x,
+    x ** 1 == x, max(x, -inf) == x, min(x, inf) == x. (-0.0 + 0.0 is 0.0, which compares equal to -0.0.) Casts to a type that holds every
+    value, and back, are dropped too."""
     known = {body.leaves[v]: E.const(value, v.dtype) for v, value in values.items()}
-
-    def neutral(op: str, e: E.Expr) -> bool:
-        return e.op == "const" and is_float(e.dtype) and bool(e.attr == _NEUTRAL[op])
 
     def rule(e: E.Expr) -> E.Expr | None:
         if e.op == "read":
@@ -127,11 +121,8 @@ def with_constants(body: Body, values: Mapping[Value, bool | int | float]) -> Bo
         if e.op == "cast" and e.args[0].op == "cast" and e.args[0].args[0].dtype == e.dtype:
             return e.args[0].args[0] if lossless(e.dtype, e.args[0].dtype) else None
         if e.op in _NEUTRAL:
-            a, b = e.args
-            if e.op in ("add", "max", "min") and neutral(e.op, a):
-                return b
-            if neutral(e.op, b):
-                return a
+            dropped = [is_float(x.dtype) and _is(x, _NEUTRAL[e.op]) for x in e.args]
+            return e.args[1] if dropped[0] and e.op in ("add", "max", "min") else e.args[0] if dropped[1] else None
         return None
 
     return Body(body.tensor, E.rewrite(body.expr, rule), body.leaves)
@@ -225,17 +216,12 @@ def scales_with(body: Body, operands: Sequence[Value]) -> bool:
         match e.op:
             case "add" | "sub" | "neg":
                 linear = set(degrees) - {"zero"} == {"linear"}
-            case "mul":
-                linear = degrees in (["free", "linear"], ["linear", "free"])
-            case "div":
-                linear = degrees == ["linear", "free"]
+            case "mul" | "div":
+                linear = degrees == ["linear", "free"] or e.op == "mul" and degrees == ["free", "linear"]
             case "select":
                 linear = degrees[0] == "free" and set(degrees[1:]) - {"zero"} == {"linear"}
-            case "reduce":
-                reducer = e.attr[0]
-                linear = reducer.combine in (reducer.lhs + reducer.rhs, reducer.rhs + reducer.lhs)
             case _:
-                linear = False
+                linear = e.op == "reduce" and e.attr[0].combine in (e.attr[0].lhs + e.attr[0].rhs, e.attr[0].rhs + e.attr[0].lhs)
         return "linear" if linear else None
 
     for e in E.walk(body.expr):
@@ -314,8 +300,8 @@ def softmax_axis(node: Node | None) -> int | None:
     """The axis along which a node computes the softmax of its input; None where it computes anything else."""
     if node is None or structural(node) or len(node.inputs) != 1 or node.inputs[0] is None:
         return None
-    axes = range(len(node.inputs[0].shape))
-    return next((axis for axis in reversed(axes) if computes(node, SOFTMAX, {"axes": (axis,)})), None)
+    axes = reversed(range(len(node.inputs[0].shape)))
+    return next((axis for axis in axes if computes(node, SOFTMAX, {"axes": (axis,)})), None)
 
 
 def _contracts(node: Node) -> bool:

@@ -43,8 +43,7 @@ WINDOW_REGISTERS = 2  # registers, besides a quarter, for the accumulators of a 
 def schedule(s: Schedule, result: str, acc: str, target: CpuTarget, knobs: Knobs) -> None:
     """Schedule a result and the reduction that is read where it is stored, by register tiles."""
     lanes = nest_lanes(target, reduction_nest(s.kernel, acc))
-    group = group_loop(reduction_nest(s.kernel, acc))
-    if group is None:
+    if (group := group_loop(reduction_nest(s.kernel, acc))) is None:
         pack(s, acc, lanes, target, knobs)
     nest, out = reduction_nest(s.kernel, acc), result_nest(s.kernel, result)
     loop_of = {x.var.name: out.loops[n].var.name for n, x in enumerate(nest.spatial)}  # loop of the reduction -> that of the result
@@ -61,10 +60,9 @@ def schedule(s: Schedule, result: str, acc: str, target: CpuTarget, knobs: Knobs
         others[others.index(whole)] = inner
         outer_rows, rows = (inner if x == whole else x for x in (outer_rows, rows))
     cut = {x: n for x, n in ((outer_rows, tile.outer_rows), (rows, tile.rows)) if x is not None and (x is rows or n > 1)}
-    others = [x for x in others if x not in cut]
     inside, cuts = common.split_tiles(s, [*cut.items(), (columns, tile.vectors * lanes)])
     *tiles_of_rows, column = cuts
-    others += tiles_of_rows
+    others = [*(x for x in others if x not in cut), *tiles_of_rows]
     vectors, lane = s.split(inside.pop(), lanes)
     inside.append(vectors)
     overlapping = _overlapping(nest, tile_axes)
@@ -81,10 +79,9 @@ def schedule(s: Schedule, result: str, acc: str, target: CpuTarget, knobs: Knobs
     suggested = tuple(x.var.name for x in _memory_order(nest) if x is not group)
     orders = tuple(permutations(suggested)) if len(suggested) <= MAX_ORDERED else (suggested,)
     loops = knobs.choice((acc, "folds"), orders, suggested)
-    p = None
-    if loops and group is None and around[-1] is not column:
-        p = panel_blocking.panels(s, nest, loops, tile.vectors * lanes, column, others, target)
-        p = p if p is not None and knobs.flag((p.operand, "panels"), True) else None
+    in_panels = loops and group is None and around[-1] is not column
+    p = panel_blocking.panels(s, nest, loops, tile.vectors * lanes, column, others, target) if in_panels else None
+    p = p if p is not None and knobs.flag((p.operand, "panels"), True) else None
     if p is not None and p.in_blocks:
         axes = [(x.var.name, n) for x, n in zip(tile_axes, (tile.outer_rows, tile.rows), strict=True) if x is not None]
         panel_blocking.accumulate_in_blocks(s, acc, axes, lanes, column, p)
@@ -97,8 +94,10 @@ def schedule(s: Schedule, result: str, acc: str, target: CpuTarget, knobs: Knobs
             _, inner = s.split(loops[block[0]], block[1])
             s.promote(inner, acc, f"{acc}.tile", anew=True)
             loops = (*loops[: block[0]], inner, *loops[block[0] + 1 :])
-        if p is not None:
-            panel_blocking.prefetch_next_panel(s, p, column, loops[-1])
+        if p is not None:  # a part of the next panel at a time
+            outer, steps = s.split(loops[-1], p.steps)
+            s.prefetch(p.operand, column, 1, outer)
+            s.unroll(steps)
         elif loops and group is None:  # a reduction of one element has no loop left
             if is_product(nest) and not overlapping:
                 loop = next((x for x in reversed(around) if extent(s, x) != 1), around[-1])
@@ -117,9 +116,8 @@ def schedule(s: Schedule, result: str, acc: str, target: CpuTarget, knobs: Knobs
 
 
 def tile_loops(s: Schedule, acc: str, lanes: int, loops: Sequence[str], update: bool) -> None:
-    """Shape the nests that clear and update the accumulators: reduction loops outside, the tile unrolled in vector registers.
-
-    Without `update` the second one is put in order only (see `int8_dot_products`)."""
+    """Shape the nests that clear and update the accumulators: reduction loops outside, the tile unrolled in vector registers. Without
+    `update` the second one is put in order only (see `int8_dot_products`)."""
     for is_reduction in (False, True):
         spatial = patterns.stage_axes(s.kernel, acc, is_reduction)
         if is_reduction and not update:
@@ -131,9 +129,8 @@ def tile_loops(s: Schedule, acc: str, lanes: int, loops: Sequence[str], update: 
 
 
 def _summation_block(s: Schedule, nest: Nest, loops: Sequence[str], steps: int) -> tuple[int, int] | None:
-    """For a long sum (which of the loops to cut, at what length): what is inside of the cut is summed up one after the other. The rounding
-    errors of one long sum grow with its length. Blocks of the last loop are a multiple of `steps` long. None for a short sum, or where
-    nothing fits."""
+    """For a long sum, whose rounding errors grow with its length: (which of the loops to cut, at what length; of the last one a multiple of
+    `steps`). What is inside of the cut is summed up one after the other. None for a short sum, or where nothing fits."""
     if not is_float(nest.writes.dtype) or not patterns.is_sum(nest) or not all(isinstance(x.extent, int) for x in nest.reduction_loops):
         return None
     extents = [common.size(s, x) for x in loops]
@@ -162,10 +159,8 @@ def _memory_order(nest: Nest) -> list[For]:
 
 
 def _prefetch_vectors(s: Schedule, nest: Nest, walked: str, loop: str, target: CpuTarget, knobs: Knobs) -> None:
-    """Prefetch the operand that the lanes read, where it exceeds the second-level cache: in `loop`, which walks a block of the reduction loop
-    `walked`, or all of it."""
-    row, along = row_axis(nest), next(x.var for x in nest.reduction_loops if x.var.name == walked)
-    lanes = nest_lanes(target, nest)
+    """Prefetch the operand that the lanes read, where it exceeds the second-level cache: in `loop`, in a block of the loop `walked`."""
+    row, lanes, along = row_axis(nest), nest_lanes(target, nest), next(x.var for x in nest.reduction_loops if x.var.name == walked)
     for r in panel_blocking.walked_by_lanes(nest, walked):
         once = row is None or row.var not in E.variables(*r.args)
         step = stride(r, along)
@@ -193,8 +188,7 @@ def _prefetch_next_tile(s: Schedule, nest: Nest, out: Nest, loop: str, loops: Se
 
 
 def _prefetch_next_rows(s: Schedule, nest: Nest, out: Nest, loop: str, column: str, target: CpuTarget, knobs: Knobs) -> None:
-    """While the tiles of some rows are summed up, from column to column, prefetch the next rows, and what is stored there, where that
-    comes from memory. (Within a tile there is no loop to prefetch in: windows are unrolled.)"""
+    """From column to column, prefetch the next rows, and what is stored there, from memory. (Within a tile, windows are unrolled.)"""
     sizes = {b: common.size_of(b) for b in (*(r.attr for r in nest.reads), out.writes)}
     if sizes[out.writes] > target.l2 and common.is_streamed(s, out.writes, target, knobs):
         del sizes[out.writes]
@@ -202,8 +196,7 @@ def _prefetch_next_rows(s: Schedule, nest: Nest, out: Nest, loop: str, column: s
 
 
 def _prefetch_next(s: Schedule, sizes: Mapping[Buffer, int], loop: str, at: str, least: float, usual: float, knobs: Knobs) -> None:
-    """Prefetch, in the loop `at`, what the next iteration of `loop` touches of buffers, by default of those of more than `usual` bytes, and of
-    those of more than `least` if the tuner says so."""
+    """Prefetch, in the loop `at`, what the next iteration of `loop` touches of buffers of more than `usual` bytes (tuner: `least`)."""
     for buffer, size in sizes.items():
         if size > least and knobs.flag((buffer.name, "ahead"), size > usual):
             with suppress(ScheduleError):  # the next iteration has it too, or there are too few steps to prefetch all of it
@@ -277,7 +270,10 @@ def tile_of(nest: Nest, target: CpuTarget, knobs: Knobs) -> Tile:
     part = work_partition.row_parts(nest, target, knobs)
     rows, outer_rows = (1 if x is None else extent_of(x.extent) if part is None or part[0] is not x else part[1] for x in (row, outer))
     multiple, outer_multiple = (part[1] if part is not None and part[0] is x else 0 for x in (row, outer))  # what tiles divide
-    registers, cached_rows = target.vector_registers, MAX_TILE_ROWS if row is None else _rows_in_cache(nest, row, target)
+    # Rows whose distance is a multiple of `Core.l1_span` share one set of the first-level cache, of half of it two: more evict each other.
+    step = 0 if row is None else max((abs(stride(r, row.var) or 0) * itemsize(r.attr.dtype) for r in nest.reads), default=0)
+    in_sets = int(target.l1 // gcd(step, target.core.l1_span) * OPERAND_WAYS)
+    registers, cached_rows = target.vector_registers, min(MAX_TILE_ROWS, in_sets) if step else MAX_TILE_ROWS
 
     def loading(vectors: int) -> tuple[float, float]:
         """Cycles for a step's vectors of the operand that the lanes walk, which all rows of tiles read again: (at least, on top of the rest)."""
@@ -306,14 +302,6 @@ def _tile_axes(nest: Nest) -> tuple[For | None, For | None]:
     rest = replace(nest, loops=tuple(x for x in nest.loops if x is not row))
     outer = None if row is None or summed_bytes(nest) is not None else row_axis(rest)
     return outer if outer is not None and isinstance(outer.extent, int) else None, row
-
-
-def _rows_in_cache(nest: Nest, row: For, target: CpuTarget) -> int:
-    """How many rows may be walked together before their cache lines evict each other: those whose distance is a multiple of `Core.l1_span`
-    share one set of the first-level cache, of half of it two, and so on."""
-    step = max((abs(stride(r, row.var) or 0) * itemsize(r.attr.dtype) for r in nest.reads), default=0)
-    lines = target.l1 // gcd(step, target.core.l1_span)  # that the sets hold which rows fall into
-    return min(MAX_TILE_ROWS, int(lines * OPERAND_WAYS)) if step else MAX_TILE_ROWS
 
 
 def panel_order(nest: Nest, r: E.Expr) -> tuple[list[int], int] | None:

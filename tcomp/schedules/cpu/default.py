@@ -30,10 +30,8 @@ from tcomp.target import CpuTarget
 
 
 def schedule(kernel: Kernel, target: CpuTarget, knobs: Knobs | None = None) -> Schedule:
-    """The schedule of a kernel as lowered: the default one, unless `knobs` decide otherwise.
-
-    Where a step is refused (its independence cannot be proved, say), the group stays as it was before, and a note in the kernel says so.
-    """
+    """The schedule of a kernel as lowered: the default one, unless `knobs` decide otherwise. Where a step is refused (its independence cannot
+    be proved, say), the group stays as it was before, and a note in the kernel says so."""
     knobs = knobs or Knobs()
     s = _prepared(kernel)
     if patterns.is_imperative(s.kernel):
@@ -84,8 +82,7 @@ def _expand(s: Schedule, loop: str, size: int) -> None:
     extent = editing.find_loop(s.kernel, loop).extent
     todo, done = [loop], set[str]()
     while todo:
-        name = todo.pop()
-        if name in done:
+        if (name := todo.pop()) in done:
             continue
         done.add(name)
         v = editing.find_loop(s.kernel, name).var
@@ -99,8 +96,7 @@ def _expand(s: Schedule, loop: str, size: int) -> None:
 
 
 def _groups(s: Schedule, target: CpuTarget, packable: frozenset[str] = frozenset()) -> list[Group]:
-    """Attach each temporary to the one result that reads it, where the structure allows; detach it otherwise. `packable` names buffers whose
-    layout may still be chosen (weights)."""
+    """Each temporary attached to the one result that reads it, if that can be. `packable`: buffers whose layout may be chosen (weights)."""
 
     def formed(result: str, inside: tuple[str, ...]) -> list[Group]:
         if any(n.is_reduction for n in patterns.nests(s.kernel) if n.writes.name == result):
@@ -133,22 +129,19 @@ def _lanes_along_output(reduction: patterns.Nest, out: patterns.Nest, target: Cp
     lane, lanes, along = reduction.spatial[-1], nest_lanes(target, reduction), patterns.contiguous_reduction(reduction)
     if patterns.extent_of(lane.extent) * 2 < lanes:
         return along is None
-    if patterns.contiguous([r for r in reduction.reads if not (patterns.is_product(reduction) and r.attr.name in packable)], lane.var):
+    product, rows = patterns.is_product(reduction), patterns.row_axis(reduction)
+    if patterns.contiguous([r for r in reduction.reads if not (product and r.attr.name in packable)], lane.var):
         return True
-    rows = patterns.row_axis(reduction)  # along which the operand that is contiguous in no output axis is read again
-    if patterns.is_product(reduction) and rows is not None and patterns.extent_of(rows.extent) >= contraction.MIN_PACKED_ROWS:
-        return True  # the operand is packed first
+    if product and rows is not None and patterns.extent_of(rows.extent) >= contraction.MIN_PACKED_ROWS:
+        return True  # the operand that is contiguous in no output axis is packed first
     return along is None or patterns.extent_of(along.extent) < lanes
 
 
 def operand_layouts(kernel: Kernel, constants: frozenset[int], target: CpuTarget, knobs: Knobs | None = None) -> dict[int, Layout]:
-    """The packed layouts that the default schedule of an unscheduled kernel wants for constant parameters.
-
-    A contraction reads its vector operand in panels as wide as the register tile, one panel after the other, in the order of the
-    reduction loops: `[column / width][reduction loops...][column % width]`.
-    """
-    knobs = knobs or Knobs()
-    s = _prepared(kernel)
+    """The packed layouts that the default schedule of an unscheduled kernel wants for constant parameters. A contraction reads its vector
+    operand in panels as wide as the register tile, one panel after the other, in the order of the reduction loops:
+    `[column / width][reduction loops...][column % width]`."""
+    knobs, s = knobs or Knobs(), _prepared(kernel)
     if patterns.is_imperative(s.kernel):
         return {}
     wishes: dict[int, Layout] = {}

@@ -33,8 +33,7 @@ def schedule(s: Schedule, result: str, target: CpuTarget, knobs: Knobs) -> None:
     nest = result_nest(s.kernel, result)
     if not nest.loops:
         return
-    loops, lanes = [x.var.name for x in nest.loops], nest_lanes(target, nest)
-    pays = iterations(nest.loops) >= common.MIN_PARALLEL_ELEMENTS
+    lanes, pays = nest_lanes(target, nest), iterations(nest.loops) >= common.MIN_PARALLEL_ELEMENTS
     if (tiles := transpose_tiles(nest, target)) is not None:
         transpose(s, nest, tiles, pays, knobs)
         return
@@ -50,28 +49,21 @@ def schedule(s: Schedule, result: str, target: CpuTarget, knobs: Knobs) -> None:
         threads(s, list(others), pays, knobs, others)
         return
     outer_loops = [common.vector_tail(s, piece, lanes) for piece in _cut_at_conditions(s, nest)]
-    *loops, _ = loops
+    loops = [x.var.name for x in nest.loops[:-1]]
     if len(outer_loops) == 1 and (vectors := outer_loops[0]):
+        shared, page, count = vectors, common.vectors_of_page(target), extent(s, vectors)
         large = any(common.size_of(r.attr) > target.l2 for r in nest.reads)
-        loops.append(_prefetch_pages(s, vectors, not loops, target, knobs) if large else vectors)
+        if large and isinstance(count, int) and count >= 2 * page:  # operands that come from memory are prefetched by a page
+            if not loops:  # threads share pages then
+                shared, vectors, *_ = s.split(vectors, page, "guard" if divides(page, count) else "peel")
+            common.prefetch_vectors(s, vectors, page, set(), target, knobs)
+        loops.append(shared)
     threads(s, loops, pays, knobs)
 
 
-def _prefetch_pages(s: Schedule, outer: str, alone: bool, target: CpuTarget, knobs: Knobs) -> str:
-    """Prefetch the operands of a loop over vectors, where they come from memory, by a page. A loop that stands alone is for threads; its
-    iterations are then pages. Returns the loop that threads may share."""
-    page, whole, vectors = common.vectors_of_page(target), extent(s, outer), outer
-    if isinstance(whole, int) and whole >= 2 * page:
-        if alone:
-            outer, vectors, *_ = s.split(outer, page, "guard" if divides(page, whole) else "peel")
-        common.prefetch_vectors(s, vectors, page, set(), target, knobs)
-    return outer
-
-
 def _split_cases(s: Schedule, nest: Nest) -> tuple[dict[str, E.Dim | None], list[str]]:
-    """(other loops, loops over few cases): the value tells the cases apart by `select(i == 0, ..., select(i == 1, ...))`, where `i` is a
-    loop, a loop modulo a constant or its quotient by one; these are split, into rounds and cases. With each other loop comes the number of
-    its rounds that are whole, None if all are."""
+    """(other loops, with the number of their whole rounds, None for all; loops over few cases, told apart by `select(i == 0, ...,
+    select(i == 1, ...))`): `i` is a loop, a loop modulo a constant or its quotient by one; these are split, into rounds and cases."""
     periods, quotients = dict[E.Expr, int](), dict[E.Expr, int]()
     for e in E.walk(nest.leaf.value):
         if e.op == "eq" and e.args[1].op == "const":

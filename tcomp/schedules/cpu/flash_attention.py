@@ -144,14 +144,21 @@ def schedule(s: Schedule, found: SoftmaxProduct, target: CpuTarget, knobs: Knobs
     s.clean()
     for c in write_nests(s.kernel.body):
         name = original.get(c.leaf.buffer.name, c.leaf.buffer.name)
+        loop, row = next(iter(c.reduction_loops), None), loop_along(c, -1)
         if name == terms:
             _scores(s, c, lanes, target)
         elif isinstance(c.leaf, Store) and name in (*derived, found.maximum, *found.sums, found.result):
             _in_lanes(s, c, lanes)
-        elif name == product.writes.name:
-            _product(s, c, lanes, target)
-        elif name in (found.maximum, *found.sums):
-            _along_the_row(s, c, lanes)
+        elif loop is not None and name == product.writes.name:  # tiles are in registers while the terms of a block are added
+            if _register_tile(s, c, lanes, target, loop.var.name) is not None:
+                with suppress(ScheduleError):  # in the last block of a row whose length is not known, sums stay where they are
+                    s.promote(loop.var.name, c.leaf.buffer.name, f"{c.leaf.buffer.name}.tile")
+                _unroll_steps(s, loop.var.name, c)
+        elif loop is not None and row is not None and name in (found.maximum, *found.sums):  # partial results in lanes, then one of them
+            width = next((n for n in (4 * lanes, 2 * lanes) if n <= MAX_LANES and extent_of(loop.extent) % n == 0), lanes)
+            partial = s.rfactor(c.leaf.buffer.name, loop.var.name, width)
+            s.compute_at(partial, row, "register")
+            partial_loops(s, partial, loop.extent, width)
     for loops in shared:
         threads(s, [x for x in loops if x in s.loops], True, knobs)
 
@@ -202,8 +209,7 @@ def loop_along(c: Nest, dim: int) -> str | None:
 
 
 def _register_tile(s: Schedule, c: Nest, lanes: int, target: CpuTarget, loop: str | None = None) -> str | None:
-    """A register tile of rows and vectors, inside of the reduction `loop`; returns the loop over tiles. None where there is but a row or a
-    column."""
+    """Make a register tile of rows and vectors, in the reduction `loop`: the loop over tiles. None where there is but a row or a column."""
     row, column = loop_along(c, -2), loop_along(c, -1)
     if row is None or column is None:
         return None
@@ -242,27 +248,8 @@ def _in_lanes(s: Schedule, c: Nest, lanes: int) -> None:
         s.unroll(s.split(vectors, UNROLLED_VECTORS)[1])
 
 
-def _product(s: Schedule, c: Nest, lanes: int, target: CpuTarget) -> None:
-    """Sums: tiles of them are in registers while the terms of a block are added."""
-    loop = next((x.var.name for x in c.reduction_loops), None)
-    if loop is not None and _register_tile(s, c, lanes, target, loop) is not None:
-        with suppress(ScheduleError):  # in the last block of a row whose length is not known, sums stay where they are
-            s.promote(loop, c.leaf.buffer.name, f"{c.leaf.buffer.name}.tile")
-        _unroll_steps(s, loop, c)
-
-
 def _unroll_steps(s: Schedule, loop: str, c: Nest) -> None:
     """Unroll several steps of a reduction, unless they stand under conditions: these are the last blocks, and long enough as they are."""
     factor = next((n for n in UNROLL_FACTORS if divides(n, extent(s, loop))), 1)
     if factor > 1 and not c.conditions:
         s.unroll(s.split(loop, factor)[1])
-
-
-def _along_the_row(s: Schedule, c: Nest, lanes: int) -> None:
-    """A reduction of each row by itself: partial results in lanes, then one of them."""
-    name, loop, row = c.leaf.buffer.name, next(iter(c.reduction_loops), None), loop_along(c, -1)
-    if loop is not None and row is not None:
-        width = next((n for n in (4 * lanes, 2 * lanes) if n <= MAX_LANES and extent_of(loop.extent) % n == 0), lanes)
-        partial = s.rfactor(name, loop.var.name, width)
-        s.compute_at(partial, row, "register")
-        partial_loops(s, partial, loop.extent, width)

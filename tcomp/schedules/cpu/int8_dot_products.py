@@ -80,16 +80,13 @@ def add_up_groups(s: Schedule, target: CpuTarget) -> None:
 
 def _update(s: Schedule, tile: Nest, group: For, target: CpuTarget) -> None:
     *rows, columns = tile.spatial
-    loops = [x.var.name for x in tile.reduction_loops if x is not group]
-    down, across = [x.var.name for x in rows], columns.var.name
-    lanes = lanes_of(target, [tile.writes])
-    sizes = [x.extent for x in rows if x.extent != 1]
+    loops, down, across = [x.var.name for x in tile.reduction_loops if x is not group], [x.var.name for x in rows], columns.var.name
+    lanes, sizes = lanes_of(target, [tile.writes]), [x.extent for x in rows if x.extent != 1]
     weights = next(r for r in tile.reads if r.dtype == "int8")
     width = next((n for n in (lanes, 8) if divides(n, columns.extent)), 0)
     if width and len(sizes) < 2 and all(isinstance(n, int) for n in sizes) and stride(weights, columns.var) == GROUP:
         s.reorder(*loops, *down, across, group.var.name, reassociate=True)
-        instruction = vpdpbusd(prod(map(int, sizes)), int(columns.extent) // width, 1, width * 32)
-        s.tensorize([*down, across][0], instruction)
+        s.tensorize([*down, across][0], vpdpbusd(prod(map(int, sizes)), int(columns.extent) // width, 1, width * 32))
         return
     vectors, lane = s.split(across, lanes)
     s.reorder(*loops, group.var.name, *down, vectors, lane, reassociate=True)

@@ -50,9 +50,8 @@ class Panels:
 
 
 def panels(s: Schedule, nest: Nest, loops: Sequence[str], width: int, column: str, rows: Sequence[str], target: CpuTarget) -> Panels | None:
-    """For a product with these reduction loops that is scheduled in panels of `width` columns, `column` being the loop over panels, `rows`
-    those over the tiles of one; `None` where there is no large operand that all rows share, or too few tiles of rows to fetch a panel
-    meanwhile."""
+    """For a product with these reduction loops in panels of `width` columns, `column` being the loop over panels, `rows` those over the tiles
+    of one; `None` where there is no large operand that all rows share, or too few tiles of rows to fetch a panel meanwhile."""
     sizes = {x.var.name: x.extent for x in nest.loops} | {name: extent(s, name) for name in rows}
     extents = {name: n for name, n in sizes.items() if isinstance(n, int)}
     unknown = sizes.keys() - extents.keys()
@@ -91,13 +90,6 @@ def walked_by_lanes(nest: Nest, loop: str) -> list[E.Expr]:
 def exceeds_cache(r: E.Expr, target: CpuTarget) -> bool:
     """Whether the second-level cache does not hold an operand from one run to the next: weights are read once a run."""
     return bytes_of(r.attr) > target.l2 // CACHED_SHARE
-
-
-def prefetch_next_panel(s: Schedule, p: Panels, column: str, loop: str) -> None:
-    """Every few steps of the innermost reduction loop, prefetch a part of what the next iteration of `column` reads."""
-    outer, inner = s.split(loop, p.steps)
-    s.prefetch(p.operand, column, 1, outer)
-    s.unroll(inner)
 
 
 def accumulate_in_blocks(s: Schedule, acc: str, axes: Sequence[tuple[str, int]], lanes: int, column: str, p: Panels) -> None:

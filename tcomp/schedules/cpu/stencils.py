@@ -88,19 +88,17 @@ def chains(kernel: Kernel) -> list[Chain]:
             home.results += other.results
             home.needs |= other.needs
             homes.update((n, home) for n, c in homes.items() if c is other)
+        homes[name] = home
         if name in outputs:
             home.results.append(name)
         else:
             home.needs[name] = box
-        homes[name] = home
     found = list({id(c): c for c in homes.values()}.values())[::-1]
     for c in found:
         c.results.sort(key=list(stages).index)
-
-    def elements(chain: Chain) -> int:
-        return sum(prod(map(extent_of, stages[n].writes.shape)) for n in {*chain.results, *chain.needs})
-
-    return [c for c in found if any(r.high > r.low for box in c.needs.values() for r in box) and elements(c) >= MIN_ELEMENTS]
+    elements = {name: prod(map(extent_of, stage.writes.shape)) for name, stage in stages.items()}
+    found = [c for c in found if any(r.high > r.low for box in c.needs.values() for r in box)]
+    return [c for c in found if sum(elements[n] for n in {*c.results, *c.needs}) >= MIN_ELEMENTS]
 
 
 def _stages(kernel: Kernel) -> dict[str, Nest]:
@@ -139,13 +137,10 @@ def _needs(stage: Nest, buffer: str, own: Box) -> Box | None:
 
 def _hull(boxes: Sequence[Sequence[Reach | None]]) -> Box | None:
     """A box around all; None where a side is not known, or they move differently with the tile."""
-    hull = []
-    for sides in zip(*boxes, strict=True):
-        known = [r for r in sides if r is not None]
-        if len(known) < len(sides) or len({(r.dim, r.step) for r in known}) > 1:
-            return None
-        hull.append(Reach(known[0].dim, known[0].step, min(r.low for r in known), max(r.high for r in known)))
-    return tuple(hull)
+    known = [[r for r in sides if r is not None] for sides in zip(*boxes, strict=True)]
+    if any(len(sides) < len(boxes) or len({(r.dim, r.step) for r in sides}) > 1 for sides in known):
+        return None
+    return tuple(Reach(sides[0].dim, sides[0].step, min(r.low for r in sides), max(r.high for r in sides)) for sides in known)
 
 
 def _whole(shape: Sequence[E.Dim]) -> Box:
@@ -184,8 +179,7 @@ def _cost(tile: tuple[int, ...], chain: Chain, stages: Mapping[str, Nest], exten
         return inf
     boxes |= {n: list(tile) for n in chain.results}
 
-    def operations(stage: Nest) -> int:
-        """Of one element, about: arithmetic and accesses."""
+    def operations(stage: Nest) -> int:  # of one element, about: arithmetic and accesses
         values = sum(e.op not in ("var", "const") and e.dtype != E.INDEX for e in E.walk(stage.leaf.value))
         return iterations(stage.reduction_loops) * values + 1
 
@@ -275,11 +269,9 @@ def _in_lanes(s: Schedule, stage: str, loop: str, acc: str, loops: Sequence[str]
     outer, lane = s.split(loop, lanes)
     s.compute_at(acc, outer, "register")
     s.vectorize(lane)
-    for is_reduction in (False, True):
-        along = stage_axes(s.kernel, acc, is_reduction)[-1]
-        if is_reduction:
-            s.reorder(*loops, along, reassociate=True)
-            if prod(size(s, x) for x in loops) <= MAX_UNROLLED:
-                unroll(s, loops)
-        s.vectorize(along)
+    s.vectorize(stage_axes(s.kernel, acc, False)[-1])
+    along = stage_axes(s.kernel, acc, True)[-1]
+    s.reorder(*loops, along, reassociate=True)
+    unroll(s, loops if prod(size(s, x) for x in loops) <= MAX_UNROLLED else ())
+    s.vectorize(along)
     partition_tails(s, [outer], {outer: whole_tiles(whole, lanes)})
