@@ -147,8 +147,7 @@ def choose_algorithms(
     def spread_product(node: Node, rewriter: Rewriter) -> Replacement:
         """conv_transpose(x, w) = conv1x1(x, all elements of w), spread out"""
         x, w = node.inputs if structure.adjacent_windows(node) else (None, None)
-        weights = rewriter.array(w)
-        if x is None or w is None or weights is None or weights.shape[1] > lanes:
+        if x is None or w is None or (weights := rewriter.array(w)) is None or weights.shape[1] > lanes:
             return None
         channels, outputs, *strides = weights.shape
         rank = len(strides)

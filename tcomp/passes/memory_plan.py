@@ -230,14 +230,10 @@ def _place(sizes: Sequence[int], blocks: Sequence[_Block]) -> tuple[list[Dim], D
         raise IRError(f"the intermediate values need {sum(sizes)} bytes", hint="check the sizes of the inputs")
     least = _peak(sizes, blocks)
     size, birth, death = np.array(sizes, np.int64), np.array([b.birth for b in blocks]), np.array([b.death for b in blocks])
-    orders = (
-        np.lexsort((birth, -size)),  # largest first
-        np.lexsort((-size, birth)),  # as they come
-        np.lexsort((birth, -size * (death - birth + 1))),  # largest area first
-        np.lexsort((-size, birth - death)),  # longest-lived first
-    )
+    # Largest first; as they come; largest area first; longest-lived first.
+    keys = ((birth, -size), (-size, birth), (birth, -size * (death - birth + 1)), (-size, birth - death))
     best, total = np.zeros_like(size), 1 << 62
-    for order in orders:
+    for order in map(np.lexsort, keys):
         for _ in range(MAX_REPAIRS if total > least else 0):
             offset = _greedy(order, size, birth, death)
             end = offset + size

@@ -100,15 +100,12 @@ class _Facts:
         """Whether an element is reduced from many, by a reduction or by a sum that is written out; or whether its position decides how
         the same elements are combined (the transforms of fast algorithms): all results of one tile are computed together."""
 
-        def is_sum(body: E.Expr) -> bool:
-            read = Counter(r.attr for r in E.reads(body))
-            return any(e.op == "reduce" for e in E.walk(body)) or max(read.values(), default=0) > MAX_READS
+        def is_matrix(e: E.Expr) -> bool:
+            selects = e.op == "select" and e.args[0].op == "eq" and not E.reads(e.args[0])
+            return selects and len(set(E.reads(e.args[1])) & set(E.reads(e.args[2]))) > 1
 
-        def is_matrix(body: E.Expr) -> bool:
-            cases = (e for e in E.walk(body) if e.op == "select" and e.args[0].op == "eq" and not E.reads(e.args[0]))
-            return any(len(set(E.reads(e.args[1])) & set(E.reads(e.args[2]))) > 1 for e in cases)
-
-        return any(is_sum(b) or is_matrix(b) for b in self.bodies)
+        is_sum = any(n > MAX_READS for b in self.bodies for n in Counter(r.attr for r in E.reads(b)).values())
+        return is_sum or any(e.op == "reduce" or is_matrix(e) for e in E.walk(*self.bodies))
 
     @cached_property
     def contracts(self) -> bool:
@@ -168,10 +165,9 @@ class _Facts:
         for t, r in self.reads[value]:
             assert t.body is not None
             axes = {*t.axes, *(axis for e in E.walk(t.body) if e.op == "reduce" for axis in e.attr[1])}
-            if any(E.bounds(a)[1] != 0 for a in axes - set(E.variables(*r.args))):
+            window = any(len(set(E.variables(i)) & axes) > 1 for i in r.args)  # neighbours read the same elements
+            if window or any(E.bounds(a)[1] != 0 for a in axes - set(E.variables(*r.args))):
                 return False
-            if any(len(set(E.variables(i)) & axes) > 1 for i in r.args):
-                return False  # a window: neighbours read the same elements
         return True
 
 
@@ -222,10 +218,10 @@ class _Grouping:
             if value not in self.consumers or value in self.graph.outputs or len(group.nodes) == 1 or group.nodes[-1] is not node:
                 continue
             source = next((v for v in node.inputs if v is not None and v.dtype in BYTES and v.shape == value.shape), None)
-            if source is None or itemsize(value.dtype) == 1:
-                continue
             readers, (reader, *others) = self.consumers[value], {self.groups[r]: None for r in self.consumers[value]}
-            if others or reader.closed or not all(self.facts[r].is_aligned(v) for r, v in ((node, source), *((r, value) for r in readers))):
+            if source is None or itemsize(value.dtype) == 1 or others or reader.closed:
+                continue
+            if not all(self.facts[r].is_aligned(v) for r, v in ((node, source), *((r, value) for r in readers))):
                 continue
             group.nodes.remove(node)
             reader.nodes = sorted([node, *reader.nodes], key=self.place.__getitem__)

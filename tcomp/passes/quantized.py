@@ -125,8 +125,8 @@ def byte_contraction(node: Node, rewriter: Rewriter) -> Replacement:
     if x.scale is None or w.scale is None:
         return (total,)
     (scale,) = rewriter.add(MUL, [x.scale, rewriter.constant(w.scale, f"{node.name}.scale")], {})
-    axis = channels % len(total.shape)
-    return rewriter.add(DEQUANTIZE, [total, scale, None], {"axis": axis, "block": 0, "dtype": "float32"}, f"{node.name}.scaled")
+    attrs = {"axis": channels % len(total.shape), "block": 0, "dtype": "float32"}
+    return rewriter.add(DEQUANTIZE, [total, scale, None], attrs, f"{node.name}.scaled")
 
 
 def _numbers(value: Value | None, rewriter: Rewriter) -> _Numbers | None:

@@ -105,7 +105,11 @@ def schedule(s: Schedule, result: str, acc: str, target: CpuTarget, knobs: Knobs
             _prefetch_vectors(s, nest, walked, loops[-1], target, knobs)
             _unroll_steps(s, acc, loops, MAX_WINDOW_FMAS // prod(astuple(tile)) if overlapping else 1, knobs)
             if overlapping and around[-1] is column and len(around) > 1:
-                _prefetch_next_rows(s, nest, out, around[-2], column, target, knobs)
+                # The tiles of some rows prefetch the next rows, and what is stored there, where that comes from memory, from column to column.
+                sizes = {b: common.size_of(b) for b in (*(r.attr for r in nest.reads), out.writes)}
+                if sizes[out.writes] > target.l2 and common.is_streamed(s, out.writes, target, knobs):
+                    del sizes[out.writes]
+                _prefetch_next(s, sizes, around[-2], column, target.l2, common.STREAM_CACHES * target.l2, knobs)
     shared = common.partition_tails(s, around, cuts)
     for x in list(walk(s.kernel.body)):  # the last tile of a row sums up whole vectors, if that does no harm
         if isinstance(x, For) and x.kind == VECTORIZED and isinstance(x.body, If) and isinstance(x.body.then, Accumulate):
@@ -185,14 +189,6 @@ def _prefetch_next_tile(s: Schedule, nest: Nest, out: Nest, loop: str, loops: Se
         sizes[out.writes] = bytes_of(out.writes)
     sizes = {b: n for b, n in sizes.items() if all(isinstance(d, int) for d in b.shape)}  # else a cache may hold it
     _prefetch_next(s, sizes, loop, loops[-1], target.l2 * PREFETCHABLE_SHARE, target.l2 * PREFETCHED_SHARE, knobs)
-
-
-def _prefetch_next_rows(s: Schedule, nest: Nest, out: Nest, loop: str, column: str, target: CpuTarget, knobs: Knobs) -> None:
-    """From column to column, prefetch the next rows, and what is stored there, from memory. (Within a tile, windows are unrolled.)"""
-    sizes = {b: common.size_of(b) for b in (*(r.attr for r in nest.reads), out.writes)}
-    if sizes[out.writes] > target.l2 and common.is_streamed(s, out.writes, target, knobs):
-        del sizes[out.writes]
-    _prefetch_next(s, sizes, loop, column, target.l2, common.STREAM_CACHES * target.l2, knobs)
 
 
 def _prefetch_next(s: Schedule, sizes: Mapping[Buffer, int], loop: str, at: str, least: float, usual: float, knobs: Knobs) -> None:

@@ -39,7 +39,7 @@ def schedule(kernel: Kernel, target: CpuTarget, knobs: Knobs | None = None) -> S
         s.clean()
         return s
     for chain in stencils.chains(s.kernel):
-        with s.attempt(chain.result, FallbackKind.STAGE_BY_STAGE):
+        with s.attempt(chain.results[-1], FallbackKind.STAGE_BY_STAGE):
             stencils.schedule(s, chain, target, knobs)
     if multiplies_bytes(target):
         split_groups(s)

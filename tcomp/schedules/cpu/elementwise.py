@@ -120,10 +120,9 @@ def transpose_tiles(nest: Nest, target: CpuTarget) -> TransposeTiles | None:
     lane, lanes = nest.loops[-1], min(MAX_TILE_LANES, nest_lanes(target, nest))
     strided = tuple(r for r in nest.reads if stride(r, lane.var) not in (0, 1))
     along = [x for x in nest.loops[:-1] if strided and all(stride(r, x.var) == 1 for r in strided)]
-    if not along or lanes < 2 or any(affine(i) is None for r in strided for i in r.args) or any(e.op == "select" for e in E.walk(nest.leaf.value)):
-        return None
+    plain = all(affine(i) is not None for r in strided for i in r.args) and all(e.op != "select" for e in E.walk(nest.leaf.value))
     read_twice = any(sum(r.attr is other.attr for other in nest.reads) > 1 for r in strided)
-    if read_twice or not all(isinstance(x.extent, int) and x.extent >= lanes for x in (lane, along[-1])):
+    if not along or lanes < 2 or not plain or read_twice or not all(isinstance(x.extent, int) and x.extent >= lanes for x in (lane, along[-1])):
         return None
     tiles = int(lane.extent) // lanes
     wanted = max(1, min(tiles, MAX_VECTORS, MIN_WRITTEN // (lanes * itemsize(nest.writes.dtype))))

@@ -52,11 +52,6 @@ class SoftmaxProduct:
     scores: str | None
     elements: tuple[str, ...]
 
-    @property
-    def stages(self) -> set[str]:
-        """All that is computed for the result, and the result."""
-        return {self.result, self.maximum, *self.sums, *self.elements, *([self.scores] if self.scores else [])}
-
 
 def _softmax_product(kernel: Kernel, result: str, inside: Sequence[str]) -> SoftmaxProduct | None:
     """What computes a result, if that is a product with a softmax; `inside` are the temporaries that only it needs."""
@@ -96,7 +91,7 @@ def in_one_pass(s: Schedule, apply: Callable[[SoftmaxProduct], None]) -> set[str
     for found in products:
         with s.attempt(found.result, FallbackKind.STAGE_BY_STAGE):
             apply(found)
-            left.difference_update(found.stages)
+            left.difference_update({found.result, found.maximum, found.scores, *found.sums, *found.elements})
     return left
 
 
@@ -242,10 +237,9 @@ def _in_lanes(s: Schedule, c: Nest, lanes: int) -> None:
     vectors, lane = s.split(column, lanes)
     s.vectorize(lane)
     count = extent(s, vectors)
-    if isinstance(count, int) and count <= UNROLLED_VECTORS:
-        s.unroll(vectors)
-    elif divides(UNROLLED_VECTORS, count):
-        s.unroll(s.split(vectors, UNROLLED_VECTORS)[1])
+    few = isinstance(count, int) and count <= UNROLLED_VECTORS
+    if few or divides(UNROLLED_VECTORS, count):
+        s.unroll(vectors if few else s.split(vectors, UNROLLED_VECTORS)[1])
 
 
 def _unroll_steps(s: Schedule, loop: str, c: Nest) -> None:

@@ -63,11 +63,6 @@ class Chain:
     results: list[str]
     needs: dict[str, Box]
 
-    @property
-    def result(self) -> str:
-        """The stage that is stored."""
-        return self.results[-1]
-
 
 def chains(kernel: Kernel) -> list[Chain]:
     """The chains of stencils of a kernel that are worth tiles."""
@@ -168,7 +163,7 @@ def _tile(chain: Chain, stages: Mapping[str, Nest], target: CpuTarget, knobs: Kn
     possible = [tile for tile, cost in costs.items() if cost < inf]
     if not possible:
         raise ScheduleError("no tiles", why="what a tile needs of all stages does not fit into the cache")
-    return knobs.choice((chain.result, "tile"), possible, min(possible, key=costs.__getitem__))
+    return knobs.choice((chain.results[-1], "tile"), possible, min(possible, key=costs.__getitem__))
 
 
 def _cost(tile: tuple[int, ...], chain: Chain, stages: Mapping[str, Nest], extents: Sequence[int], lanes: int, target: CpuTarget) -> float:
@@ -221,8 +216,7 @@ class _Tiles:
 
     def __init__(self, s: Schedule, result: str, tile: Sequence[int]) -> None:
         nest = result_nest(s.kernel, result)
-        self.s = s
-        self.whole: dict[str, E.Dim | None] = {}  # loops of which tiles are cut off at the end: how many are whole, if that may be fewer
+        self.s, self.whole = s, dict[str, E.Dim | None]()  # `whole`: loops whose last tile may be cut off, with the number of whole tiles
         single, shifted, inner = [], [], []
         for i, side, n in zip(nest.leaf.indices, tile, nest.writes.shape, strict=True):
             loop = i.name
@@ -231,8 +225,7 @@ class _Tiles:
             elif side == 1:
                 single.append(loop)
             else:
-                # Tiles that overlap are all alike, but do not run in parallel.
-                overlap = bool(self.whole) and isinstance(n, int)
+                overlap = bool(self.whole) and isinstance(n, int)  # such tiles are all alike, but do not run in parallel
                 outer, loop = s.split(loop, side, "shift_inwards" if overlap else "guard")
                 inner.append(loop)
                 if overlap:

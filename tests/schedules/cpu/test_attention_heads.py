@@ -135,7 +135,7 @@ def test_one_kernel_for_a_product_and_the_join(rows: te.Dim, batch: int) -> None
     before = joined(rows, batch)
     (kernel,) = partition(before).nodes
     assert [node.op.name for node in kernel.bodies[0].nodes] == ["matmul", "transpose", "reshape"]
-    assert len(partition(before, quotients=False).nodes) == 2
+    assert len(partition(before, halos=False).nodes) == 2
     rng = np.random.default_rng(1)
     feeds = {v.name: rng.standard_normal([9 if d is rows and rows is ROWS else d for d in v.shape]).astype(np.float32) for v in before.inputs}
     found = Module.load(compile_graph(before, CompileOptions(HOST, threads=2))).run(feeds)
@@ -176,7 +176,7 @@ def grouped(keys: te.Dim, rows: int) -> Graph:
 @pytest.mark.parametrize("rows", [1, 7])
 def test_keys_are_not_repeated(keys: te.Dim, rows: int) -> None:
     before = grouped(keys, rows)
-    assert len(partition(before).nodes) == 3 and len(partition(before, quotients=False).nodes) > 3
+    assert len(partition(before).nodes) == 3 and len(partition(before, halos=False).nodes) > 3
     rng = np.random.default_rng(2)
     feeds = {v.name: rng.standard_normal([17 if d is ROWS else d for d in v.shape]).astype(np.float32) for v in before.inputs}
     found = Module.load(compile_graph(before, CompileOptions(HOST, threads=2))).run(feeds)
