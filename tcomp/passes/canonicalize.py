@@ -99,9 +99,9 @@ def two_pads(node: Node, rewriter: Rewriter) -> Replacement:
     if node.inputs[1] is not before.inputs[1] and (None in filling or filling[0] != filling[1]):
         return "two pads with different fillings are not merged"
     pairs = {side: list(zip(node.attrs[side], before.attrs[side], strict=True)) for side in ("before", "after")}
-    if any((least := bounds(d)[0]) is None or least < 0 for side in pairs.values() for pair in side for d in pair):
+    if any((least := bounds(d)[0]) is None or least < 0 for both in pairs.values() for pair in both for d in pair):
         return "a pad that may cut off is not merged"
-    amounts = {side: tuple(as_dim(as_expr(a) + as_expr(b)) for a, b in amounts) for side, amounts in pairs.items()}
+    amounts = {side: tuple(as_dim(as_expr(a) + as_expr(b)) for a, b in both) for side, both in pairs.items()}
     return rewriter.add(PAD, before.inputs[:2], {**node.attrs, **amounts}, node.name)
 
 
