@@ -1,8 +1,7 @@
 """Graph: a model as SSA dataflow over operators.
 
-A `Value` is a typed edge: dtype, logical shape (ints or symbolic), memory layout. A `Node` applies an `Operator` (a function from
-TE tensors to TE tensors) with attributes. Three structural operators carry sub-graphs, which are closed: everything they use
-is passed in.
+A `Value` is a typed edge: dtype, logical shape (ints or symbolic), memory layout. A `Node` applies an `Operator` (a function from TE
+tensors to TE tensors) with attributes. Three structural operators carry sub-graphs, which are closed: everything they use is passed in.
 
     KERNEL  bodies = (graph,)            the nodes of `graph` become one kernel
     IF      bodies = (then, otherwise)   inputs: bool condition, then the inputs of both bodies

@@ -81,8 +81,12 @@ def placeholder(shape: Sequence[Dim], dtype: str = "float32", name: str = "place
     return Tensor(name, shape, dtype)
 
 
-def reduce_axis(extent: Dim, name: str = "k") -> Expr:
-    """A variable 0 <= k < extent to reduce over."""
+def reduce_axis(extent: Dim | tuple[int, Dim], name: str = "k") -> Expr:
+    """A variable 0 <= k < extent to reduce over. `(0, extent)` is accepted as well, as in TVM. Raises `IRError` for another start."""
+    if isinstance(extent, tuple):
+        start, extent = extent
+        if start != 0:
+            raise IRError(f"reduce axis `{name}` starts at {start}", hint="start at 0 and add the offset in the body")
     return loop_var(name, extent)
 
 

@@ -40,10 +40,8 @@ class KernelFacts:
 class LoadedModel(ABC):
     """A compiled model that can be run: a `Module` on CPUs, a `CudaModule` on a GPU.
 
-    artifact: Artifact, what was loaded
-    manifest: Manifest, what the artifact says of itself
-    inputs, outputs: tuples of TensorSpec, in the order of the graph
-    threads: int, those of this machine that run the model
+    artifact: Artifact, what was loaded manifest: Manifest, what the artifact says of itself inputs, outputs: tuples of TensorSpec, in the
+    order of the graph threads: int, those of this machine that run the model
     """
 
     threads: int

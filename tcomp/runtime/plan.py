@@ -67,11 +67,8 @@ class KernelCode:
 class Plan:
     """Steps over the memories of a run.
 
-    kernels: their code by name
-    workspace: Size, its bytes
-    outputs: the shapes of the outputs, as Sizes
-    labels: those of the calls, each in the text of the plan once
-    branches: whether what is launched depends on values that the model computes
+    kernels: their code by name workspace: Size, its bytes outputs: the shapes of the outputs, as Sizes labels: those of the calls, each in
+    the text of the plan once branches: whether what is launched depends on values that the model computes
     """
 
     def __init__(self, code: bytes, dims: int, inputs: int, outputs: int) -> None:

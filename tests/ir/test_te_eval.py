@@ -45,6 +45,14 @@ def test_bodies_agree_with_the_loop_interpreter(body, seed):
     np.testing.assert_array_equal(result, expected)
 
 
+def test_reduce_axes_are_given_as_ranges_too():
+    a, r = te.placeholder((5, 9), name="A"), te.reduce_axis((0, 9), "r")
+    x = random(5, 9)
+    np.testing.assert_allclose(both(te.compute((5,), lambda i: te.sum(a[i, r], axis=r)), {a: x}), x.sum(1), rtol=1e-5)
+    with pytest.raises(IRError, match="reduce axis `r` starts at 1"):
+        te.reduce_axis((1, 9), "r")
+
+
 def test_matmul_of_symbolic_size():
     m, k = te.var("m"), te.var("k")
     a, b = te.placeholder((m, 2 * k + 1), name="A"), te.placeholder((2 * k + 1, 7), name="B")

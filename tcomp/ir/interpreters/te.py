@@ -319,14 +319,26 @@ def _product(a: Array, b: Array, outer: int, dtype: str) -> Array:
     if not is_float(dtype):  # 64-bit integers are right modulo 2**64
         limit = prod(max(abs(int(x.min())), abs(int(x.max()))) for x in (a, b))
         exact = np.float64 if limit * prod(np.broadcast_shapes(a.shape, b.shape)[outer:]) < 1 << 53 else np.int64
-    sides: list[Any] = []  # of einsum: arrays, and the dimensions along which they vary
-    for x in (a, b):
-        varies = [d for d, n in enumerate(x.shape) if n > 1]
-        sides += [x.reshape([x.shape[d] for d in varies]).astype(exact), varies]
-    shape = [max(m, n) for m, n in zip(a.shape[:outer], b.shape[:outer], strict=True)]
+    varies = [(m > 1, n > 1) for m, n in zip(a.shape, b.shape, strict=True)]
+    a, b = (
+        x.sum(axis=alone, keepdims=True, dtype=exact) if (alone := tuple(d for d in range(outer, x.ndim) if varies[d] == only)) else x
+        for x, only in ((a, (True, False)), (b, (False, True)))
+    )
+    both = [d for d in range(outer) if varies[d] == (True, True)]
+    columns = [d for d in range(outer) if varies[d] == (False, True)]
+    rows = [d for d in range(outer) if d not in both + columns]
+    summed = list(range(outer, a.ndim))
+
+    def matrices(x: Array, order: list[int], alone: list[int], shape: tuple[list[int], list[int]]) -> Array:
+        x = np.ascontiguousarray(x.transpose([*order, *alone]), exact)
+        return x.reshape(prod(x.shape[: len(both)]), *(prod(x.shape[d] for d in map(order.index, group)) for group in shape))
+
+    left = matrices(a, both + rows + summed, columns, (rows, summed))
+    right = matrices(b, both + summed + columns, rows, (summed, columns))
+    order = both + rows + columns
     with np.errstate(all="ignore"):
-        total = np.einsum(*sides, [d for d, n in enumerate(shape) if n > 1], optimize=True)
-        return np.asarray(total).astype(to_numpy(dtype), copy=False).reshape(shape)
+        total: Array = np.matmul(left, right).astype(to_numpy(dtype), copy=False)
+    return total.reshape([max(a.shape[d], b.shape[d]) for d in order]).transpose([order.index(d) for d in range(outer)])
 
 
 def _reduced(function: np.ufunc, part: Array, count: int, dtype: np.dtype[Any]) -> Array:
