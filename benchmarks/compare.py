@@ -137,9 +137,7 @@ def size_of(path: Path) -> float:
     return sum(f.stat().st_size for f in files) / 1e6
 
 
-def measure(
-    model: Model, contenders: Iterable[str], threads: list[int], seconds: float, rounds: int, timeout: float
-) -> list[Result]:
+def measure(model: Model, contenders: Iterable[str], threads: list[int], seconds: float, rounds: int, timeout: float) -> list[Result]:
     """One result per contender and thread count; failures have "failure" instead of the figures that they prevented.
 
     Raises Unavailable where the model's file can not be had.

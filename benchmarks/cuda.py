@@ -154,7 +154,9 @@ def measure_products(target: CudaTarget) -> None:
             error = float(np.linalg.norm(got - want) / np.linalg.norm(want))
             seconds = median(module.replays(inputs))
             rate = 2 * n**3 / seconds / 1e12
-            print(f"  {dtype} {n}^3{choice}: {seconds * 1e3:8.3f} ms = {rate:6.1f} TFLOP/s, {theirs / seconds:6.1%} of cuBLAS   error {error:.1e}")
+            print(
+                f"  {dtype} {n}^3{choice}: {seconds * 1e3:8.3f} ms = {rate:6.1f} TFLOP/s, {theirs / seconds:6.1%} of cuBLAS   error {error:.1e}"
+            )
 
 
 def unmeasured(knobs: Knobs) -> Iterator[tuple[str, Option]]:
@@ -198,7 +200,9 @@ def measure_model(model: models.Model, target: CudaTarget) -> bool:
             worst = max(worst, float(difference)) if np.isfinite(difference) else float("inf")
     seconds = median(module.replays(inputs))
     good = worst <= max(model.tolerance, _TOLERANCES[target.precision])
-    print(f"  {model.name:20} {seconds * 1e3:9.3f} ms  {report.kernels:4} kernels  error {worst:.1e}{'' if good else '  WRONG'}", flush=True)
+    print(
+        f"  {model.name:20} {seconds * 1e3:9.3f} ms  {report.kernels:4} kernels  error {worst:.1e}{'' if good else '  WRONG'}", flush=True
+    )
     return good
 
 
@@ -216,7 +220,13 @@ def main() -> int:
     try:
         if options.compile_only:
             version()
-            return 0 if compile_all(options.only, CudaTarget.parse(f"cuda -arch={options.arch or 'sm_80,sm_90a'} -precision={options.precision}")) else 1
+            return (
+                0
+                if compile_all(
+                    options.only, CudaTarget.parse(f"cuda -arch={options.arch or 'sm_80,sm_90a'} -precision={options.precision}")
+                )
+                else 1
+            )
         capability = CupyDevice().capability
         arch = f"cuda -arch=sm_{capability}{'a' if capability in (90, 100) else ''}"
         target = CudaTarget.parse(f"{arch} -precision={options.precision}")

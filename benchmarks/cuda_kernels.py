@@ -61,7 +61,9 @@ def figures(artifact: Artifact, target: CudaTarget) -> Figures:
     single = sum(prod(launch["block"]) == 1 and launch["grid"] == [1, 1, 1] for launch in launches)
     registers, shared, spilled = (max(column) for column in zip(*taken, strict=True)) if taken else (0, 0, 0)
     notes = tuple(sum(any(note in text for text in texts) for texts in said) for note in NOTES)
-    return Figures(len(kernels), len(launches), sum(x["barriers"] for x in launches), registers, shared, spilled, single, notes, tuple(beyond))
+    return Figures(
+        len(kernels), len(launches), sum(x["barriers"] for x in launches), registers, shared, spilled, single, notes, tuple(beyond)
+    )
 
 
 def compile_all(patterns: str | None, target: CudaTarget) -> bool:

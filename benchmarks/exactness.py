@@ -39,7 +39,12 @@ from .worker import Run, difference, load_onnxruntime
 ALLOWED, FLOOR = 2.0, 1e-7  # times ONNX Runtime's error; differences below that are the rounding of the outputs
 WINOGRAD = 1e-3  # where Winograd's algorithm takes part
 ROOM = 60.0  # MB beside weights and arena
-FLOATS_KEPT = {"Resize": (1, 2), "Upsample": (1,), "QuantizeLinear": (1,), "DequantizeLinear": (1,)}  # inputs that the standard wants in float32
+FLOATS_KEPT = {
+    "Resize": (1, 2),
+    "Upsample": (1,),
+    "QuantizeLinear": (1,),
+    "DequantizeLinear": (1,),
+}  # inputs that the standard wants in float32
 
 
 def widened(model: onnx.ModelProto) -> onnx.ModelProto:
@@ -124,7 +129,11 @@ def memory(artifact: Any, feeds: Arrays) -> dict[str, float]:
         np.savez(files[1], allow_pickle=False, **{name: a for name, a in feeds.items() if name in names})
         done = subprocess.run([sys.executable, "-m", "tcomp.cli.footprint", *files], capture_output=True, text=True, check=True)
         spent = json.loads(done.stdout)
-        return {"weights": Path(files[0]).stat().st_size / 1e6, "peak": spent["peak_bytes"] / 1e6, "before": spent["import_peak_bytes"] / 1e6}
+        return {
+            "weights": Path(files[0]).stat().st_size / 1e6,
+            "peak": spent["peak_bytes"] / 1e6,
+            "before": spent["import_peak_bytes"] / 1e6,
+        }
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -133,7 +142,9 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--draws", type=int, default=8, help="random inputs of each model")
     args = parser.parse_args(argv)
-    errors = Table("model", "tcomp", "direct", "ONNX Runtime", "ratio", "direct", "Winograd", box=box.MARKDOWN, title="Error against float64")
+    errors = Table(
+        "model", "tcomp", "direct", "ONNX Runtime", "ratio", "direct", "Winograd", box=box.MARKDOWN, title="Error against float64"
+    )
     sizes = Table("model", "weights MB", "arena MB", "arena / bound", "before MB", "peak MB", "beyond MB", box=box.MARKDOWN, title="Memory")
     missed, console = 0, Console(width=160)
     for model in (m for m in select(args.only) if args.only or not m.name.startswith("light_")):
@@ -157,7 +168,9 @@ def main(argv: list[str] | None = None) -> int:
         print(model.name, file=sys.stderr, flush=True)
     console.print(errors)
     console.print(sizes)
-    print(f"{missed} beyond what is allowed: {ALLOWED:g} times the error of ONNX Runtime ({WINOGRAD:g} where Winograd's algorithm takes part), {ROOM:g} MB beside weights and arena")
+    print(
+        f"{missed} beyond what is allowed: {ALLOWED:g} times the error of ONNX Runtime ({WINOGRAD:g} where Winograd's algorithm takes part), {ROOM:g} MB beside weights and arena"
+    )
     return int(missed > 0)
 
 

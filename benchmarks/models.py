@@ -95,9 +95,7 @@ def randomised(name: str, path: Path) -> None:
     onnx.save(model, path)
 
 
-def _weight(
-    user: onnx.NodeProto, slot: int, users: Mapping[str, Any], shape: tuple[int, ...], rng: np.random.Generator
-) -> np.ndarray:
+def _weight(user: onnx.NodeProto, slot: int, users: Mapping[str, Any], shape: tuple[int, ...], rng: np.random.Generator) -> np.ndarray:
     if user.op_type == "Unsqueeze":  # a batch norm's scale and bias, written as Mul and Add
         user = users[user.output[0]][0]
         return rng.uniform(0.5, 1.45, shape) if user.op_type == "Mul" else rng.normal(0, 0.1, shape)
@@ -297,9 +295,7 @@ def inputs(model: Model, path: Path, seed: int = 0) -> Arrays:
         if i.name in model.ranges:
             low, high = model.ranges[i.name]
             integral = dtype.kind in "iu"
-            feeds[i.name] = np.asarray(
-                rng.integers(int(low), int(high), shape) if integral else rng.uniform(low, high, shape), dtype
-            )
+            feeds[i.name] = np.asarray(rng.integers(int(low), int(high), shape) if integral else rng.uniform(low, high, shape), dtype)
         else:
             feeds[i.name] = model.draw(rng, shape).astype(dtype)
     return feeds

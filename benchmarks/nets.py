@@ -56,9 +56,7 @@ def export(
 
 
 class ConvBN(nn.Sequential):
-    def __init__(
-        self, i: int, o: int, k: int = 3, s: int = 1, groups: int = 1, act: Callable[[], nn.Module] | None = nn.ReLU6
-    ) -> None:
+    def __init__(self, i: int, o: int, k: int = 3, s: int = 1, groups: int = 1, act: Callable[[], nn.Module] | None = nn.ReLU6) -> None:
         super().__init__(nn.Conv2d(i, o, k, s, k // 2, groups=groups, bias=False), nn.BatchNorm2d(o))
         if act:
             self.append(act())
@@ -90,9 +88,7 @@ class InvertedResidual(nn.Module):
         return x + self.body(x) if self.residual else self.body(x)
 
 
-def mobile_net(
-    stages: list[tuple[int, int, int, int, int]], stem: int, head: int, act: Callable[[], nn.Module], se: bool
-) -> nn.Module:
+def mobile_net(stages: list[tuple[int, int, int, int, int]], stem: int, head: int, act: Callable[[], nn.Module], se: bool) -> nn.Module:
     """`stages`: (expansion, channels, repeats, stride, kernel)."""
     layers: list[nn.Module] = [ConvBN(3, stem, 3, 2, act=act)]
     c = stem
@@ -155,6 +151,7 @@ def convnext_tiny(path: Path) -> None:
 class UNet(nn.Module):
     def __init__(self, widths: tuple[int, ...] = (32, 64, 128, 256), classes: int = 4) -> None:
         super().__init__()
+
         def double(i: int, o: int) -> nn.Module:
             return nn.Sequential(ConvBN(i, o, act=nn.ReLU), ConvBN(o, o, act=nn.ReLU))
 
@@ -222,9 +219,7 @@ class LlamaBlock(nn.Module):
         a, b = x.chunk(2, -1)
         return x * self.cos[position][:, None] + torch.cat([-b, a], -1) * self.sin[position][:, None]
 
-    def forward(
-        self, x: Tensor, position: Tensor, past_k: Tensor, past_v: Tensor
-    ) -> tuple[Tensor, Tensor, Tensor]:
+    def forward(self, x: Tensor, position: Tensor, past_k: Tensor, past_v: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         n, s, d = x.shape
         h = self.norm1(x)
         q, k, v = (f(h).view(n, s, -1, self.hd).transpose(1, 2) for f in (self.q, self.k, self.v))
@@ -304,8 +299,6 @@ def minilm(path: Path, folder: Path) -> None:
     """`folder`: the trained model as transformers saves it."""
     from transformers import BertModel
 
-    bert = BertModel.from_pretrained(
-        folder, add_pooling_layer=False, attn_implementation="eager", local_files_only=True
-    )
+    bert = BertModel.from_pretrained(folder, add_pooling_layer=False, attn_implementation="eager", local_files_only=True)
     args = tokens(128, bert.config.vocab_size)
     export(Embedder(bert.eval()), args, ["input_ids", "attention_mask"], ["embedding"], path)

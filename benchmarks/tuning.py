@@ -244,7 +244,11 @@ def cost_of(record: Record) -> float:
 def samples_of(measurer: Measurer, task: Task, costs: Mapping[str, float]) -> dict[str, Sample]:
     """By decisions, what a model learns from or is judged by; what is refused by now is left out."""
     made = measurer.summarize(task, [decode(text) for text in costs])
-    return {text: Sample(task.key, m.features, cost) for (text, cost), m in zip(costs.items(), made, strict=True) if isinstance(m, CandidateSummary)}
+    return {
+        text: Sample(task.key, m.features, cost)
+        for (text, cost), m in zip(costs.items(), made, strict=True)
+        if isinstance(m, CandidateSummary)
+    }
 
 
 def ranking(model: CostModel, samples: Sequence[Sample], same: float = SAME) -> float:

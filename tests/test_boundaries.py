@@ -216,7 +216,10 @@ def test_the_runtime_loads_with_numpy_alone() -> None:
 @pytest.mark.parametrize("worker", ["worker", "worker_gpu"])
 def test_measuring_loads_no_compiler(worker: str) -> None:
     """The process that runs candidates knows how arrays lie in memory, and nothing of compilers and models of cost."""
-    program = f"import sys, tcomp.autotune.measurement.{worker}; " "print(*sorted({m.split('.')[0] if m[:6] != 'tcomp.' else m for m in sys.modules}))"
+    program = (
+        f"import sys, tcomp.autotune.measurement.{worker}; "
+        "print(*sorted({m.split('.')[0] if m[:6] != 'tcomp.' else m for m in sys.modules}))"
+    )
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True, cwd=ROOT.parent)
     loaded = set(done.stdout.split())
     assert not loaded & {"llvmlite", "onnx", "xgboost", "islpy", "rich", "torch", "typer"}
@@ -226,7 +229,9 @@ def test_measuring_loads_no_compiler(worker: str) -> None:
 
 def test_any_module_of_the_ir_can_be_imported_first() -> None:
     """The nouns mention each other: printing and parsing are imported where they are used, so that there is no cycle at load time."""
-    names = [".".join(p.relative_to(ROOT.parent).with_suffix("").parts) for p in FILES if part_of(module_of(p)) == "ir" and p.stem != "__init__"]
+    names = [
+        ".".join(p.relative_to(ROOT.parent).with_suffix("").parts) for p in FILES if part_of(module_of(p)) == "ir" and p.stem != "__init__"
+    ]
     program = (
         "import importlib, sys\n"
         "for name in sys.argv[1:]:\n"

@@ -23,7 +23,11 @@ def undocumented(scope: ast.Module | ast.ClassDef, prefix: str) -> Iterator[str]
 
 
 def test_public_names_have_docstrings() -> None:
-    missing = [f"{path.relative_to(ROOT.parent)}: {name}" for path in FILES for name in undocumented(ast.parse(path.read_text(encoding="utf-8")), "")]
+    missing = [
+        f"{path.relative_to(ROOT.parent)}: {name}"
+        for path in FILES
+        for name in undocumented(ast.parse(path.read_text(encoding="utf-8")), "")
+    ]
     assert not missing, "\n".join(missing)
 
 
@@ -31,7 +35,9 @@ def is_number(node: ast.expr) -> bool:
     """Whether an expression is written with numbers alone."""
     parts = list(ast.walk(node))
     numbers = [p for p in parts if isinstance(p, ast.Constant) and isinstance(p.value, int | float) and not isinstance(p.value, bool)]
-    return bool(numbers) and all(isinstance(p, ast.Constant | ast.BinOp | ast.UnaryOp | ast.operator | ast.unaryop | ast.Tuple | ast.expr_context) for p in parts)
+    return bool(numbers) and all(
+        isinstance(p, ast.Constant | ast.BinOp | ast.UnaryOp | ast.operator | ast.unaryop | ast.Tuple | ast.expr_context) for p in parts
+    )
 
 
 def unexplained(path: Path) -> Iterator[str]:

@@ -298,7 +298,10 @@ def test_results_lie_over_inputs_that_end_with_them(rows: int | str) -> None:
 
 def test_report_and_texts() -> None:
     told: list[tuple[str, int, int]] = []
-    _, report = compile_model(dense(), CompileOptions(emit=("graph", "te", "loops", "llvm", "asm"), progress=lambda stage, done, total: told.append((stage, done, total))))
+    _, report = compile_model(
+        dense(),
+        CompileOptions(emit=("graph", "te", "loops", "llvm", "asm"), progress=lambda stage, done, total: told.append((stage, done, total))),
+    )
     assert report.kernels == 2 == report.distinct_kernels
     assert set(report.seconds) == {"import", "passes", "kernels", "link"}
     assert report.edges_not_fused == ["%r: relu -> softmax (softmax) not fused: both sides reduce"]

@@ -80,7 +80,8 @@ class _Judge:
     seen: dict[tuple[str, str], Rounds] = field(default_factory=dict)  # of each task and candidate, in all comparisons
 
     def winner(self, candidates: Candidates) -> _Trial:
-        """Candidates that together make the model faster, and the comparison that shows it; none, and the opening one, if there are no such."""
+        """Candidates that together make the model faster, and the comparison that shows it; none, and the opening one, if there are no
+        such."""
         found: list[_Trial] = []
         for n in range(max(map(len, candidates.values()))):
             if n and not self.time_left(2):  # for the last one as well

@@ -26,12 +26,12 @@ SAME = 0.02  # times whose relative difference is less are taken to be equal
 FORMAT = 3
 _MAX_BYTES = 1 << 20  # of a saved model
 _PARAMETERS = {
-    "eta": 0.1, "subsample": 0.8, "colsample_bytree": 0.5, "lambda": 2.0, "max_bin": 32, "max_depth": 4, "base_score": 0.0, "nthread": 1, "seed": 0,
-    "verbosity": 0,
+    "eta": 0.1, "subsample": 0.8, "colsample_bytree": 0.5, "lambda": 2.0, "max_bin": 32, "max_depth": 4, "base_score": 0.0,
+    "nthread": 1, "seed": 0, "verbosity": 0,
 }  # fmt: skip
 _SHIPPED = 150, 8.0  # boosting rounds, and the minimum weight of a leaf
 _RUN = 40, 0.5  # of few samples, most of them alike: more trees would learn the noise
-_STEEPNESS = 8.0  # a pair is taken to be ordered with near certainty where the logarithms of its times differ by more than about 1 / _STEEPNESS
+_STEEPNESS = 8.0  # a pair counts as surely ordered where the logarithms of its times differ by more than about 1 / _STEEPNESS
 
 
 @dataclass(frozen=True, eq=False, slots=True)
@@ -44,8 +44,8 @@ class Sample:
 
 
 class CostModel:
-    """Ranks candidates. `facts` describe the shipped part ({} if there is none): what it was learned from, and how well it ranks. `note` says
-    why there is none though there should be."""
+    """Ranks candidates. `facts` describe the shipped part ({} if there is none): what it was learned from, and how well it ranks. `note`
+    says why there is none though there should be."""
 
     def __init__(self, shipped: Booster | None = None, facts: Mapping[str, Any] | None = None, note: str = "") -> None:
         self._shipped = shipped
@@ -79,7 +79,14 @@ class CostModel:
         """Write what `fit` learned, so that it is the shipped part of a model that is loaded."""
         assert self._latest is not None, "nothing was learned"
         trees = json.loads(self._latest.save_raw("json"))
-        record = {"tcomp": "model of cost", "format": FORMAT, "facts": facts, "features": fingerprint(), "sha256": _digest(trees), "trees": trees}
+        record = {
+            "tcomp": "model of cost",
+            "format": FORMAT,
+            "facts": facts,
+            "features": fingerprint(),
+            "sha256": _digest(trees),
+            "trees": trees,
+        }
         Path(path).write_text(json.dumps(record, separators=(",", ":")) + "\n", encoding="utf-8")
 
     @classmethod

@@ -69,7 +69,9 @@ class CandidateSummary:
     def from_json(cls, record: Sequence[Any]) -> Self:
         """What `to_json` wrote."""
         asked, identity, vector, seconds = record
-        answers = {n: Answer(option_of(v), tuple(map(option_of, options)), option_of(d), kind) for n, (v, options, d, kind) in asked.items()}
+        answers = {
+            n: Answer(option_of(v), tuple(map(option_of, options)), option_of(d), kind) for n, (v, options, d, kind) in asked.items()
+        }
         return cls(answers, identity, Features(np.array(vector, np.float32), seconds))
 
 
@@ -120,9 +122,9 @@ def _step_tokens(step: Step) -> Iterator[tuple[str, float]]:
 
 @functools.cache
 def fingerprint() -> str:
-    """What features mean, as a digest, the same on every machine: a cost model is of use only where they mean what they did when it was learned.
-    Two programs are described: one under fixed steps, so that its numbers tell what is counted, estimated and hashed; and one under the
-    default schedule, of which only the names and the options of decisions are taken, as its loops may get better."""
+    """What features mean, as a digest, the same on every machine: a cost model is of use only where they mean what they did when it was
+    learned. Two programs are described: one under fixed steps, so that its numbers tell what is counted, estimated and hashed; and one
+    under the default schedule, of which only the names and the options of decisions are taken, as its loops may get better."""
     machine = Target.parse("cpu -march=x86_64 -mcpu=skylake-avx512")
     found = features(instantiate(Program.of(_tensors(), machine, 2, schedule=_steps), {"how": "far", "tile": (6, 2)}))
     asked = instantiate(Program.of(_tensors(), machine, 2), {}).answers

@@ -40,11 +40,11 @@ class StopReason(StrEnum):
 
 @dataclass(eq=False)
 class TaskStatus:
-    """What the tuner knows of one kernel: `calls` of it in a run, the seconds that these take in the untuned model (`before`) and, as far as
-    measurements alone tell, by now (`after`), the least they can take by the roofline (`bound`). `stop` says why it gets no more trials.
+    """What the tuner knows of one kernel: `calls` of it in a run, the seconds that these take in the untuned model (`before`) and, as far
+    as measurements alone tell, by now (`after`), the least they can take by the roofline (`bound`). `stop` says why it gets no more trials.
 
-    `base` is the record of its default schedule, `progress` the least cost after each trial, `seconds` were spent on it in this run; the first
-    `earlier` records are those of earlier runs. `known` says whether `before` comes from a run of the model.
+    `base` is the record of its default schedule, `progress` the least cost after each trial, `seconds` were spent on it in this run; the
+    first `earlier` records are those of earlier runs. `known` says whether `before` comes from a run of the model.
     """
 
     task: Task

@@ -69,8 +69,8 @@ class Search:
 
 @dataclass(frozen=True, eq=False, slots=True)
 class _Candidate:
-    """A candidate whose loops were made: its decisions that are not the defaults, the names of all that can be changed (`asked`), and as text
-    those decisions that are not numbers (`structure`)."""
+    """A candidate whose loops were made: its decisions that are not the defaults, the names of all that can be changed (`asked`), and as
+    text those decisions that are not numbers (`structure`)."""
 
     decisions: Decisions
     asked: tuple[str, ...]
@@ -190,7 +190,8 @@ class _TaskKnowledge:
 
 
 def neighbours(options: Sequence[Option], present: Option) -> list[Option]:
-    """The options next to one: those before and after it; for tuples of numbers those that differ from it in one number, by the least amount."""
+    """The options next to one: those before and after it; for tuples of numbers those that differ from it in one number, by the least
+    amount."""
     if not (isinstance(present, tuple) and _is_number(present)):
         place = options.index(present) if present in options else -1
         return [options[n] for n in (place - 1, place + 1) if place >= 0 and 0 <= n < len(options)]

@@ -60,8 +60,8 @@ class TuningSubject(ABC):
         """Take these algorithms, by the keys of their tasks, from now on: `tasks` are then the kernels of the model with them."""
 
     def seconds_by_task(self, seconds: float) -> dict[str, float]:
-        """Seconds that the kernels of each task take in a run with the algorithms chosen, otherwise untuned, by key, as far as they are known;
-        measured for `seconds`."""
+        """Seconds that the kernels of each task take in a run with the algorithms chosen, otherwise untuned, by key, as far as they are
+        known; measured for `seconds`."""
         return {}
 
 

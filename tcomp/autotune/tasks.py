@@ -58,7 +58,6 @@ class Task(ABC):
         """The scheduled loops and the buffers that they take, in order, temporaries aside. Raises `ScheduleError` where the decisions
         cannot be followed, `InputError` where a dim has no size."""
 
-
     def to_json(self) -> dict[str, Any]:
         """What `task_from_json` reads."""
         return {f.name: getattr(self, f.name) for f in fields(self) if f.compare}
@@ -111,8 +110,8 @@ class Workload(Task):
         return with_layouts(_graph(self.text), layouts)
 
     def make(self, knobs: Knobs) -> tuple[Schedule, tuple[Argument, ...]]:
-        """The scheduled loops and their buffers. Layouts are chosen before loops are scheduled, as in a compilation, where decisions are asked
-        for twice: an answer of the first time that is the default says nothing about the second time, any other holds for both."""
+        """The scheduled loops and their buffers. Layouts are chosen before loops are scheduled, as in a compilation, where decisions are
+        asked for twice: an answer of the first time that is the default says nothing about the second time, any other holds for both."""
         body = self.body(self.layouts(knobs))
         settled = frozenset(knobs.asked)
         later = {name: value for name, value in knobs.given.items() if name not in settled}
@@ -243,15 +242,17 @@ def _left_as_lowered(task: Task) -> frozenset[str]:
 
 
 def workloads(graph: Graph, target: Target, threads: int, dims: Mapping[str, int] | None = None) -> list[tuple[Workload, int]]:
-    """The distinct kernels of a graph after `choose_layouts`, in order, each with the number of its calls in a run (branches count as taken).
-    `dims` are the sizes at which symbolic dims are measured. Raises `InputError` naming those it lacks."""
+    """The distinct kernels of a graph after `choose_layouts`, in order, each with the number of its calls in a run (branches count as
+    taken). `dims` are the sizes at which symbolic dims are measured. Raises `InputError` naming those it lacks."""
     calls = Counter[Workload]()
     for node, constants, times in _kernels(graph, 1):
         calls[kernel_workload(node.bodies[0], constants, target, threads, dims)] += times
     return [*calls.items()]
 
 
-def kernel_workload(body: Graph, constants: frozenset[int], target: Target, threads: int, dims: Mapping[str, int] | None = None) -> Workload:
+def kernel_workload(
+    body: Graph, constants: frozenset[int], target: Target, threads: int, dims: Mapping[str, int] | None = None
+) -> Workload:
     """The workload of one KERNEL body; `constants` are the numbers of its inputs that are constants, whose layouts do not matter."""
     plain = with_layouts(body, dict.fromkeys(constants))
     workload = Workload(canonical_graph_text(plain), str(target), threads, _dims(dims, plain.dims()), tuple(sorted(constants)))
@@ -283,7 +284,6 @@ def _kernel(text: str) -> Kernel:
 
 _graph = lru_cache(maxsize=64)(partial(parse_graph, operators=OPERATORS, constants={}))
 _backend = lru_cache(maxsize=16)(backend_of)
-
 
 
 def _find_function(space: str) -> ScheduleFunction | None:

@@ -76,17 +76,17 @@ def tune(
 ) -> Result:
     """Find faster schedules for the kernels of an ONNX model, or for a user's own program, and enter them in a database.
 
-    `model` is what `tcomp.compile` takes, or what `tcomp.Schedule` takes; then `schedule(s, knobs)` may be a search space of the user's own.
-    `budget` is the total time in seconds (60 if `trials` is not given either), `trials` the number of candidates. `target`, `threads`,
+    `model` is what `tcomp.compile` takes, or what `tcomp.Schedule` takes; then `schedule(s, knobs)` may be a search space of the user's
+    own. `budget` is the total time in seconds (60 if `trials` is not given either), `trials` the number of candidates. `target`, `threads`,
     `shapes`, `dims`, `values` and `direct` are those of `tcomp.compile`, which has to be given the same ones (for CUDA, `threads` has no
     effect); `sizes` are those at which symbolic dims that stay open are measured. `workers` is the number of building processes, `cluster`
-    the address of a Dask scheduler whose workers measure. `resume` goes on with an earlier call for the same model, with what is left of its
-    budget unless another one is given.
+    the address of a Dask scheduler whose workers measure. `resume` goes on with an earlier call for the same model, with what is left of
+    its budget unless another one is given.
 
     Ctrl-C ends the search, not the confirmation; a second one ends that too. What was measured is in the database in any case.
 
-    Raises `TcompError` as `tcomp.compile`; `DeviceError` for a CUDA target without a GPU of its architectures; `DatabaseError` for a database
-    that cannot be used; `InputError` if there is nothing to resume.
+    Raises `TcompError` as `tcomp.compile`; `DeviceError` for a CUDA target without a GPU of its architectures; `DatabaseError` for a
+    database that cannot be used; `InputError` if there is nothing to resume.
     """
     start = time.monotonic()
     backend = backend_of(target)
@@ -101,8 +101,9 @@ def tune(
         return None if given is None else {str(name): np.asarray(v).tolist() for name, v in given.items()}
 
     options: dict[str, Any] = {
-        "model": os.path.abspath(model) if isinstance(model, str | os.PathLike) else None, "target": str(backend.target), "threads": threads, "workers": workers,
-        "cluster": cluster, "shapes": plain(shapes), "dims": plain(dims), "values": plain(values), "sizes": plain(sizes), "seed": seed, "direct": direct,
+        "model": os.path.abspath(model) if isinstance(model, str | os.PathLike) else None, "target": str(backend.target),
+        "threads": threads, "workers": workers, "cluster": cluster, "shapes": plain(shapes), "dims": plain(dims), "values": plain(values),
+        "sizes": plain(sizes), "seed": seed, "direct": direct,
     }  # fmt: skip
     clock = PhaseClock()
     with Database(database) as entries:
@@ -191,8 +192,8 @@ class _TuningRun:
         return Result(str(self.entries.path), statuses, c, self.clock.stop(), self.session.trials, interrupted, program)
 
     def choose_algorithms(self) -> None:
-        """Try alternatives to the algorithms that the model takes, each in a comparison of whole models. The kernels that are tuned then are
-        those of the model with the winners."""
+        """Try alternatives to the algorithms that the model takes, each in a comparison of whole models. The kernels that are tuned then
+        are those of the model with the winners."""
         longest, now = 0.0, time.monotonic()
         end = now + _ALGORITHMS * (self.plan.deadline - now)
         limit = inf if self.limit is None else self.session.trials + _ALGORITHMS * (self.limit - self.session.trials)
@@ -286,7 +287,12 @@ class _TuningRun:
                 # A comparison of programs starts processes as well.
                 self.plan.built(len(proposals), time.monotonic() - begin, process_start=isinstance(self.subject, ProgramSubject))
             scale = incumbent or kernel.base
-            if measurement.status == Outcome.OK and kernel.best and scale and measurement.ratio * (scale.cost or inf) < (kernel.best.cost or inf):
+            if (
+                measurement.status == Outcome.OK
+                and kernel.best
+                and scale
+                and measurement.ratio * (scale.cost or inf) < (kernel.best.cost or inf)
+            ):
                 with self.clock.phase("measure"):  # the best of many is partly luck: it is measured again, and the worse result counts
                     (again,) = measurer.measure(kernel.task, [decode(text)], opponent)
                 measurement = max(measurement, again, key=lambda m: m.ratio)
@@ -331,9 +337,11 @@ class _TuningRun:
         self.entries.add(record, self.session)
         return record
 
-    def enter(self, kernel: TaskStatus, decisions: str, predicted: float | None, measurement: Measurement, incumbent: Record | None) -> None:
-        """Enter one record, in the database and here. `incumbent` is what the candidate was measured against: as the machine may have become
-        busier or faster since, the cost is on the scale of the incumbent's; None for the first."""
+    def enter(
+        self, kernel: TaskStatus, decisions: str, predicted: float | None, measurement: Measurement, incumbent: Record | None
+    ) -> None:
+        """Enter one record, in the database and here. `incumbent` is what the candidate was measured against: as the machine may have
+        become busier or faster since, the cost is on the scale of the incumbent's; None for the first."""
         cost = None
         if measurement.status == Outcome.OK:
             cost = measurement.least if incumbent is None else measurement.ratio * (incumbent.cost or inf)
@@ -370,7 +378,8 @@ class _TuningRun:
 
 @contextmanager
 def _watchdog(deadline: Callable[[], float], end: Callable[[], None]) -> Iterator[threading.Event]:
-    """Calls `end` from a thread once it is later than `deadline()` says, whatever the block waits for then; sets the event that is yielded."""
+    """Calls `end` from a thread once it is later than `deadline()` says, whatever the block waits for then; sets the event that is
+    yielded."""
     done, expired = threading.Event(), threading.Event()
 
     def watch() -> None:

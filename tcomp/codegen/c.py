@@ -1,4 +1,5 @@
-"""C: text and operators that CUDA C++ shares, and loop programs as C text, the loops as a person writes them, arrays of their natural shape.
+"""C: text and operators that CUDA C++ shares, and loop programs as C text, the loops as a person writes them, arrays of their natural
+shape.
 
     void gemm(double C[restrict 1000][1100], ...) {
       for (long i = 0; i < 1000; i++) {
@@ -95,7 +96,8 @@ def c_text(kernel: Kernel) -> str:
 
 
 def c_function(kernel: Kernel) -> str:
-    """A C function of the kernel's name: of its scalars, then its buffers. Raises `CodegenError` for what C lacks, such as floats of 16 bits."""
+    """A C function of the kernel's name: of its scalars, then its buffers. Raises `CodegenError` for what C lacks, such as floats of 16
+    bits."""
     out = CText()
     parameters = [f"long {out.name(v.name)}" for v in kernel.scalars]
     for b in kernel.buffers:
@@ -218,7 +220,8 @@ class CText(SourceText):
         return self.term(as_expr(e))
 
     def term(self, e: Expr, precedence: int = CHOICE) -> str:
-        """The expression as an operand of an operator of the given precedence. A large one, as shared expressions may be, is named before."""
+        """The expression as an operand of an operator of the given precedence. A large one, as shared expressions may be, is named
+        before."""
         if e not in self.sizes:
             for x in E.walk(e):
                 copies = 3 if x.op in ("min", "max") else 1

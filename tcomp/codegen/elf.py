@@ -86,8 +86,8 @@ def link(objects: Sequence[bytes], exports: Sequence[str], *, imports: Sequence[
 
     `imports` names the functions (not data) of the C library that may stay undefined; it is recorded as needed only if one of them is used.
     Symbols that are not exported stay in the (unloaded) symbol table, so that profilers name kernels. Raises CodegenError for a malformed
-    object, a symbol undefined or defined twice, a relocation that is not position independent or out of reach, and sections this linker does
-    not handle (thread-local data, constructors).
+    object, a symbol undefined or defined twice, a relocation that is not position independent or out of reach, and sections this linker
+    does not handle (thread-local data, constructors).
     """
     if not objects:
         raise CodegenError("nothing to link: no objects were given")
@@ -202,7 +202,10 @@ class _Linker:
                     continue
                 if (patch := self.machine.patches.get(kind)) is None:
                     where = f"{section.where}, reference to {symbol.name or 'a section'!r}"
-                    why, hint = "it is unknown, or not position independent", "compile objects with the relocation model 'pic' and the small code model"
+                    why, hint = (
+                        "it is unknown, or not position independent",
+                        "compile objects with the relocation model 'pic' and the small code model",
+                    )
                     raise CodegenError(f"relocation type {kind} is not supported", where=where, why=why, hint=hint)
                 target, output, place = self.target(symbol), self.out[section.output], section.address + offset
                 address = self.got[target] if patch.got else self.stubs[target] if isinstance(target, str) else target.address
@@ -396,12 +399,22 @@ def _stub_aarch64(address: int, slot: int) -> bytes:
 
 _NONE, _PC32, _PC64, _BRANCH = map(_Patch, ("none", "distance32", "distance64", "branch26"))
 _X86_64_PATCHES = {
-    0: _NONE, 2: _PC32, 4: _PC32, 24: _PC64,  # NONE, PC32, PLT32, PC64
+    0: _NONE,
+    2: _PC32,
+    4: _PC32,
+    24: _PC64,  # NONE, PC32, PLT32, PC64
     **dict.fromkeys((9, 41, 42), _Patch("distance32", got=True)),  # GOTPCREL, GOTPCRELX, REX_GOTPCRELX
 }
 _AARCH64_PATCHES = {
-    0: _NONE, 256: _NONE, 261: _PC32, 314: _PC32, 260: _PC64, 282: _BRANCH, 283: _BRANCH,  # NONE, PREL32, PLT32, PREL64, JUMP26, CALL26
-    275: _Patch("page"), 311: _Patch("page", got=True),  # ADR_PREL_PG_HI21, ADR_GOT_PAGE
+    0: _NONE,
+    256: _NONE,
+    261: _PC32,
+    314: _PC32,
+    260: _PC64,
+    282: _BRANCH,
+    283: _BRANCH,  # NONE, PREL32, PLT32, PREL64, JUMP26, CALL26
+    275: _Patch("page"),
+    311: _Patch("page", got=True),  # ADR_PREL_PG_HI21, ADR_GOT_PAGE
     **{kind: _Patch("low12", shift=n) for kind, n in ((277, 0), (278, 0), (284, 1), (285, 2), (286, 3), (299, 4))},  # ADD, LDST8 to LDST128
     312: _Patch("low12", got=True, shift=3),  # LD64_GOT_LO12_NC
 }

@@ -51,8 +51,9 @@ def matmul(a: Tensor, b: Tensor, transpose_a: bool = False, transpose_b: bool = 
 def softmax_product(x: Tensor, v: Tensor) -> Tensor:
     """matmul(softmax(x), v), the softmax along the last axis of x: [..., m, k] x [..., k, n] -> [..., m, n], batches broadcast.
 
-    Exponentials are multiplied with v, and the sums divided by those of the exponentials at the end, so that a row of x is read by reductions
-    alone, in any order (online softmax). Of 16-bit floats, exponentials are rounded before they are multiplied; sums are of float32.
+    Exponentials are multiplied with v, and the sums divided by those of the exponentials at the end, so that a row of x is read by
+    reductions alone, in any order (online softmax). Of 16-bit floats, exponentials are rounded before they are multiplied; sums are of
+    float32.
     """
     if x.ndim < 2 or v.ndim < 2:
         raise IRError("the product of a softmax needs matrices")

@@ -1,7 +1,7 @@
 """Operators that only move elements, or write sizes down: by index maps, simplified where sizes allow, or to and from positions in data.
 
-Shapes, starts and pads may be symbolic (`Dim`). An index from data is made safe: negative ones count from the end, and what is still outside
-is moved to the border, so that no input can make generated code leave its buffers.
+Shapes, starts and pads may be symbolic (`Dim`). An index from data is made safe: negative ones count from the end, and what is still
+outside is moved to the border, so that no input can make generated code leave its buffers.
 """
 
 from __future__ import annotations

@@ -45,8 +45,8 @@ MAX_TIME = 0.95  # of the time of the direct sum: below what the model cannot te
 
 @dataclass(frozen=True, slots=True)
 class Convolution:
-    """The sizes of a convolution: what tells which algorithm is faster. `extents` are those of the result, `window` those of the filter, axis
-    by axis; `stride` is that of the axes along which the window has more than one element."""
+    """The sizes of a convolution: what tells which algorithm is faster. `extents` are those of the result, `window` those of the filter,
+    axis by axis; `stride` is that of the axes along which the window has more than one element."""
 
     batch: int
     channels: int
@@ -217,7 +217,8 @@ def _tiles(window: Sequence[int], stride: int) -> tuple[int, ...]:
 
 @dataclass(frozen=True)
 class AttentionTiles:
-    """What the blocks of a GPU compute in one pass: matrices with `min_rows` rows together, and one of some `widths`; 16-bit floats, too."""
+    """What the blocks of a GPU compute in one pass: matrices with `min_rows` rows together, and one of some `widths`; 16-bit floats,
+    too."""
 
     min_rows: int
     widths: Container[int]
@@ -225,8 +226,8 @@ class AttentionTiles:
 
 def join_attention(graph: Graph, cache_bytes: int, notes: Notes | None = None, tiles: AttentionTiles | None = None) -> Graph:
     """The graph with products of float32 or float64 with a softmax as one operator each, where a matrix of scores may take more than
-    `cache_bytes` (those of a core's own cache, or of the shared memory of a GPU with `tiles`). Symbolic sizes count with their upper bounds;
-    without one they stay as they are, and a number of matrices counts as 1."""
+    `cache_bytes` (those of a core's own cache, or of the shared memory of a GPU with `tiles`). Symbolic sizes count with their upper
+    bounds; without one they stay as they are, and a number of matrices counts as 1."""
 
     def upper_bound(extent: Dim) -> int | None:
         bound = bounds(extent)[1]

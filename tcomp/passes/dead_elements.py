@@ -28,8 +28,8 @@ MAX_SLICE = 0.75  # of the elements of an axis: computing a few less is no gain,
 
 @dataclass(frozen=True, slots=True)
 class _Part:
-    """What computes `box` of an `output`, the only one of its node that is read, from boxes of its inputs (`needs`): the node with other `attrs`
-    or, where it only takes elements of one input, a slice of that in `steps`."""
+    """What computes `box` of an `output`, the only one of its node that is read, from boxes of its inputs (`needs`): the node with other
+    `attrs` or, where it only takes elements of one input, a slice of that in `steps`."""
 
     output: Value
     box: Box
@@ -161,7 +161,11 @@ def _dims_along(output: te.Tensor, dim: int) -> dict[te.Tensor, int] | None:
         uses = [(e, n) for e in E.walk(body) for n, arg in enumerate(e.args) if arg is axis]
         if body is axis or any(e.op != "read" or dims.setdefault(e.attr, n) != n for e, n in uses):
             return None
-    whole = any(r.attr in dims and (t not in dims or r.args[dims[r.attr]] is not t.axes[dims[t]]) for t, body in bodies.items() for r in E.reads(body))
+    whole = any(
+        r.attr in dims and (t not in dims or r.args[dims[r.attr]] is not t.axes[dims[t]])
+        for t, body in bodies.items()
+        for r in E.reads(body)
+    )
     return None if whole else dims
 
 

@@ -22,8 +22,9 @@ MAX_IMPERATIVE_ELEMENTS = 1 << 16  # elements of the results of an imperative pr
 
 
 def fold_constants(graph: Graph, notes: Notes | None = None, limit: int = MAX_BYTES) -> Graph:
-    """The graph with constant nodes computed, constant branches chosen, and constants handed into bodies made constants there. A node is left
-    alone where its result has more than `limit` bytes and is larger than its inputs (an expansion is cheaper to repeat than to load)."""
+    """The graph with constant nodes computed, constant branches chosen, and constants handed into bodies made constants there. A node is
+    left alone where its result has more than `limit` bytes and is larger than its inputs (an expansion is cheaper to repeat than to
+    load)."""
 
     def mentions_dim(attr: Any) -> bool:  # a size that is known at run time only
         return any(map(mentions_dim, attr)) if isinstance(attr, tuple | list) else isinstance(attr, Expr) and attr.op != "const"

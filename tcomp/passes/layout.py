@@ -59,7 +59,9 @@ def choose_layouts(graph: Graph, operand_layouts: OperandLayouts, halos: bool = 
     passed_on = {v for n in graph.nodes if n.op is KERNEL and len(n.outputs) == 1 for v in n.outputs} - set(graph.outputs)
     around, summed_axes = (_halos(graph, passed_on), _summed_axes(graph, products, passed_on)) if halos else ({}, {})
     summed_bytes = _summed_bytes(products)
-    fixed = set(graph.outputs) | {v for n in graph.nodes if n.bodies and n.op is not KERNEL for v in (*n.inputs, *n.outputs) if v is not None}
+    fixed = set(graph.outputs) | {
+        v for n in graph.nodes if n.bodies and n.op is not KERNEL for v in (*n.inputs, *n.outputs) if v is not None
+    }
     constants, names, nodes = dict(graph.constants), {v.name for v in graph.values()}, list[Node]()
     chosen, copies = dict[Value, Value](), dict[tuple[Value, Layout], Value]()
 
@@ -228,8 +230,8 @@ def _input_reads(body: Graph, reduces: bool) -> Iterator[tuple[Value, Tensor, in
 
 
 def _gathered(body: Graph) -> dict[int, Layout]:
-    """The inputs, by number, that are read at several places for each element, and not to be summed up, where the last axis of a result that
-    has no wish runs across their rows: with that axis at the end."""
+    """The inputs, by number, that are read at several places for each element, and not to be summed up, where the last axis of a result
+    that has no wish runs across their rows: with that axis at the end."""
     wishes, found = dict(zip(body.outputs, _output_layouts(body, frozenset()), strict=True)), dict[int, Layout]()
     for v, t, number, reads in _input_reads(body, False):
         axes = {d for r in reads for d, i in enumerate(r.args) if i is t.axes[-1]}
@@ -432,7 +434,8 @@ def _lanes_last(t: Tensor, body: E.Expr, constants: set[Tensor]) -> Layout | Non
 
 
 def _inherited(t: Tensor, body: E.Expr, layouts: Mapping[Tensor, Layout]) -> Layout | None:
-    """The order of the largest input's axes, carried over to the axes of the result that index them; of an input of higher rank, the last one."""
+    """The order of the largest input's axes, carried over to the axes of the result that index them; of an input of higher rank, the last
+    one."""
     place, found = {a: n for n, a in enumerate(t.axes)}, list[tuple[int, Layout]]()
     otherwise: Layout | None = None
     for r in E.reads(simplify(body)):

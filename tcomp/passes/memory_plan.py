@@ -75,8 +75,8 @@ class _Block:
 def plan_memory(graph: Graph, temporaries: Mapping[Node, Sequence[Dim]] | None = None, in_place: InPlace | None = None) -> Plan:
     """Offsets for all values of `graph` and the bodies of IF and LOOP nodes, except inputs, outputs and constants of `graph`; nodes run in
     order. `temporaries` are sizes in bytes of scratch memory that a node needs while it runs. `in_place(node, input, output)` says whether
-    `output` of a node without bodies of its own in memory may be written over `input` while the node runs; it is asked only where `input` is
-    not read later and both have the same size. Raises `IRError` where a size depends on a dim that is neither known from the inputs nor
+    `output` of a node without bodies of its own in memory may be written over `input` while the node runs; it is asked only where `input`
+    is not read later and both have the same size. Raises `IRError` where a size depends on a dim that is neither known from the inputs nor
     bounded, or nodes share a body."""
     blocks, scratch, storage = _liveness(graph, temporaries or {}, in_place)
     known = {v for value in graph.inputs for d in value.shape if isinstance(d, Expr) for v in variables(d)}

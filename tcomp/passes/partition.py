@@ -58,9 +58,9 @@ class Obstacle(StrEnum):
 
 def partition(graph: Graph, unfused: Unfused | None = None, halos: bool = True) -> Graph:
     """The graph with every operator inside a KERNEL node; control flow stays, its bodies are partitioned too. With `halos` values may get
-    zeros around them (`choose_layouts`), and padding becomes part of the kernels that read it; and heads of attention may share keys, and be
-    joined, without copies: schedules have to cut axes of which an index is a quotient. `unfused` receives the readers of values that are not
-    fused with what computes these."""
+    zeros around them (`choose_layouts`), and padding becomes part of the kernels that read it; and heads of attention may share keys, and
+    be joined, without copies: schedules have to cut axes of which an index is a quotient. `unfused` receives the readers of values that are
+    not fused with what computes these."""
     used = set(graph.outputs) | {v for n in graph.nodes for v in n.inputs if v is not None}
     literals = {v: np.asarray(a) for v, a in graph.constants.items() if a.size <= INLINE_ELEMENTS}
     facts = {n: _Facts(n, used, literals) for n in graph.nodes if n.op not in (IF, LOOP)}
@@ -78,8 +78,8 @@ def partition(graph: Graph, unfused: Unfused | None = None, halos: bool = True) 
 
 
 class _Facts:
-    """Structure of one node's TE, as fusion needs it: the `outputs` that are `used`, the `bodies` of all its tensors, and `reads`, the (reader,
-    read) of every access to each input; `known` are constants of few elements."""
+    """Structure of one node's TE, as fusion needs it: the `outputs` that are `used`, the `bodies` of all its tensors, and `reads`, the
+    (reader, read) of every access to each input; `known` are constants of few elements."""
 
     def __init__(self, node: Node, used: Container[Value], known: Mapping[Value, np.ndarray]) -> None:
         applied = infer(node.op, node.inputs, node.attrs, node.name)
@@ -114,7 +114,8 @@ class _Facts:
         return any(e.args[0].op == "mul" and len({r.attr for r in E.reads(e.args[0])}) > 1 for e in reductions)
 
     def is_online_softmax(self, value: Value) -> bool:
-        """Whether a value is read by reductions of its rows alone: their maximum, and sums of exponentials relative to it, for a product."""
+        """Whether a value is read by reductions of its rows alone: their maximum, and sums of exponentials relative to it, for a
+        product."""
         stages = [t for t, _ in self.reads[value]]
         maxima = [t for t in stages if t.body is not None and t.body.op == "reduce" and t.body.attr[0].name == "max"]
         weights = [t for t in stages if t.body is not None and t.body.op == "exp" and {r.attr for r in E.reads(t.body)} >= set(maxima)]
@@ -280,13 +281,19 @@ class _Grouping:
 
     def joins_heads(self, product: Node, readers: Sequence[Node]) -> bool:
         """Whether nodes, one after the other, concatenate rows of the matrices that a product computes, and do nothing else."""
-        if not self.halos or readers[0].inputs != product.outputs or matrix_product(product) is None or (moved := self.moved(readers)) is None:
+        if (
+            not self.halos
+            or readers[0].inputs != product.outputs
+            or matrix_product(product) is None
+            or (moved := self.moved(readers)) is None
+        ):
             return False
         last, indices = moved
         return self.facts[product].bodies[-1].op == "reduce" and concatenated_row_length(last.axes, last.shape, indices) is not None
 
     def is_view(self, nodes: Sequence[Node], reader: Node) -> bool:
-        """Whether nodes only move elements, and read them at affine indices; or matrices of a product at a quotient: heads that share keys."""
+        """Whether nodes only move elements, and read them at affine indices; or matrices of a product at a quotient: heads that share
+        keys."""
         if all(self.facts[n].is_view for n in nodes):
             return True
         if not self.halos or matrix_product(reader) is None or (moved := self.moved(nodes)) is None:

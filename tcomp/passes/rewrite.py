@@ -60,8 +60,8 @@ class Rewriter(GraphBuilder):
         self._uses.update(graph.outputs)
 
     def producer(self, value: Value | None, *operators: Operator) -> Node | None:
-        """The node of the new graph that computes `value`, if by one of these operators (none: by any); None for inputs, constants and values
-        to come."""
+        """The node of the new graph that computes `value`, if by one of these operators (none: by any); None for inputs, constants and
+        values to come."""
         node = None if value is None else self._producer.get(value)
         return node if node is None or not operators or node.op in operators else None
 
@@ -89,7 +89,9 @@ class Rewriter(GraphBuilder):
         inputs = tuple(None if v is None else self.resolve(v) for v in node.inputs)
         return node if inputs == node.inputs else replace(node, inputs=inputs)
 
-    def add(self, op: Operator, inputs: Sequence[Value | None], attrs: Mapping[str, Any] | None = None, name: str = "") -> tuple[Value, ...]:
+    def add(
+        self, op: Operator, inputs: Sequence[Value | None], attrs: Mapping[str, Any] | None = None, name: str = ""
+    ) -> tuple[Value, ...]:
         """Add a node that applies an operator; returns its outputs."""
         values = super().add(op, inputs, attrs, name)
         self._producer.update((v, self.nodes[-1]) for v in values)

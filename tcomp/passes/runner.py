@@ -33,9 +33,9 @@ def run_passes(
     dump: Path | None = None,
     on_pass: Callable[[PassReport], None] = lambda done: None,
 ) -> tuple[Graph, list[PassReport]]:
-    """The graph after all passes, and a report on each. `verify` checks the graph before the first and after every pass; an error then names
-    the pass. `dump` is a directory for the printed graphs (`00-input.txt`, `01-fold.txt`, ...) and what each pass changed (`01-fold.diff`).
-    `on_pass` is called after each."""
+    """The graph after all passes, and a report on each. `verify` checks the graph before the first and after every pass; an error then
+    names the pass. `dump` is a directory for the printed graphs (`00-input.txt`, `01-fold.txt`, ...) and what each pass changed
+    (`01-fold.diff`). `on_pass` is called after each."""
     if verify:
         verify_graph(graph)
     before = "" if dump is None else str(graph)

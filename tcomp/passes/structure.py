@@ -1,4 +1,5 @@
-"""What a node computes, read off its tensor expression, whatever its operator is called: movements, affine and linear maps, contractions."""
+"""What a node computes, read off its tensor expression, whatever its operator is called: movements, affine and linear maps,
+contractions."""
 
 from __future__ import annotations
 
@@ -194,8 +195,8 @@ def _negated(a: E.Expr) -> E.Expr:
 
 
 def scaled_dim(body: Body, operand: Value, axis: int | None) -> int | None:
-    """The dim of `operand` that runs along `axis` of the output wherever it is read: a factor along that dim multiplies what is read by one that
-    depends on the output's `axis` only. -1 where `axis` is None (one factor for all). None if there is no such dim."""
+    """The dim of `operand` that runs along `axis` of the output wherever it is read: a factor along that dim multiplies what is read by one
+    that depends on the output's `axis` only. -1 where `axis` is None (one factor for all). None if there is no such dim."""
     accesses = body.reads_of(operand)
     if axis is None or not accesses:
         return -1 if accesses else None

@@ -1,6 +1,6 @@
-"""JSON of artifacts, checked by the fields of dataclasses (`read`). A field is a `str`, `bool`, `int` or bounded integer (`Annotated[int, range(...)]`),
-a union of such types and None, a dataclass (an object), `tuple[T, ...]` (an array), `dict[str, Any]` (any object) or `Any`. Keys that no
-field names are ignored.
+"""JSON of artifacts, checked by the fields of dataclasses (`read`). A field is a `str`, `bool`, `int` or bounded integer (`Annotated[int,
+range(...)]`), a union of such types and None, a dataclass (an object), `tuple[T, ...]` (an array), `dict[str, Any]` (any object) or `Any`.
+Keys that no field names are ignored.
 """
 
 from __future__ import annotations

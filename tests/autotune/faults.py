@@ -103,5 +103,19 @@ def _body(s: Schedule, make: Callable[[Buffer, Buffer], Stmt]) -> None:
 
 FAULTS: dict[str, Callable[[Schedule], None]] = {
     f.__name__: f
-    for f in (none, segfault, endless, allocating, wrong, straying, raising, refusing, printing, aborting, building_endlessly, building_hugely, without_code)
+    for f in (
+        none,
+        segfault,
+        endless,
+        allocating,
+        wrong,
+        straying,
+        raising,
+        refusing,
+        printing,
+        aborting,
+        building_endlessly,
+        building_hugely,
+        without_code,
+    )
 }

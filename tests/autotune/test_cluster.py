@@ -41,7 +41,18 @@ class Cluster:
         return str(json.loads(self._file.read_text())["address"])
 
     def worker(self, name: str) -> subprocess.Popen[bytes]:
-        options = ("--nthreads", "1", "--no-nanny", "--no-dashboard", "--worker-port", "0", "--name", name, "--resources", f"{HOST.machine}=1")
+        options = (
+            "--nthreads",
+            "1",
+            "--no-nanny",
+            "--no-dashboard",
+            "--worker-port",
+            "0",
+            "--name",
+            name,
+            "--resources",
+            f"{HOST.machine}=1",
+        )
         return self._start("worker", "--scheduler-file", str(self._file), *options)
 
     def _start(self, kind: str, *options: str) -> subprocess.Popen[bytes]:
@@ -67,7 +78,9 @@ def test_a_worker_is_killed_in_the_middle(cluster: Cluster) -> None:
     first = cluster.worker("first")
     with ClusterMeasurer(cluster.address, builders=2, limits=LIMITS) as measurer:
         found: list[Measurement] = []
-        results = measurer.measure_each(task(), [{}, {"fault": "segfault"}, {"fault": "wrong"}, {"fault": "refusing"}, {"fault": "printing"}, {}])
+        results = measurer.measure_each(
+            task(), [{}, {"fault": "segfault"}, {"fault": "wrong"}, {"fault": "refusing"}, {"fault": "printing"}, {}]
+        )
         found.append(next(results))
         assert found[0].status == "ok" and len(found[0].seconds) > 100, found
         rest = threading.Thread(target=lambda: found.extend(results))

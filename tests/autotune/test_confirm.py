@@ -25,7 +25,9 @@ class Pretended:
     """A model whose kernels take a second by default, and `factors` of that where they are tuned, by the number of the candidate where there
     are several; `visible` is whether profiles show it."""
 
-    def __init__(self, factors: Mapping[str, float | tuple[float, ...]], visible: bool = True, noise: float = 0.0, reason: str = "") -> None:
+    def __init__(
+        self, factors: Mapping[str, float | tuple[float, ...]], visible: bool = True, noise: float = 0.0, reason: str = ""
+    ) -> None:
         self.factors, self.visible, self.noise, self.reason = factors, visible, noise, reason
         self.tasks: list[tuple[Task, int]] = []
         self.rng = random.Random(1)

@@ -38,7 +38,9 @@ TRACE = Trace((Step("split", ("C.i", 4)), Step("set_kind", ("C.i.i", "vectorized
 
 
 def record(cost: float | None = 1e-3, task: Task = PRODUCT, when: float = 1.0, **decisions: Any) -> Record:
-    measured = Measurement(Outcome.CRASH, reason="killed by SIGSEGV") if cost is None else Measurement(Outcome.OK, (cost, 2 * cost), "", (cost,))
+    measured = (
+        Measurement(Outcome.CRASH, reason="killed by SIGSEGV") if cost is None else Measurement(Outcome.OK, (cost, 2 * cost), "", (cost,))
+    )
     return Record(task, encode(decisions), TRACE if cost else "", measured, cost, 2e-3, {"processor": "a <b> & 'c' µ"}, when)
 
 

@@ -31,7 +31,9 @@ def test_names_are_those_of_the_analytic_model() -> None:
     assert len(gpu.COUNTS) <= len(cpu.COUNTS) and len(gpu.SECONDS) == len(cpu.SECONDS)  # as they share places
 
 
-@pytest.mark.parametrize(("task", "decisions"), [(PRODUCT, {}), (PRODUCT, {"C.acc.tile": (2, 2)}), (SCALED, {}), (SCALED, {"factor": 1}), (ON_GPU, {})])
+@pytest.mark.parametrize(
+    ("task", "decisions"), [(PRODUCT, {}), (PRODUCT, {"C.acc.tile": (2, 2)}), (SCALED, {}), (SCALED, {"factor": 1}), (ON_GPU, {})]
+)
 def test_features_are_finite_and_as_many(task: Program, decisions: dict) -> None:
     found = features(instantiate(task, decisions))
     assert found.vector.shape == (len(NAMES),) and found.vector.dtype == np.float32

@@ -124,7 +124,9 @@ def convolution(size: int = 6) -> Graph:
     x = b.input("x", "float32", (1, 4, size, size))
     weight = b.constant(rng.standard_normal((20, 4, 3, 3)).astype(np.float32))
     (y,) = b.add(OPERATORS["conv"], [x, weight], {"strides": (1, 1), "dilations": (1, 1), "group": 1})
-    (z,) = b.add(OPERATORS["conv"], [y, b.constant(np.ones((20, 20, 1, 1), np.float32))], {"strides": (1, 1), "dilations": (1, 1), "group": 1})
+    (z,) = b.add(
+        OPERATORS["conv"], [y, b.constant(np.ones((20, 20, 1, 1), np.float32))], {"strides": (1, 1), "dilations": (1, 1), "group": 1}
+    )
     return run_passes(b.build([z]), graph_passes(CompileOptions(HOST), Report()))[0]
 
 
@@ -284,7 +286,9 @@ except KeyboardInterrupt:
 """
 
 
-@pytest.mark.parametrize(("number", "ending"), [(signal.SIGKILL, lambda p: p.wait() == -9), (signal.SIGINT, lambda p: "interrupted" in p.stdout.read())])
+@pytest.mark.parametrize(
+    ("number", "ending"), [(signal.SIGKILL, lambda p: p.wait() == -9), (signal.SIGINT, lambda p: "interrupted" in p.stdout.read())]
+)
 def test_nothing_is_left_of_a_tuner_that_is_killed(number: int, ending: Callable[[subprocess.Popen[str]], bool]) -> None:
     """While a candidate runs that does not end."""
     command = [sys.executable, "-c", TUNER.format(tests=str(Path(__file__).parents[2]))]

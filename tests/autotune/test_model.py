@@ -28,7 +28,11 @@ def samples(tasks: int, each: int, seed: int) -> list[Sample]:
         scale = rng.uniform(0.1, 10.0)
         for vector in rng.standard_normal((each, len(NAMES))).astype(np.float32):
             seconds = float(np.exp(vector[0]))
-            made.append(Sample(f"{seed}.{task}", Features(vector, seconds), seconds * scale * float(np.exp(np.sin(2 * vector[3]) - np.abs(vector[7])))))
+            made.append(
+                Sample(
+                    f"{seed}.{task}", Features(vector, seconds), seconds * scale * float(np.exp(np.sin(2 * vector[3]) - np.abs(vector[7])))
+                )
+            )
     return made
 
 
@@ -79,7 +83,9 @@ def test_gpus_are_ranked_by_the_analytic_model_until_something_is_measured(tmp_p
     assert (model.facts, model.note) == ({}, "") and len(found) > 8
     seconds = np.array([f.seconds for f in found.values()])
     np.testing.assert_allclose(model.scores([*found.values()]), np.log(seconds))
-    costs = seconds * np.array([3.0 if f.vector[3] > 13.5 else 1.0 for f in found.values()])  # much shared memory costs more than it seems to
+    costs = seconds * np.array(
+        [3.0 if f.vector[3] > 13.5 else 1.0 for f in found.values()]
+    )  # much shared memory costs more than it seems to
     before = accuracy(model.scores([*found.values()]), costs)
     model.fit([Sample(task.key, f, c) for f, c in zip(found.values(), costs, strict=True)], thorough=True)
     model.save(tmp_path / "m.json", {})

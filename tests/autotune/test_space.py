@@ -19,7 +19,9 @@ HASWELL = CpuTarget.parse("cpu -march=x86_64 -mcpu=haswell")
 PRODUCT = Program.of(product(), HASWELL, 1)
 SCALED = Program.of(scaled(), HASWELL, 1, schedule=split_scaled)
 
-options = st.recursive(st.booleans() | st.integers() | st.text(max_size=5), lambda inner: st.lists(inner, max_size=3).map(tuple), max_leaves=5)
+options = st.recursive(
+    st.booleans() | st.integers() | st.text(max_size=5), lambda inner: st.lists(inner, max_size=3).map(tuple), max_leaves=5
+)
 
 
 @settings(max_examples=60, deadline=None, derandomize=True)

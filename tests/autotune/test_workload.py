@@ -100,7 +100,9 @@ def test_keys() -> None:
 def test_kernels_in_loops_count_as_often_as_they_run() -> None:
     inner = workload_graph()
     carried = Value("c", "float32", (4,))
-    node = Node(LOOP, (carried,), (Value("y", "float32", (4,)),), {"trips": 5, "carried": 1, "scanned": 0, "condition": False}, "", (inner,))
+    node = Node(
+        LOOP, (carried,), (Value("y", "float32", (4,)),), {"trips": 5, "carried": 1, "scanned": 0, "condition": False}, "", (inner,)
+    )
     graph = Graph("g", (carried,), node.outputs, (node,))
     assert [count for _, count in workloads(graph, HASWELL, 1)] == [5]
 
@@ -128,7 +130,9 @@ def test_symbolic_dims_are_measured_at_given_sizes() -> None:
 def test_elements_that_serve_as_indices_are_small() -> None:
     b = GraphBuilder("net")
     table, numbers = b.input("table", "float32", (7, 8)), b.input("i", "int64", (20,))
-    graph = run_passes(b.build(b.add(OPERATORS["gather"], [table, numbers], {"axis": 0})), graph_passes(CompileOptions(HASWELL), Report()))[0]
+    graph = run_passes(b.build(b.add(OPERATORS["gather"], [table, numbers], {"axis": 0})), graph_passes(CompileOptions(HASWELL), Report()))[
+        0
+    ]
     ((workload, _),) = workloads(graph, HASWELL, 1)
     assert [a.below for a in workload.make(Knobs())[1]] == [None, 7, None]
 

@@ -18,7 +18,9 @@ def save(path, nodes, inputs, outputs, weights=None, opset=17):
         for group in (inputs, outputs)
     ]
     constants = [numpy_helper.from_array(a, name) for name, a in (weights or {}).items()]
-    graph = helper.make_graph([helper.make_node(n[0], n[1], n[2], n[2][0], **(n[3] if len(n) > 3 else {})) for n in nodes], "net", ends[0], ends[1], constants)
+    graph = helper.make_graph(
+        [helper.make_node(n[0], n[1], n[2], n[2][0], **(n[3] if len(n) > 3 else {})) for n in nodes], "net", ends[0], ends[1], constants
+    )
     onnx.save(helper.make_model(graph, opset_imports=[helper.make_opsetid("", opset)], ir_version=8), path)
     return path
 
@@ -113,7 +115,7 @@ def tcomp(tmp_path, monkeypatch):
 
 @pytest.fixture(scope="session")
 def artifact(models, cache, tmp_path_factory):
-    """"mlp" compiled for batch sizes 1 to 64."""
+    """ "mlp" compiled for batch sizes 1 to 64."""
     path = tmp_path_factory.mktemp("artifacts") / "mlp.tcomp"
     Tcomp()("compile", models["mlp"], "-o", path, "--dim", "batch=1..64")
     return path

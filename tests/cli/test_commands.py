@@ -191,9 +191,7 @@ def test_bench_against_onnxruntime(tcomp, models):
     pytest.importorskip("onnxruntime")
     arguments = ("bench", models["mlp"], "--dim", "batch=4", "--against", "onnxruntime", "--threads", "1,2", "--seconds", "0.02")
     record = tcomp.json(*arguments)
-    assert [(r["contender"], r["threads"]) for r in record["results"]] == [
-        (c, n) for n in (1, 2) for c in ("tcomp", "onnxruntime")
-    ]
+    assert [(r["contender"], r["threads"]) for r in record["results"]] == [(c, n) for n in (1, 2) for c in ("tcomp", "onnxruntime")]
     assert all(r["difference"] < 1e-5 for r in record["results"]) and record["failed"] == {}
     text = tcomp(*arguments).stdout
     assert "ratio" in text and text.count("onnxruntime") == 2
@@ -245,7 +243,9 @@ def test_doctor(tcomp, cache):
     record = tcomp.json("doctor")
     assert record["self_test"]["ok"]
     assert record["cache"]["folder"] == str(cache) and record["cache"]["writable"] == "yes"
-    assert record["targets"]["cuda"].startswith("usable: NVRTC" if importlib.util.find_spec("cuda") else "not usable: NVRTC is not installed")
+    assert record["targets"]["cuda"].startswith(
+        "usable: NVRTC" if importlib.util.find_spec("cuda") else "not usable: NVRTC is not installed"
+    )
     assert all(record["software"][name][0].isdigit() for name in ("islpy", "xgboost"))
     text = tcomp("doctor").stdout
     assert "self-test: ok" in text and all(" ".join(part.split()) in " ".join(text.split()) for part in record["optional_parts"].values())

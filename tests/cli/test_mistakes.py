@@ -62,7 +62,10 @@ MISTAKES = [
     ("compile {mlp} --target cuda:-arch=sm_80 --arch sm_90", "-arch is given twice"),
     ("compile {mlp} --target cuda:-precision=tf32 --precision fp16", "-precision is given twice"),
     *((f"{command} {{mlp}} --precision tf32", "add --target cuda") for command in ("compile", "run", "bench", "verify", "explain", "tune")),
-    *((f"{command} {{mlp}} --target cuda --precision fp8", "one of fp32, tf32") for command in ("compile", "run", "bench", "verify", "explain")),
+    *(
+        (f"{command} {{mlp}} --target cuda --precision fp8", "one of fp32, tf32")
+        for command in ("compile", "run", "bench", "verify", "explain")
+    ),
     ("compile {mlp} --target cuda --arch sm_75 --precision bf16", "GPUs before sm_80"),
     ("tune {mlp} --target cuda --arch sm_75", "GPU" if find_spec("cuda") else "pip install 'tcomp[cuda]'"),
     ("tune --resume --arch sm_75", "--arch comes with a model"),

@@ -100,7 +100,9 @@ def test_operators_mean_what_the_interpreter_says(dtype: str) -> None:
     i = E.loop_var("i", 64)
     results = {name: make(a[i], b[i]) for name, make in operators(dtype).items()}
     outs = {name: Buffer(f"out_{n}", e.dtype, (64,)) for n, (name, e) in enumerate(results.items())}
-    body = loop("i", 64, lambda v: block(*(store(outs[name], (v,), make(a[v], b[v])) for name, make in operators(dtype).items())), "thread.x")
+    body = loop(
+        "i", 64, lambda v: block(*(store(outs[name], (v,), make(a[v], b[v])) for name, make in operators(dtype).items())), "thread.x"
+    )
     k = kernel(body, [a, b, *outs.values()], list(outs.values()))
     given = [special(dtype, 0), special(dtype, 1)]
     wanted = [np.zeros(64, to_numpy(o.dtype)) for o in outs.values()]

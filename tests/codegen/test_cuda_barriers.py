@@ -148,7 +148,10 @@ def test_a_barrier_in_one_branch_is_none_in_the_other() -> None:
             loop("set", THREADS, lambda t: store(a, (0, t), 2.0), "thread.x"),
         )
 
-    for other, expected in ((b, ["For", "For", "For"]), (a, ["For", "If"])):  # before both branches, if both need it; before a is overwritten
+    for other, expected in (
+        (b, ["For", "For", "For"]),
+        (a, ["For", "If"]),
+    ):  # before both branches, if both need it; before a is overwritten
         placement, _ = placed(branches(other))
         assert sorted(type(s).__name__ for s in placement.before) == expected
         assert not races(branches(other), range(3))

@@ -97,7 +97,10 @@ def test_groups_are_a_ring_of_phases(dtype: str, stages: int) -> None:
     ring = 1 << (groups - 1).bit_length()
     assert re.search(rf"if \(threadIdx\.x < 1 && threadIdx\.y < 1\) prepare_groups<{ring}>\(arrived, (8|16)\);\n  __syncthreads\(\);", text)
     assert text.count("prepare_groups") == 1
-    assert set(re.findall(r"announce\(arrived \+ started % (\d+), (\d+)\)", text)) <= {(str(ring), str(16 * size)), (str(ring), str(8 * size))}
+    assert set(re.findall(r"announce\(arrived \+ started % (\d+), (\d+)\)", text)) <= {
+        (str(ring), str(16 * size)),
+        (str(ring), str(8 * size)),
+    }
     assert text.count("arrive(") == text.count("++started") > 0
     newest = f" + {stages - 2}" if stages > 2 else ""
     assert f"for (; waited{newest} < started; ++waited) {{\n" in text
@@ -184,7 +187,9 @@ def test_older_architectures_refuse(arch: str) -> None:
         emit_kernel(steady(), CudaTarget.parse("cuda -arch=sm_90a -scalar"))
 
 
-@pytest.mark.parametrize(("dtype", "count"), [("float32", 3), ("int8", 8), ("float16", 0), ("float32", 1 << 18), ("complex64", 4), ("float32", "x")])
+@pytest.mark.parametrize(
+    ("dtype", "count"), [("float32", 3), ("int8", 8), ("float16", 0), ("float32", 1 << 18), ("complex64", 4), ("float32", "x")]
+)
 def test_runs_that_there_are_not(dtype: str, count: int) -> None:
     with pytest.raises(ScheduleError, match=f"bulk_copy of {count} elements of {dtype}"):
         bulk_copy(dtype, count)
@@ -246,7 +251,12 @@ def test_what_stands_around() -> None:
             emit_kernel(kernel(ring, body), HOPPER)
     emit_kernel(kernel(ring, loop("t", 2, lambda t: run(ring, 0, t, skip=t * 4), "thread.x")), HOPPER)
     mine = Buffer("mine", "int64", (1,), "register")
-    body = Allocate(mine, block(loop("t", 4, lambda t: store(mine, (0,), t), "thread.x"), If(mine[0] < 1, loop("u", 1, lambda u: run(ring, 0, u), "thread.x"))))
+    body = Allocate(
+        mine,
+        block(
+            loop("t", 4, lambda t: store(mine, (0,), t), "thread.x"), If(mine[0] < 1, loop("u", 1, lambda u: run(ring, 0, u), "thread.x"))
+        ),
+    )
     with pytest.raises(CodegenError, match="is not proved"):
         emit_kernel(kernel(ring, body), HOPPER)
 

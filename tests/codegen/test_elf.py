@@ -146,8 +146,7 @@ def test_readelf_finds_nothing_to_complain_about(triple: str, tmp_path: Path) ->
         shown = subprocess.run([tool, options, str(tmp_path / "a.so")], capture_output=True, text=True, check=True)
         assert "arning" not in shown.stderr + shown.stdout and "rror" not in shown.stderr
     assert (
-        " FUNC    GLOBAL DEFAULT "
-        in subprocess.run([tool, "-sW", tmp_path / "a.so"], capture_output=True, text=True, check=False).stdout
+        " FUNC    GLOBAL DEFAULT " in subprocess.run([tool, "-sW", tmp_path / "a.so"], capture_output=True, text=True, check=False).stdout
     )
 
 
@@ -157,9 +156,7 @@ class Image:
     def __init__(self, code: bytes) -> None:
         (at,), (count,) = struct.unpack_from("<Q", code, 32), struct.unpack_from("<H", code, 56)
         headers = [struct.unpack_from("<IIQQQQQQ", code, at + 56 * index) for index in range(count)]
-        self.segments = [
-            (flags, v, code[o : o + size].ljust(m, b"\0")) for kind, flags, o, v, _, size, m, _ in headers if kind == 1
-        ]
+        self.segments = [(flags, v, code[o : o + size].ljust(m, b"\0")) for kind, flags, o, v, _, size, m, _ in headers if kind == 1]
         tags = {}
         (dynamic,) = [header for header in headers if header[0] == 2]
         for index in range(dynamic[5] // 16):
@@ -262,11 +259,7 @@ F = "define i32 @f() {\n  ret i32 1\n}\n"
         ([F], ["f", "h"], "'h' is not defined by any object"),
         ([F + "@t = thread_local global i32 1"], ["f"], "neither code nor plain data"),
         (
-            [
-                F
-                + "@llvm.global_ctors = appending global [1 x { i32, ptr, ptr }] "
-                + "[{ i32, ptr, ptr } { i32 1, ptr @f, ptr null }]"
-            ],
+            [F + "@llvm.global_ctors = appending global [1 x { i32, ptr, ptr }] " + "[{ i32, ptr, ptr } { i32 1, ptr @f, ptr null }]"],
             ["f"],
             "neither code nor plain data",
         ),

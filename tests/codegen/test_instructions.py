@@ -180,7 +180,9 @@ def test_a_target_without_the_instruction(i: Instruction, target: str, needed: s
         emit_kernel(called(i), Target.parse(target))
 
 
-@pytest.mark.parametrize(("i", "target"), [(mma("float16"), "cuda -arch=sm_75"), (mma("int8"), "cuda -arch=sm_75,sm_90"), (fma_tile(1, 1), "cuda")])
+@pytest.mark.parametrize(
+    ("i", "target"), [(mma("float16"), "cuda -arch=sm_75"), (mma("int8"), "cuda -arch=sm_75,sm_90"), (fma_tile(1, 1), "cuda")]
+)
 def test_a_gpu_without_the_instruction(i: Instruction, target: str) -> None:
     with pytest.raises(CodegenError, match="has no instruction"):
         cuda.emit_kernel(called(i), Target.parse(target))
@@ -261,7 +263,11 @@ def test_mma_compiles(dtype: str) -> None:
 def staged(kind: str) -> Kernel:
     """Operands staged by the threads in shared memory, the result in shared memory, and copied by the threads. `kind`: of the loops over rows."""
     a, b, out = Buffer("a", "int8", (16, 32)), Buffer("b", "int8", (32, 8)), Buffer("out", "int32", (16, 8))
-    near, far, acc = Buffer("near", "int8", (16, 32), "shared"), Buffer("far", "int8", (32, 8), "shared"), Buffer("acc", "int32", (16, 8), "shared")
+    near, far, acc = (
+        Buffer("near", "int8", (16, 32), "shared"),
+        Buffer("far", "int8", (32, 8), "shared"),
+        Buffer("acc", "int32", (16, 8), "shared"),
+    )
     i = mma("int8")
     assert isinstance(i.leaf, Accumulate)
     sums = i.leaf.reducer
@@ -340,7 +346,10 @@ def test_what_a_thread_of_a_warp_holds_it_may_touch_itself() -> None:
     ("change", "message"),
     [
         (lambda body: loop("t", 32, lambda _: body, "thread.x"), "stands in loop `t`, bound to thread.x"),
-        (lambda body: loop("t", 2, lambda t: block(body, store(EXTRA, (t,), 1)), "thread.y"), "plain store into `extra` is in one phase with"),
+        (
+            lambda body: loop("t", 2, lambda t: block(body, store(EXTRA, (t,), 1)), "thread.y"),
+            "plain store into `extra` is in one phase with",
+        ),
         (lambda body: block(loop("t", 48, lambda t: store(EXTRA, (t,), 1), "thread.x"), body), "a block is 48 threads wide"),
     ],
 )

@@ -148,9 +148,7 @@ def test_vectorized_loop(lanes: int) -> None:
     body = loop(
         "i",
         4,
-        lambda i: loop(
-            "j", 64 // lanes, lambda j: vec(lanes, lambda v: store(c, (i, j * lanes + v), a[i, j * lanes + v] - b[i, 0]))
-        ),
+        lambda i: loop("j", 64 // lanes, lambda j: vec(lanes, lambda v: store(c, (i, j * lanes + v), a[i, j * lanes + v] - b[i, 0]))),
     )
     x, y, z = floats(4, 64), floats(4, 64), np.zeros((4, 64), np.float32)
     compile_kernel(kernel("k", [a, b], [c], body))(x, y, z)
@@ -160,9 +158,7 @@ def test_vectorized_loop(lanes: int) -> None:
 def test_masked_tail_stays_inside_the_buffers() -> None:
     n = E.dim("n", 0)
     a, b = Buffer("a", "float32", (n,)), Buffer("b", "float32", (n,))
-    body = loop(
-        "i", (n + 15) // 16, lambda i: vec(16, lambda v: If(i * 16 + v < n, store(b, (i * 16 + v,), a[i * 16 + v] + 1.0)))
-    )
+    body = loop("i", (n + 15) // 16, lambda i: vec(16, lambda v: If(i * 16 + v < n, store(b, (i * 16 + v,), a[i * 16 + v] + 1.0))))
     f = compile_kernel(kernel("k", [a], [b], body, [n]))
     for size in (0, 1, 15, 16, 17, 100):
         x, y = at_page_end(floats(size)), at_page_end(np.zeros(size, np.float32))
@@ -227,9 +223,7 @@ def test_lanes_that_meet_in_one_element() -> None:
     total, histogram, last = Buffer("t", "float32", (1,)), Buffer("h", "float32", (4,)), Buffer("l", "float32", (1,))
 
     def lane(v: Expr) -> Stmt:
-        use = block(
-            Accumulate(total, (E.const(0),), a[v], SUM), Accumulate(histogram, (index[v],), a[v], SUM), store(last, (0,), a[v])
-        )
+        use = block(Accumulate(total, (E.const(0),), a[v], SUM), Accumulate(histogram, (index[v],), a[v], SUM), store(last, (0,), a[v]))
         return If(a[v] < 0.5, use)
 
     x, i = floats(16), rng.integers(0, 4, 16)
@@ -315,9 +309,7 @@ def test_select_guards_reads(kind: str) -> None:
 def test_nested_select_with_indirect_reads() -> None:
     index, a, b = Buffer("i", "int64", (16,)), Buffer("a", "float32", (8,)), Buffer("b", "float32", (16,))
     for kind in ("serial", "vectorized"):
-        body = loop(
-            "l", 16, lambda v: store(b, (v,), select(0 <= index[v], select(index[v] < 8, a[index[v]], 1.0), -1.0)), kind
-        )
+        body = loop("l", 16, lambda v: store(b, (v,), select(0 <= index[v], select(index[v] < 8, a[index[v]], 1.0), -1.0)), kind)
         i = rng.integers(-(1 << 40), 1 << 40, 16)
         i[:8] = rng.permutation(8)
         x, y = at_page_end(floats(8)), np.zeros(16, np.float32)
@@ -404,9 +396,7 @@ def elementwise(function: Any, dtypes: tuple[str, ...], out: str, lanes: int, si
     body = loop(
         "i",
         size // lanes,
-        lambda i: loop(
-            "l", lanes, lambda v: store(o, (i * lanes + v,), function(*(b[i * lanes + v] for b in ins))), "vectorized"
-        ),
+        lambda i: loop("l", lanes, lambda v: store(o, (i * lanes + v,), function(*(b[i * lanes + v] for b in ins))), "vectorized"),
     )
     return kernel("k", ins, [o], body)
 
@@ -577,9 +567,7 @@ def test_index_arithmetic_in_lanes() -> None:
     body = loop(
         "i",
         6,
-        lambda i: vec(
-            64, lambda v: store(o, (i * 64 + v,), (i * 64 + v) // 7 % 5 * 1000 + (i * 64 + v) % 7 - (i * 64 - v) // 3)
-        ),
+        lambda i: vec(64, lambda v: store(o, (i * 64 + v,), (i * 64 + v) // 7 % 5 * 1000 + (i * 64 + v) % 7 - (i * 64 - v) // 3)),
     )
     y = np.zeros(6 * 64, np.int64)
     compile_kernel(kernel("k", [], [o], body))(y)
@@ -633,9 +621,7 @@ def gemm(mr: int, nv: int, lanes: int = 16) -> Kernel:
     acc = Buffer("acc", "float32", (mr, nv, lanes), "register")
 
     def tile(name: str, body: Any) -> Stmt:
-        return unroll(
-            mr, lambda i: unroll(nv, lambda j: vec(lanes, lambda v: body(i, j, v), f"l{name}"), f"j{name}"), f"i{name}"
-        )
+        return unroll(mr, lambda i: unroll(nv, lambda j: vec(lanes, lambda v: body(i, j, v), f"l{name}"), f"j{name}"), f"i{name}")
 
     def at(io: Expr, jo: Expr) -> Stmt:
         def update(k: Expr, i: Expr, j: Expr, v: Expr) -> Stmt:
@@ -727,18 +713,13 @@ def test_spills_are_counted() -> None:
 @pytest.mark.parametrize("target", ["cpu -mcpu=x86-64", "cpu -mcpu=haswell", "cpu -mcpu=skylake-avx512", "cpu -mcpu=sapphirerapids", "aarch64", "cpu -mcpu=neoverse-v1"])  # fmt: skip
 def test_objects_import_nothing(target: str) -> None:
     t = CpuTarget.parse(target)
-    kernels = [
-        elementwise(lambda a, d=d: cast(a, d), (s,), d, lanes) for s in BITS for d in BITS if s != d for lanes in (1, 16)
-    ]
+    kernels = [elementwise(lambda a, d=d: cast(a, d), (s,), d, lanes) for s in BITS for d in BITS if s != d for lanes in (1, 16)]
     for dtype in FLOATS:
         for op in ("floor", "ceil", "round", "trunc", "sqrt"):
             kernels.append(elementwise(lambda a, op=op: E.unary(op, a), (dtype,), dtype, 8))
         kernels.append(elementwise(lambda a, b, c: E.fma(a, b, c), (dtype,) * 3, dtype, 8))
         kernels.append(elementwise(lambda a, b: E.binary("mod", a, b) + E.binary("truncmod", a, b), (dtype,) * 2, dtype, 8))
-        kernels += [
-            elementwise(lambda a, name=name: E.unary(name, a), (dtype,), dtype, 4, size=4)
-            for name in sorted(ELEMENTARY - {"pow"})
-        ]
+        kernels += [elementwise(lambda a, name=name: E.unary(name, a), (dtype,), dtype, 4, size=4) for name in sorted(ELEMENTARY - {"pow"})]
         kernels.append(elementwise(lambda a, b: E.binary("pow", a, b), (dtype,) * 2, dtype, 4, size=4))
     kernels += [elementwise(lambda a, b: E.binary("floordiv", a, b), (d, d), d, 8) for d in (*SIGNED, *UNSIGNED)]
     copy = Buffer("a", "float32", (4096,)), Buffer("b", "float32", (4096,))
@@ -778,9 +759,7 @@ def test_emission_is_fast() -> None:
                 14,
                 lambda i: unroll(
                     2,
-                    lambda j: vec(
-                        16, lambda v: Accumulate(c, (i, j * 16 + v), a[i, ko * 24 + ki] * b[ko * 24 + ki, j * 16 + v], SUM)
-                    ),
+                    lambda j: vec(16, lambda v: Accumulate(c, (i, j * 16 + v), a[i, ko * 24 + ki] * b[ko * 24 + ki, j * 16 + v], SUM)),
                     "j",
                 ),
                 "i",

@@ -177,7 +177,9 @@ def test_scaling_by_powers_of_two_rounds_once(dtype: str, lanes: int, target: Cp
     np.testing.assert_array_equal(semantics.apply("ldexp", dtype, [x, n]), want)
 
 
-@pytest.mark.parametrize("line", ["cpu -mcpu=x86-64", "cpu -mcpu=haswell", "cpu -mcpu=sapphirerapids", "aarch64", "cpu -march=aarch64 -mcpu=neoverse-v1"])
+@pytest.mark.parametrize(
+    "line", ["cpu -mcpu=x86-64", "cpu -mcpu=haswell", "cpu -mcpu=sapphirerapids", "aarch64", "cpu -march=aarch64 -mcpu=neoverse-v1"]
+)
 @pytest.mark.parametrize("dtype", ["float16", "float32", "float64"])
 def test_extrema_are_instructions_everywhere(dtype: str, line: str) -> None:
     target = CpuTarget.parse(line)
@@ -204,12 +206,10 @@ def test_power(dtype: str, target: CpuTarget) -> None:
     rng = np.random.default_rng(0)
     special = np.array([0, -0.0, np.inf, -np.inf, np.nan, 1, -1, 2, -2, 0.5, -0.5, 3, -3, 1e30, -1e30, 1e-30], dtype)
     pairs = np.array(np.meshgrid(special, special)).reshape(2, -1).astype(dtype)
-    x = np.concatenate([pairs[0], samples(dtype, 4096), abs(rng.normal(size=8192)) * 10, rng.normal(size=4096) * 5]).astype(
+    x = np.concatenate([pairs[0], samples(dtype, 4096), abs(rng.normal(size=8192)) * 10, rng.normal(size=4096) * 5]).astype(dtype)
+    y = np.concatenate([pairs[1], rng.permutation(samples(dtype, 4096)), rng.normal(size=8192) * 30, rng.integers(-40, 40, 4096)]).astype(
         dtype
     )
-    y = np.concatenate(
-        [pairs[1], rng.permutation(samples(dtype, 4096)), rng.normal(size=8192) * 30, rng.integers(-40, 40, 4096)]
-    ).astype(dtype)
     with np.errstate(all="ignore"):
         want = np.power(
             x.astype(np.float64 if dtype == "float32" else np.longdouble),
@@ -257,9 +257,7 @@ def test_quotients_and_remainders(dtype: str, target: CpuTarget) -> None:
 def test_fused_multiply_add_without_the_instruction(dtype: str) -> None:
     rng = np.random.default_rng(0)
     a, b = (rng.normal(size=4096).astype(dtype) for _ in range(2))
-    c = (
-        -(a.astype(np.float64) * b.astype(np.float64)) * (1 + rng.normal(size=4096) * 2.0 ** rng.integers(-60, 1, 4096))
-    ).astype(dtype)
+    c = (-(a.astype(np.float64) * b.astype(np.float64)) * (1 + rng.normal(size=4096) * 2.0 ** rng.integers(-60, 1, 4096))).astype(dtype)
     native, emulated = (apply(E.fma, a, b, c, target=t, lanes=4) for t in (HOST, BASELINE))
     np.testing.assert_array_equal(native, emulated)
 
@@ -285,9 +283,7 @@ def test_half_precision_conversion(target: CpuTarget) -> None:
             body = loop(
                 "i",
                 len(x) // 16,
-                lambda i, a=a, o=o: loop(
-                    "v", 16, lambda v: store(o, (i * 16 + v,), E.cast(a[i * 16 + v], "float16")), "vectorized"
-                ),
+                lambda i, a=a, o=o: loop("v", 16, lambda v: store(o, (i * 16 + v,), E.cast(a[i * 16 + v], "float16")), "vectorized"),
             )
             narrow = np.zeros(len(x), np.float16)
             compile_kernel(kernel("k", [a], [o], body), target)(x, narrow)

@@ -101,9 +101,7 @@ def test_calls_with_symbolic_offsets_and_weights() -> None:
     a, b, y = floats(5), floats(5) + 1, np.zeros(5, np.float32)
     model.run([a, b], [y], [5])
     assert model.status == 0
-    np.testing.assert_array_equal(
-        y, np.concatenate([(a * 2 + b)[:3] + np.arange(2, 5, dtype=np.float32), np.zeros(2, np.float32)])
-    )
+    np.testing.assert_array_equal(y, np.concatenate([(a * 2 + b)[:3] + np.arange(2, 5, dtype=np.float32), np.zeros(2, np.float32)]))
 
 
 @pytest.mark.parametrize("size", [0, 1, 63, 64, 65, 1000])
@@ -116,9 +114,7 @@ def test_copy(size: int) -> None:
 
 def test_branch() -> None:
     n = E.const(4)
-    steps = (
-        Branch(data(1, 2), (Call("double", (data(), out()), (n,), "yes"),), (Branch(data(1), (Copy(out(), data(), 8),), ()),)),
-    )
+    steps = (Branch(data(1, 2), (Call("double", (data(), out()), (n,), "yes"),), (Branch(data(1), (Copy(out(), data(), 8),), ()),)),)
     model = Model(Program((), 0, ((4,),), steps), [DOUBLE])
     x = floats(4)
     for flags, expected in (([0, 0, 7], x * 2), ([1, 1, 0], np.array([x[0], x[1], 0, 0])), ([0, 1, 0], np.zeros(4))):
@@ -196,8 +192,7 @@ def test_profile() -> None:
 def test_other_targets(target: str) -> None:
     steps = (Copy(out(), data(), N), Call("k", (data(),), (N,), "k"))
     assert (
-        compile_ir(emit_program(Program((N,), N * 4, ((N,),), steps), CpuTarget.parse(target)), CpuTarget.parse(target))[:4]
-        == b"\x7fELF"
+        compile_ir(emit_program(Program((N,), N * 4, ((N,),), steps), CpuTarget.parse(target)), CpuTarget.parse(target))[:4] == b"\x7fELF"
     )
 
 

@@ -160,9 +160,7 @@ def kernels(draw: st.DrawFn) -> Kernel:
 
 def compare(kernel: Kernel, n: int, target: Target, pool: int | None) -> None:
     rng = np.random.default_rng(n)
-    arrays = {
-        b: rng.integers(0, 2 if b.dtype == "bool" else 50, [int(d) for d in b.shape]).astype(b.dtype) for b in kernel.buffers
-    }
+    arrays = {b: rng.integers(0, 2 if b.dtype == "bool" else 50, [int(d) for d in b.shape]).astype(b.dtype) for b in kernel.buffers}
     native = {b: a.copy() for b, a in arrays.items()}
     run_kernel(kernel, arrays, {N: n})
     compile_kernel(kernel, target)(*native.values(), n, pool=pool)

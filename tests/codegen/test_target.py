@@ -84,9 +84,7 @@ def test_bad_text_lists_what_is_possible(line: str, message: str) -> None:
 
 
 def test_the_module_does_not_need_llvm() -> None:
-    code = (
-        "import sys; sys.modules['llvmlite'] = None; from tcomp.target import Target; print(Target.parse('cpu -mcpu=haswell'))"
-    )
+    code = "import sys; sys.modules['llvmlite'] = None; from tcomp.target import Target; print(Target.parse('cpu -mcpu=haswell'))"
     assert (
         subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout
         == "cpu -march=x86_64 -mcpu=haswell\n"

@@ -108,7 +108,10 @@ def test_barriers_publish_and_phases_wait() -> None:
     text, _ = emit_kernel(kernel, HOPPER)
     body = text.split("__global__")[1]
     assert body.count("__syncthreads();") == body.count("publish();\n    __syncthreads();") == 1
-    assert re.search(r"complete_group\(\);\s+\{\s+settle\(acc\);\s+begin_products\(\);(?:(?!finish|settle|__sync)[^!])*finish_products\(\);\s+settle\(acc\);\s+\}", body)
+    assert re.search(
+        r"complete_group\(\);\s+\{\s+settle\(acc\);\s+begin_products\(\);(?:(?!finish|settle|__sync)[^!])*finish_products\(\);\s+settle\(acc\);\s+\}",
+        body,
+    )
 
 
 @needs_nvrtc
@@ -192,7 +195,9 @@ def by_hand(position: Callable[..., Expr], inside: bool = False, beside: bool = 
         other = mma("int8")
         both = block(call, Call(other, other.meaning.body))
         call = over((1,), lambda _: both)
-    body: Stmt = Allocate(acc, call) if inside else Allocate(acc, block(call, replace(over((128,), lambda t: store(out, t, 0.0)), kind="thread.x")))
+    body: Stmt = (
+        Allocate(acc, call) if inside else Allocate(acc, block(call, replace(over((128,), lambda t: store(out, t, 0.0)), kind="thread.x")))
+    )
     extra = mma("int8").meaning.buffers if beside else ()
     return Kernel("k", (out, *extra), (out,), (), Allocate(a, Allocate(b, body)))
 
@@ -204,7 +209,11 @@ def usual(i: Expr, k: Expr, r: Expr, c: Expr) -> Expr:
 def test_core_matrices_lie_at_multiples_of_16_bytes() -> None:
     text, _ = emit_kernel(by_hand(lambda i, k, r, c: i * 72 + k * 1024 + r * 8 + c + 8), HOPPER)
     assert "matrix(a + 8, 2048, 144)" in text
-    for position in (lambda *at: usual(*at) + 4, lambda i, k, r, c: usual(i, k, r, c) + 4 * i, lambda i, k, r, c: usual(i, k, r, c) + 2 * k):
+    for position in (
+        lambda *at: usual(*at) + 4,
+        lambda i, k, r, c: usual(i, k, r, c) + 4 * i,
+        lambda i, k, r, c: usual(i, k, r, c) + 2 * k,
+    ):
         with pytest.raises(CodegenError, match=r"`a` cannot be described to `wgmma\(float16, 8\)`(?s:.)*multiples of 16 bytes"):
             emit_kernel(by_hand(position), HOPPER)
 

@@ -37,7 +37,9 @@ def product(dtype: str, m: int, n: int, depth: int, along: bool = True) -> Sched
     return s
 
 
-def product_of_groups(dtype: str, m: int, n: int, depth: int, width: int, steps: int = 2, stages: int = 1, packed: bool = False) -> Schedule:
+def product_of_groups(
+    dtype: str, m: int, n: int, depth: int, width: int, steps: int = 2, stages: int = 1, packed: bool = False
+) -> Schedule:
     """A product whose tiles of 128 x `width` results are computed by two warpgroups, in registers, from core matrices in shared memory.
 
     `steps` instructions follow each other on each slice of the fold, of which `stages` are in shared memory. With `packed` the slices of B lie

@@ -118,7 +118,9 @@ def test_slice_of_a_symbolic_axis():
 def test_split_by_attribute_and_evenly():
     for part, expected in zip(run("Split", X, opset=2, outputs=2, axis=2, split=[1, 3]), np.split(X, [1], 2), strict=True):
         np.testing.assert_array_equal(part, expected)
-    for part, expected in zip(run("Split", X, opset=18, outputs=3, axis=2, num_outputs=3), (X[..., :2], X[..., 2:4], X[..., 4:]), strict=True):
+    for part, expected in zip(
+        run("Split", X, opset=18, outputs=3, axis=2, num_outputs=3), (X[..., :2], X[..., 2:4], X[..., 4:]), strict=True
+    ):
         np.testing.assert_array_equal(part, expected)
     with pytest.raises(ImportModelError, match="add up"):
         run("Split", X, opset=2, outputs=2, axis=2, split=[1, 2])

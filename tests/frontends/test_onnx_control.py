@@ -90,7 +90,11 @@ def test_loop_with_a_known_trip_count(make_model, run_model):
          node("Identity", ["t"], ["row"]), node("Identity", ["go"], ["on"])],
         STATE, [("on", "bool", []), ("t", F, None), ("row", F, None)],
     )  # fmt: skip
-    nodes = [node("Shape", ["x"], ["sh"]), node("Gather", ["sh", "zero"], ["n"]), node("Loop", ["n", "", "start"], ["y", "rows"], body=step)]
+    nodes = [
+        node("Shape", ["x"], ["sh"]),
+        node("Gather", ["sh", "zero"], ["n"]),
+        node("Loop", ["n", "", "start"], ["y", "rows"], body=step),
+    ]
     model = make_model(nodes, {"x": (F, ["n", 3]), "start": (F, ["n", 3])}, {"y": F, "rows": F}, constants={"zero": np.array(0)})
     graph = import_model(model)
     assert LOOP in ops_of(graph) and tuple(map(str, graph.outputs[1].shape)) == ("n", "n", "3")
@@ -166,7 +170,9 @@ def test_bodies_with_the_wrong_number_of_inputs(make_model):
 def test_scan(make_model, run_model, backwards, axis):
     """A running sum, and the scaled running sum stacked along the last axis in both directions."""
     step = body(
-        [node("Add", ["s", "row"], ["t"]), node("Mul", ["t", "k"], ["o"])], [("s", F, None), ("row", F, None)], [("t", F, None), ("o", F, None)]
+        [node("Add", ["s", "row"], ["t"]), node("Mul", ["t", "k"], ["o"])],
+        [("s", F, None), ("row", F, None)],
+        [("t", F, None), ("o", F, None)],
     )
     scan = node("Scan", ["s0", "x"], ["y", "ys"], body=step, num_scan_inputs=1, scan_input_axes=[axis], scan_input_directions=[backwards],
                 scan_output_axes=[-1], scan_output_directions=[backwards])  # fmt: skip

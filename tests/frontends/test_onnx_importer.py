@@ -214,7 +214,9 @@ def test_onnx_definitions_stand_in_for_missing_handlers(make_model):
 
 
 def local_function(name, nodes, inputs, outputs, attributes=()):
-    return helper.make_function("custom", name, inputs, outputs, nodes, [helper.make_opsetid("", 21), helper.make_opsetid("custom", 1)], attributes)
+    return helper.make_function(
+        "custom", name, inputs, outputs, nodes, [helper.make_opsetid("", 21), helper.make_opsetid("custom", 1)], attributes
+    )
 
 
 def with_functions(model, *functions):

@@ -42,7 +42,9 @@ def windows(x, kernel, strides, dilations, pads, value, shape):
 
 def same_pads(x, kernel, strides, dilations, lower):
     shape = [-(-d // s) for d, s in zip(x.shape[2:], strides, strict=True)]
-    totals = [max((o - 1) * s + r * (k - 1) + 1 - d, 0) for o, s, k, r, d in zip(shape, strides, kernel, dilations, x.shape[2:], strict=True)]
+    totals = [
+        max((o - 1) * s + r * (k - 1) + 1 - d, 0) for o, s, k, r, d in zip(shape, strides, kernel, dilations, x.shape[2:], strict=True)
+    ]
     return shape, [-(-t // 2) if lower else t // 2 for t in totals]
 
 
@@ -65,7 +67,9 @@ def test_convolution_with_automatic_padding(make_model, run_model, auto_pad, ker
 
 @pytest.mark.parametrize("dims", [None, ["n", 4, "h", "w"]], ids=["static", "symbolic"])
 @pytest.mark.parametrize("count_include_pad", [0, 1])
-@pytest.mark.parametrize(("kernel", "strides", "pads"), [((3, 3), (2, 2), (1, 1, 1, 1)), ((2, 3), (3, 2), (0, 2, 1, 0)), ((2, 2), (2, 2), (0, 0, 0, 0))])
+@pytest.mark.parametrize(
+    ("kernel", "strides", "pads"), [((3, 3), (2, 2), (1, 1, 1, 1)), ((2, 3), (3, 2), (0, 2, 1, 0)), ((2, 2), (2, 2), (0, 0, 0, 0))]
+)
 def test_pooling_that_rounds_up(make_model, run_model, kernel, strides, pads, count_include_pad, dims):
     attrs = {"kernel_shape": kernel, "strides": strides, "pads": pads, "ceil_mode": 1}
     ends = list(zip(X.shape[2:], kernel, strides, pads[:2], pads[2:], strict=True))

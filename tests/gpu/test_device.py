@@ -187,7 +187,9 @@ def run_on_device(kernel: Kernel, arrays: list[np.ndarray], arch: str) -> None:
     with device.guarded():
         x, y, z = (int(n) for n in launch.grid)
         code = KernelCode(
-            (Launch(launch.function, (x, y, z), launch.block, launch.buffers, (), launch.shared),), {arch: nvrtc.compile_text(text, arch).cubin}, b""
+            (Launch(launch.function, (x, y, z), launch.block, launch.buffers, (), launch.shared),),
+            {arch: nvrtc.compile_text(text, arch).cubin},
+            b"",
         )
         memory = [cupy.asarray(m.reshape(-1).view(np.uint8)) for m in arrays]
         cupy.cuda.get_current_stream().synchronize()
@@ -212,7 +214,9 @@ needs_hopper = pytest.mark.skipif(not REASON and CupyDevice().capability != 90, 
 
 @needs_hopper
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16", "float32", "int8", "uint8"])
-@pytest.mark.parametrize(("m", "n", "depth", "width", "stages"), [(256, 128, 256, 64, 3), (150, 70, 75, 16, 2), (300, 500, 1000, 256, 2), (128, 24, 64, 24, 1)])
+@pytest.mark.parametrize(
+    ("m", "n", "depth", "width", "stages"), [(256, 128, 256, 64, 3), (150, 70, 75, 16, 2), (300, 500, 1000, 256, 2), (128, 24, 64, 24, 1)]
+)
 def test_warpgroups(dtype: str, m: int, n: int, depth: int, width: int, stages: int) -> None:
     a, b = (rng.integers(0 if dtype == "uint8" else -9, 10, shape).astype(to_numpy(dtype)) for shape in ((m, depth), (n, depth)))
     b = b.astype(np.int8) if dtype == "uint8" else b
@@ -293,7 +297,11 @@ def test_products_of_slices_copied_in_bulk(shape: tuple[int, int, int], dtype: s
 def test_packed_slices_copied_in_bulk_for_warpgroups(dtype: str, stages: int) -> None:
     a, b = (rng.integers(-9, 10, shape).astype(to_numpy(dtype)) for shape in ((300, 512), (128, 512)))
     c = np.full((300, 128), 77, np.int32 if dtype == "int8" else np.float32)
-    run_on_device(warp_products.product_of_groups(dtype, 300, 128, 512, 64, 2, stages, packed=True).kernel, [a, warp_products.pack(b, 64, 2), c], "sm_90a")
+    run_on_device(
+        warp_products.product_of_groups(dtype, 300, 128, 512, 64, 2, stages, packed=True).kernel,
+        [a, warp_products.pack(b, 64, 2), c],
+        "sm_90a",
+    )
     np.testing.assert_array_equal(c, a.astype(c.dtype) @ b.T.astype(c.dtype))
 
 

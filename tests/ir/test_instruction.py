@@ -73,7 +73,7 @@ def test_names_that_are_words_of_the_text() -> None:
     ("change", "message"),
     [
         (("call `fma_tile(1, 1, 1, avx512, float32)` {", "call other {"), "no instruction is called `other` here"),
-        (('needs "avx512f"', 'needs 3'), "expected a string"),
+        (('needs "avx512f"', "needs 3"), "expected a string"),
         (("operand a[_, _]", "operand b[_, _]"), "the operands are in the order of the buffers, next is `a`"),
         (("emits vector", "emits scalar"), "expected `vector`, `warp` or `copy`"),
         (("lanes 16", "lanes 0"), "is no instruction: the lanes do not divide"),
@@ -109,7 +109,9 @@ def meaning(
     body: Stmt | None = None, buffers: tuple[Buffer, ...] = (ACC, A, B), outputs: tuple[Buffer, ...] = (ACC,), kind: str = "serial", depth: int = 4
 ) -> Kernel:  # fmt: skip
     if body is None:
-        body = loop("k", depth, lambda k: loop("r", 2, lambda r: loop("j", 16, lambda j: Accumulate(ACC, (r, j), A[r, k] * B[k, j], SUM), kind)))
+        body = loop(
+            "k", depth, lambda k: loop("r", 2, lambda r: loop("j", 16, lambda j: Accumulate(ACC, (r, j), A[r, k] * B[k, j], SUM), kind))
+        )
     return Kernel("meaning", buffers, outputs, (), body)
 
 
@@ -124,7 +126,12 @@ ANY = (Operand((None, 1)), Operand((None, None)), Operand((None, 1)))
         (meaning(block()), ANY, FMA, "not one store in serial loops"),
         (meaning(depth=3), ANY, FMA, "does not run over the dimension that it indexes"),
         (meaning(loop("j", 16, lambda j: store(ACC, (0, j), 0.0))), ANY, FMA, "an index is not a loop of its own"),
-        (meaning(loop("r", 2, lambda r: loop("j", 16, lambda j: store(ACC, (r, j), ACC[r, j] + 1)))), ANY, FMA, "reads a buffer in two places"),
+        (
+            meaning(loop("r", 2, lambda r: loop("j", 16, lambda j: store(ACC, (r, j), ACC[r, j] + 1)))),
+            ANY,
+            FMA,
+            "reads a buffer in two places",
+        ),
         (meaning(buffers=(ACC, A)), ANY, FMA, "its buffers are not the operands"),
         (meaning(outputs=(A,)), ANY, FMA, "its buffers are not the operands"),
         (meaning(), ANY[:2], FMA, "not one stride for each dimension"),
@@ -149,21 +156,41 @@ def copied(count: int) -> Kernel:
 @pytest.mark.parametrize(
     ("i", "change", "why"),
     [
-        (mma_store(), {"operands": (mma_store().operands[0], replace(mma_store().operands[1], fragment=mma("int8").operands[1].fragment))}, "divide `acc`"),
+        (
+            mma_store(),
+            {"operands": (mma_store().operands[0], replace(mma_store().operands[1], fragment=mma("int8").operands[1].fragment))},
+            "divide `acc`",
+        ),
         (mma_fill(), {"emission": WarpOp("mma.sync", ("acc",))}, "the code of a warp adds products of two operands"),
         (mma("int8"), {"emission": WarpOp("", ("acc",))}, "without code, a thread copies its elements"),
-        (mma_fill(), {"operands": (replace(mma_fill().operands[0], fragment=Fragment((E.var("x"), E.const(0)), 4)),)}, "not given by the thread"),
+        (
+            mma_fill(),
+            {"operands": (replace(mma_fill().operands[0], fragment=Fragment((E.var("x"), E.const(0)), 4)),)},
+            "not given by the thread",
+        ),
         (mma_fill(), {"name": "x\ny"}, "its name is not of the form"),
         (mma_fill(), {"emission": WarpOp('"', ("acc",))}, "not of letters, digits, dots and colons"),
         (wgmma("int8", 8), {"operands": (*wgmma("int8", 8).operands[:2], Operand((None, None, 8, 1), ("shared",)))}, "do not divide `b`"),
-        (wgmma("int8", 8), {"operands": (wgmma("int8", 8).operands[0], Operand((None, None, 16, 1)), wgmma("int8", 8).operands[2])}, "do not divide `a`"),
+        (
+            wgmma("int8", 8),
+            {"operands": (wgmma("int8", 8).operands[0], Operand((None, None, 16, 1)), wgmma("int8", 8).operands[2])},
+            "do not divide `a`",
+        ),
         (wgmma("int8", 8), {"operands": (Operand((None,) * 4), *wgmma("int8", 8).operands[1:])}, "do not divide `acc`"),
         (wgmma("int8", 8), {"emission": WarpOp("", ("acc", "a", "b"))}, "do not divide `a`"),
-        (mma("int8"), {"operands": (*mma("int8").operands[:2], Operand((None, None), fragment=Fragment((E.const(0), E.const(0)), 2, 128)))}, "`b` is divided among 128 threads, `acc` among 32"),
+        (
+            mma("int8"),
+            {"operands": (*mma("int8").operands[:2], Operand((None, None), fragment=Fragment((E.const(0), E.const(0)), 2, 128)))},
+            "`b` is divided among 128 threads, `acc` among 32",
+        ),
         (bulk_copy("int8", 16), {"emission": CopyOp("cp", ("from", "to"))}, "its emission takes where to, and where from"),
         (bulk_copy("int8", 16), {"emission": CopyOp("c;", ("to", "from"))}, "not of letters, digits, dots and colons"),
         (bulk_copy("int8", 16), {"operands": bulk_copy("int8", 16).operands[::-1]}, "neighbours in global memory to neighbours in shared"),
-        (bulk_copy("int8", 16), {"operands": (Operand((2,), ("shared",)), bulk_copy("int8", 16).operands[1])}, "neighbours in global memory"),
+        (
+            bulk_copy("int8", 16),
+            {"operands": (Operand((2,), ("shared",)), bulk_copy("int8", 16).operands[1])},
+            "neighbours in global memory",
+        ),
         (bulk_copy("int8", 16), {"meaning": copied(8)}, "it does not copy a multiple of 16 bytes"),
         (mma_store(), {"emission": CopyOp("cp", ("out", "acc"))}, "it is not one loop that copies elements"),
         (mma_fill(), {"emission": CopyOp("cp", ("acc",))}, "it is not one loop that copies elements"),

@@ -110,7 +110,9 @@ def gemm_kernel():
     total = standard_reducers("float32")["sum"]
 
     def row(i):
-        update = L.loop("j2", 8, lambda j: L.Accumulate(acc, (j,), a[i, E.loop_var("k", 64)] * b[E.loop_var("k", 64), j], total), L.VECTORIZED)
+        update = L.loop(
+            "j2", 8, lambda j: L.Accumulate(acc, (j,), a[i, E.loop_var("k", 64)] * b[E.loop_var("k", 64), j], total), L.VECTORIZED
+        )
         work = [
             L.loop("j", 8, lambda j: L.store(acc, (j,), 0.0), L.VECTORIZED),
             L.For(E.loop_var("k", 64), 64, update),
@@ -141,7 +143,9 @@ def attention_te():
     s = E.dim("s", 1, 128)
     q, k, v = (te.placeholder((4, s, 8), name=n) for n in "QKV")
     d, t, u = te.reduce_axis(8, "d"), te.reduce_axis(s, "t"), te.reduce_axis(s, "u")
-    scores = te.compute((4, s, s), lambda h, i, j: te.select(j <= i, te.sum(q[h, i, d] * k[h, j, d], axis=d) * 0.35, float("-inf")), "scores")
+    scores = te.compute(
+        (4, s, s), lambda h, i, j: te.select(j <= i, te.sum(q[h, i, d] * k[h, j, d], axis=d) * 0.35, float("-inf")), "scores"
+    )
     top = te.compute((4, s), lambda h, i: te.max(scores[h, i, t], axis=t), "top")
     weight = te.compute((4, s, s), lambda h, i, j: te.exp(scores[h, i, j] - top[h, i]), "weight")
     out = te.compute((4, s, 8), lambda h, i, c: te.sum(weight[h, i, t] * v[h, t, c], axis=t) / te.sum(weight[h, i, u], axis=u), "out")

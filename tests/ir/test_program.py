@@ -45,7 +45,9 @@ def test_text(golden):
     assert [c.label for c in calls(again.steps)] == ["first", "if", "last\n"]
 
 
-dims = st.lists(st.sampled_from(["n", "m", "for", "x.y", "a b"]), unique=True, max_size=3).map(lambda names: tuple(E.dim(x, 0, 50) for x in names))
+dims = st.lists(st.sampled_from(["n", "m", "for", "x.y", "a b"]), unique=True, max_size=3).map(
+    lambda names: tuple(E.dim(x, 0, 50) for x in names)
+)
 
 
 @st.composite
@@ -69,7 +71,9 @@ def programs(draw):
         match draw(st.integers(0, 4 if depth else 2)):
             case 0:
                 scalars = tuple(E.as_expr(size()) for _ in range(draw(st.integers(0, 2))))
-                return Call(draw(st.text(max_size=5)), tuple(ref() for _ in range(draw(st.integers(0, 3)))), scalars, draw(st.text(max_size=5)))
+                return Call(
+                    draw(st.text(max_size=5)), tuple(ref() for _ in range(draw(st.integers(0, 3)))), scalars, draw(st.text(max_size=5))
+                )
             case 1:
                 return Copy(ref(), ref(), size())
             case 2:

@@ -74,8 +74,15 @@ def test_known_forms(e, expected):
 @pytest.mark.parametrize(
     "condition",
     [
-        I < 12, I * 4 + J < 48, (I + 3) // 4 * 4 < 16, I // 4 * 4 <= I, E.loop_var("q", N) < N, N >= 1,
-        E.loop_var("q", N // 4) * 4 + J < N // 4 * 4, X // 4 * 4 + 3 >= X, E.loop_var("q", N * 6) // 3 * 4 + J < N * 8,
+        I < 12,
+        I * 4 + J < 48,
+        (I + 3) // 4 * 4 < 16,
+        I // 4 * 4 <= I,
+        E.loop_var("q", N) < N,
+        N >= 1,
+        E.loop_var("q", N // 4) * 4 + J < N // 4 * 4,
+        X // 4 * 4 + 3 >= X,
+        E.loop_var("q", N * 6) // 3 * 4 + J < N * 8,
     ],
     ids=str,
 )

@@ -247,7 +247,11 @@ def test_dims_in_bodies():
     ("build", "error", "message"),
     [
         (lambda x: te.compute((4,), lambda i: x[i + 1]), IRError, r"element \(3,\) of `compute` reads outside"),
-        (lambda x: te.compute((4,), lambda i: te.sum(x[i + te.reduce_axis(2, "k")], axis=te.reduce_axis(2, "k"))), IRError, "reads outside"),
+        (
+            lambda x: te.compute((4,), lambda i: te.sum(x[i + te.reduce_axis(2, "k")], axis=te.reduce_axis(2, "k"))),
+            IRError,
+            "reads outside",
+        ),
         (lambda x: te.compute((te.var("m"),), lambda i: x[0]), IRError, "not all variables"),
         (lambda x: te.placeholder((3,), name="P"), IRError, "placeholder `P` has no value"),
         (lambda x: te.compute((4,), lambda i: E.binary("div", i, 2)), IRError, "`div` is not defined for int64"),
@@ -292,7 +296,9 @@ def test_reductions_of_every_type(reduction, dtype):
     rows = te.compute((6,), lambda i: reduction(x[i, te.reduce_axis(10, "r")], axis=te.reduce_axis(10, "r")), "rows")
     windows = te.compute((6, 4), lambda i, j: reduction(x[i, j * 2 + k], axis=k), "windows")
     value = (RNG.normal(size=(6, 10)) * (2 if dtype[0] == "b" else 9)).astype(kind)
-    ufunc = {te.sum: np.add, te.prod: np.multiply, te.max: np.maximum, te.min: np.minimum, te.all: np.logical_and, te.any: np.logical_or}[reduction]
+    ufunc = {te.sum: np.add, te.prod: np.multiply, te.max: np.maximum, te.min: np.minimum, te.all: np.logical_and, te.any: np.logical_or}[
+        reduction
+    ]
     wide = value.astype(np.float64) if "float" in dtype else value
     expected = ufunc.reduce(wide, axis=1, dtype=wide.dtype).astype(kind)
     np.testing.assert_array_equal(both(rows, {x: value}), expected)

@@ -122,7 +122,10 @@ FILL = L.loop("i", 8, lambda i: L.store(A, (i,), 0.0))
         (kernel(L.block(L.Allocate(REGISTERS, FILL), L.store(A, (0,), REGISTERS[0]))), "`R` is read outside of its scope"),
         (kernel(L.Allocate(REGISTERS, L.Allocate(REGISTERS, FILL))), "`R` is declared twice"),
         (kernel(L.Allocate(L.Buffer("S", "float32", (N,), "register"), FILL)), "register buffer `S` has a symbolic shape"),
-        (kernel(L.Allocate(L.Buffer("S", "float32", (E.cast(A[0], "int64"),)), FILL)), "an extent of the buffer `S` is looked up in another one"),
+        (
+            kernel(L.Allocate(L.Buffer("S", "float32", (E.cast(A[0], "int64"),)), FILL)),
+            "an extent of the buffer `S` is looked up in another one",
+        ),
         (kernel(L.Allocate(L.Buffer("S", "float32", (4,), "heap"), FILL)), "unknown scope `heap`"),
         (kernel(L.block(FILL, FILL)), "two loops have the name `i`"),
         (kernel(L.loop("i", 8, lambda i: L.store(A, (i,), 0.0), "diagonal")), "unknown kind of loop `diagonal`"),
@@ -205,7 +208,10 @@ def loop_body():
         (graph(relu(target=A4)), "`a` is defined twice"),
         (graph(relu(source=value("z"))), "`z` is used but not defined before"),
         (graph(outputs=(value("z"),)), "the output `z` is not defined"),
-        (graph(relu(target=value(shape=(5,)))), r"the operator gives relu|the operator gives compute: float32\[4\], the node declares %v: float32\[5\]"),
+        (
+            graph(relu(target=value(shape=(5,)))),
+            r"the operator gives relu|the operator gives compute: float32\[4\], the node declares %v: float32\[5\]",
+        ),
         (graph(relu(target=value(dtype="int32"))), "the node declares %v: int32"),
         (graph(relu(outputs=(value(), value("w")))), "the operator gives 1 values, the node declares 2"),
         (graph(relu(attrs={"axis": [1]})), "an attribute is a list"),

@@ -6,7 +6,9 @@ from hypothesis import strategies as st
 from tcomp.ir import expr as E, te
 
 SHAPE = (3, 4)
-INPUTS = {name: te.placeholder(SHAPE, dtype, name) for name, dtype in zip("ABPQR", ["float32"] * 2 + ["int32"] * 2 + ["uint8"], strict=True)}
+INPUTS = {
+    name: te.placeholder(SHAPE, dtype, name) for name, dtype in zip("ABPQR", ["float32"] * 2 + ["int32"] * 2 + ["uint8"], strict=True)
+}
 I, J = E.loop_var("i", SHAPE[0]), E.loop_var("j", SHAPE[1])
 
 

@@ -155,7 +155,15 @@ def pixel_shuffler() -> onnx.ModelProto:
     left, right = net("Split", net.conv(y, 12, 12, group=4), outputs=2, axis=1, num_outputs=2)
     y = net.conv(net("Concat", net("Mul", left, net("Sigmoid", right)), left, axis=1), 12, 12, 3)
     y = net("DepthToSpace", y, blocksize=2)
-    up = net("Resize", x, "", net.constant([1, 1, 2, 2], np.float32), mode="nearest", nearest_mode="floor", coordinate_transformation_mode="asymmetric")
+    up = net(
+        "Resize",
+        x,
+        "",
+        net.constant([1, 1, 2, 2], np.float32),
+        mode="nearest",
+        nearest_mode="floor",
+        coordinate_transformation_mode="asymmetric",
+    )
     return net.build(net("Add", y, up))
 
 
@@ -168,7 +176,9 @@ def quantized() -> onnx.ModelProto:
         return net.constant(s, np.float32), net.constant(zero, dtype)
 
     q = net("QuantizeLinear", x, *scale(0.05, 128, np.uint8))
-    w = net.constant(net.rng.integers(-63, 64, (6, 4, 3, 3)), np.int8)  # of 7 bits: without VNNI ONNX Runtime saturates sums of two products
+    w = net.constant(
+        net.rng.integers(-63, 64, (6, 4, 3, 3)), np.int8
+    )  # of 7 bits: without VNNI ONNX Runtime saturates sums of two products
     conv = net("Conv", net("DequantizeLinear", q, *scale(0.05, 128, np.uint8)), net("DequantizeLinear", w, *scale(0.004, 0, np.int8)))
     y = net("DequantizeLinear", net("QuantizeLinear", conv, *scale(0.04, 100, np.uint8)), *scale(0.04, 100, np.uint8))
     pooled = net("Flatten", net("MaxPool", net("Relu", y), kernel_shape=[7, 7]))

@@ -86,7 +86,9 @@ def test_power_keeps_the_type_of_the_base(apply):
     np.testing.assert_array_equal(
         apply(ops.POW, np.array([2, -3], np.int32), np.array([3.0, 2.0], np.float32)), np.array([8, 9], np.int32), strict=True
     )
-    np.testing.assert_allclose(apply(ops.POW, np.array([4.0], np.float32), np.array([-1], np.int64)), np.array([0.25], np.float32), strict=True)
+    np.testing.assert_allclose(
+        apply(ops.POW, np.array([4.0], np.float32), np.array([-1], np.int64)), np.array([0.25], np.float32), strict=True
+    )
 
 
 def test_where_and_clip_by_tensors(apply):

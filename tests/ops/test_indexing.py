@@ -58,7 +58,9 @@ def test_tensor_scatter_writes_into_a_cache(apply):
     past, update = np.zeros((2, 4, 1), np.float32), np.array([[[1], [2]], [[3], [4]]], np.float32)
     found = apply(ops.TENSOR_SCATTER, past, update, np.array([1, 3]), axis=1, circular=True)
     np.testing.assert_array_equal(found[..., 0], [[0, 1, 2, 0], [4, 0, 0, 3]])
-    np.testing.assert_array_equal(apply(ops.TENSOR_SCATTER, past, update, None, axis=1, circular=False)[..., 0], [[1, 2, 0, 0], [3, 4, 0, 0]])
+    np.testing.assert_array_equal(
+        apply(ops.TENSOR_SCATTER, past, update, None, axis=1, circular=False)[..., 0], [[1, 2, 0, 0], [3, 4, 0, 0]]
+    )
 
 
 def test_one_hot(apply):

@@ -63,9 +63,7 @@ def test_indices_name_the_first_of_equals_and_unpool_inverts(apply):
 
 
 def test_global_norm(apply):
-    np.testing.assert_allclose(
-        apply(nn.GLOBAL_LP_POOL, X, p=2.0), np.sqrt((X**2).sum((2, 3), keepdims=True)), rtol=1e-5
-    )
+    np.testing.assert_allclose(apply(nn.GLOBAL_LP_POOL, X, p=2.0), np.sqrt((X**2).sum((2, 3), keepdims=True)), rtol=1e-5)
 
 
 def test_windows_that_do_not_fit():

@@ -30,7 +30,9 @@ def test_log_sum_exp_does_not_overflow(apply):
     np.testing.assert_allclose(apply(ops.REDUCE_LOG_SUM_EXP, x, axes=(1,), keepdims=False), [1000 + np.log(2), -np.inf])
 
 
-@pytest.mark.parametrize(("op", "identity"), [(ops.REDUCE_SUM, 0), (ops.REDUCE_PROD, 1), (ops.REDUCE_MAX, -np.inf), (ops.REDUCE_MIN, np.inf)])
+@pytest.mark.parametrize(
+    ("op", "identity"), [(ops.REDUCE_SUM, 0), (ops.REDUCE_PROD, 1), (ops.REDUCE_MAX, -np.inf), (ops.REDUCE_MIN, np.inf)]
+)
 def test_empty_reductions_give_the_identity(apply, op, identity):
     np.testing.assert_array_equal(apply(op, np.zeros((2, 0), np.float32), axes=(1,), keepdims=True), np.full((2, 1), identity, np.float32))
 

@@ -101,7 +101,9 @@ def test_errors_stay_below_the_bound_for_many_channels_and_values_of_one_sign(ap
 
 @pytest.mark.parametrize("tile", TILES)
 @pytest.mark.parametrize("behind", (0, 1), ids="{} pixels behind the windows".format)
-@pytest.mark.parametrize("taps, extents", [((3, 3), (8, 4)), ((3, 3), (7, 9)), ((3,), (9,)), ((1, 3), (3, 8)), ((5, 1), (6, 2)), ((5, 3), (8, 5))], ids=str)
+@pytest.mark.parametrize(
+    "taps, extents", [((3, 3), (8, 4)), ((3, 3), (7, 9)), ((3,), (9,)), ((1, 3), (3, 8)), ((5, 1), (6, 2)), ((5, 3), (8, 5))], ids=str
+)
 def test_a_stride_of_two(apply, tile, behind, taps, extents):
     """Two convolutions along each axis with a stride, of the even and of the odd pixels; what no window reaches is not a number."""
     rng = np.random.default_rng(len(taps))

@@ -15,10 +15,7 @@ def random_inputs(graph, dims=None, seed=0):
     rng = np.random.default_rng(seed)
     arrays = {}
     for v in graph.inputs:
-        shape = [
-            evaluate_int(d, {x: (dims or {}).get(x, 5) for x in variables(d)}) if not isinstance(d, int) else d
-            for d in v.shape
-        ]
+        shape = [evaluate_int(d, {x: (dims or {}).get(x, 5) for x in variables(d)}) if not isinstance(d, int) else d for d in v.shape]
         values = rng.normal(size=shape) if is_float(v.dtype) else rng.integers(0, 2, shape)
         arrays[v.name] = np.asarray(values).astype(to_numpy(v.dtype))
     return arrays

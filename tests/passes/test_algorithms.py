@@ -62,7 +62,9 @@ def test_the_rewrite_keeps_the_result(unchanged, monkeypatch, tile, shape, pads)
 
 
 @pytest.mark.parametrize("tile", (2, 4))
-@pytest.mark.parametrize("shape, pads", [((1, 5, 16, 16), (1, 1)), ((2, 3, 7, 10), (1, 1)), ((1, 4, 9, 5), (0, 2)), ((1, 3, 10, 9), None)], ids=str)
+@pytest.mark.parametrize(
+    "shape, pads", [((1, 5, 16, 16), (1, 1)), ((2, 3, 7, 10), (1, 1)), ((1, 4, 9, 5), (0, 2)), ((1, 3, 10, 9), None)], ids=str
+)
 def test_a_stride_of_two(unchanged, monkeypatch, tile, shape, pads):
     monkeypatch.setattr(algorithms, "fastest", lambda sizes, target: tile)
     before = graph_of(shape, array(6, shape[1], 3, 3), {**PLAIN, "strides": (2, 2)}, pads=pads)
@@ -209,8 +211,14 @@ def test_filters_of_other_shapes(monkeypatch, shape, taps, tile, folded):
     monkeypatch.setattr(algorithms, "fastest", lambda sizes, target: tile)
     pads = [n // 2 for n in taps] * 2
     nodes = [helper.make_node("Conv", ["x", "w", "b"], ["c"], pads=pads), helper.make_node("Tanh", ["c"], ["t"])]
-    nodes += [helper.make_node("ReduceMax", ["t"], ["y"], axes=[*range(2, len(shape))])] if folded else [helper.make_node("Identity", ["t"], ["y"])]
-    constants = [numpy_helper.from_array(a, n) for n, a in (("w", array(20, *shape[1:2], *taps) / np.float32(np.prod(taps) * 4)), ("b", array(20)))]
+    nodes += (
+        [helper.make_node("ReduceMax", ["t"], ["y"], axes=[*range(2, len(shape))])]
+        if folded
+        else [helper.make_node("Identity", ["t"], ["y"])]
+    )
+    constants = [
+        numpy_helper.from_array(a, n) for n, a in (("w", array(20, *shape[1:2], *taps) / np.float32(np.prod(taps) * 4)), ("b", array(20)))
+    ]
     x, y = (helper.make_tensor_value_info(n, TensorProto.FLOAT, s) for n, s in (("x", shape), ("y", None)))
     proto = helper.make_model(helper.make_graph(nodes, "g", [x], [y], constants), opset_imports=[helper.make_opsetid("", 17)], ir_version=8)
     artifact, report = compile_model(proto, CompileOptions(emit=("graph",)))
@@ -222,7 +230,14 @@ def test_filters_of_other_shapes(monkeypatch, shape, taps, tile, folded):
 
 
 def test_the_rule_for_other_filters():
-    cases = [((508, 1), (5, 1), 4), ((508,), (5,), 4), ((1, 508), (1, 4), 0), ((28, 28), (5, 5), 2), ((28, 28), (7, 7), 0), ((9, 9, 9), (3, 3, 3), 0)]
+    cases = [
+        ((508, 1), (5, 1), 4),
+        ((508,), (5,), 4),
+        ((1, 508), (1, 4), 0),
+        ((28, 28), (5, 5), 2),
+        ((28, 28), (7, 7), 0),
+        ((9, 9, 9), (3, 3, 3), 0),
+    ]
     assert [fastest(Convolution(1, 256, 512, extents, taps), TARGET) for extents, taps, _ in cases] == [tile for *_, tile in cases]
 
 
@@ -238,7 +253,9 @@ def test_the_switch(direct):
 
 def test_a_written_out_sum_is_no_epilogue():
     """relu(winograd + conv1x1): the tiles of one are not those of the other, so that one of the two is stored first."""
-    graph, _ = run_passes(import_model(model([1, 3, 20, 20], 64, 64, [1, 1, 1, 1])), graph_passes(CompileOptions(CpuTarget.parse("cpu")), Report()))
+    graph, _ = run_passes(
+        import_model(model([1, 3, 20, 20], 64, 64, [1, 1, 1, 1])), graph_passes(CompileOptions(CpuTarget.parse("cpu")), Report())
+    )
     inside = [[n.op.name for n in node.bodies[0].nodes] for node in graph.nodes]
     assert ["winograd_output", "add_channels"] in inside and ["conv", "add", "relu"] in inside
 
@@ -298,7 +315,15 @@ def test_matrices_whose_columns_differ_are_left_alone(monkeypatch):
 
 
 def test_the_rule_for_products():
-    sizes = [(1, 1, 768, 768), (1, 16, 768, 3072), (1, 64, 768, 768), (1, 128, 768, 768), (1, 128, 128, 128), (1, 1024, 64, 256), (1, 4096, 512, 512)]
+    sizes = [
+        (1, 1, 768, 768),
+        (1, 16, 768, 3072),
+        (1, 64, 768, 768),
+        (1, 128, 768, 768),
+        (1, 128, 128, 128),
+        (1, 1024, 64, 256),
+        (1, 4096, 512, 512),
+    ]
     assert [fastest(Product(*x), ZEN5) for x in sizes] == [0, 0, 1, 1, 0, 0, 0]
     assert str(Product(*sizes[2])) == "product 1x64x768 by 768x768"
 
@@ -329,7 +354,9 @@ def test_products_of_compiled_models(monkeypatch, rows):
              helper.make_node("MatMul", ["t", "v"], ["u"]), helper.make_node("Add", ["u", "x"], ["y"])]  # fmt: skip
     ends = [[helper.make_tensor_value_info(name, TensorProto.FLOAT, [1, rows, 64])] for name in ("x", "y")]
     weights = [numpy_helper.from_array(a, name) for a, name in zip((w, v, array(96)), names, strict=True)]
-    proto = helper.make_model(helper.make_graph(nodes, "g", ends[0], ends[1], weights), opset_imports=[helper.make_opsetid("", 17)], ir_version=8)
+    proto = helper.make_model(
+        helper.make_graph(nodes, "g", ends[0], ends[1], weights), opset_imports=[helper.make_opsetid("", 17)], ir_version=8
+    )
     artifact, report = compile_model(proto, CompileOptions(emit=("graph",)))
     assert report.stages["graph"].count("strassen_output") >= 2
     x = array(1, rows, 64)

@@ -142,7 +142,10 @@ def test_on_gpus(precision):
     """Where the scores would not stay in a block's shared memory, rows are enough for half of the multiprocessors, and a block can compute all
     columns of some rows."""
     joined = dict(graph_passes(CompileOptions(CudaTarget.parse(f"cuda -arch=sm_80 -precision={precision}")), Report()))["attention"]
-    sizes = ((512, 512, 12, 64), (256, 256, 12, 64)), ((256, 256, 4, 64), (160, 255, 64, 64), (1, 4096, 512, 64), (512, 512, 12, 8), (512, 512, 12, 600))
+    sizes = (
+        ((512, 512, 12, 64), (256, 256, 12, 64)),
+        ((256, 256, 4, 64), (160, 255, 64, 64), (1, 4096, 512, 64), (512, 512, 12, 8), (512, 512, 12, 600)),
+    )
     for wanted, several in zip((JOINED, ["matmul", "add", "softmax", "matmul"]), sizes, strict=True):
         for rows, keys, batch, width in several:
             assert operators(joined(attention(rows, keys, batch=(batch,), width=width))) == wanted

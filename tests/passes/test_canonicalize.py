@@ -149,11 +149,7 @@ def pad(before, after, filling=None, mode="constant"):
 def test_pads_add_up(unchanged):
     before = chain((2, 3), pad((1, 0), (0, 2)), pad((1, 1), (3, 0), f32(0)))
     after = unchanged(before, canonicalize(before))
-    assert (
-        operators(after) == ["pad", "neg"]
-        and after.nodes[0].attrs["before"] == (2, 1)
-        and after.nodes[0].attrs["after"] == (3, 2)
-    )
+    assert operators(after) == ["pad", "neg"] and after.nodes[0].attrs["before"] == (2, 1) and after.nodes[0].attrs["after"] == (3, 2)
 
 
 @pytest.mark.parametrize(

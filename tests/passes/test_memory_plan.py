@@ -149,9 +149,7 @@ def random_graph(rng, symbolic, depth=2, inputs=None, shape_out=None):
                 continue
             nodes.append(Node(LOOP, tuple(read), outputs, attrs, f"loop{number}", (body,)))
         else:
-            outputs = tuple(
-                alike(rng.choice(read)) if rng.random() < 0.5 else value() for _ in range(rng.randrange(1, 3))
-            )
+            outputs = tuple(alike(rng.choice(read)) if rng.random() < 0.5 else value() for _ in range(rng.randrange(1, 3)))
             nodes.append(Node(WORK, tuple(read), outputs, {}, f"work{number}"))
         pool += outputs
     outputs = [rng.choice(pool) for _ in range(shape_out or 2)]

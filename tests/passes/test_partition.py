@@ -211,7 +211,11 @@ def graphs(draw):
             case "binary":
                 (v,) = b.add(draw(st.sampled_from([ew.ADD, ew.MUL, ew.MAX])), [v, draw(st.sampled_from(values))])
             case "sum":
-                (v,) = b.add(REDUCE_SUM, [v], {"axes": (len(v.shape) - 2,), "keepdims": True} if len(v.shape) > 1 else {"axes": (0,), "keepdims": True})
+                (v,) = b.add(
+                    REDUCE_SUM,
+                    [v],
+                    {"axes": (len(v.shape) - 2,), "keepdims": True} if len(v.shape) > 1 else {"axes": (0,), "keepdims": True},
+                )
             case "mean":
                 (v,) = b.add(REDUCE_MEAN, [v], {"axes": (len(v.shape) - 1,), "keepdims": True})
             case "matmul" if v.shape[-1] == 4:
@@ -249,7 +253,9 @@ def test_max_pool_takes_no_convolution_along(parts):
     assert note == "%relu: relu -> max_pool (pool) not fused: both sides reduce"
 
 
-@pytest.mark.parametrize(("group", "size", "expected"), [(4, 5, [["pad", "conv"]]), (4, 7, [["pad"], ["conv"]]), (1, 3, [["pad"], ["conv"]])])
+@pytest.mark.parametrize(
+    ("group", "size", "expected"), [(4, 5, [["pad", "conv"]]), (4, 7, [["pad"], ["conv"]]), (1, 3, [["pad"], ["conv"]])]
+)
 def test_what_folds_few_elements_pads_what_it_reads(parts, group, size, expected):
     b, around = GraphBuilder(), (0, 0, size // 2, size // 2)
     (padded,) = b.add(mv.PAD, [b.input("x", "float32", (1, 4, 7, 6)), None], {"before": around, "after": around})

@@ -71,9 +71,7 @@ def test_failed_writes_leave_the_old_file_and_nothing_else(tmp_path: Path) -> No
     write_artifact(path, CODE, [], models.AFFINE_MANIFEST)
     before = path.read_bytes()
     with pytest.raises(ArtifactError, match=r"inputs\[0\]\.dtype"):
-        write_artifact(
-            path, CODE, [], {**models.AFFINE_MANIFEST, "inputs": [{"name": "x", "dtype": "float31", "shape": []}]}
-        )
+        write_artifact(path, CODE, [], {**models.AFFINE_MANIFEST, "inputs": [{"name": "x", "dtype": "float31", "shape": []}]})
     with pytest.raises(ArtifactError, match="not a contiguous buffer"):
         write_artifact(path, CODE, [("w", np.zeros((4, 4))[:, 1])], models.AFFINE_MANIFEST)
     with pytest.raises(ArtifactError, match="cannot write"):
@@ -164,9 +162,7 @@ def test_manifest_fields_are_checked() -> None:
             pack(**changes)
 
 
-@settings(
-    max_examples=200, deadline=None, derandomize=True, suppress_health_check=[HealthCheck.function_scoped_fixture]
-)
+@settings(max_examples=200, deadline=None, derandomize=True, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(st.data())
 def test_damage_is_refused(affine: bytes, data: st.DataObject) -> None:
     """Header, manifest and code are always checked: damage there never goes unnoticed, nor reaches native code."""

@@ -58,11 +58,7 @@ def test_a_c_program_runs_a_model(language: str, affine: bytes, tmp_path: Path) 
     compiler = shutil.which("cc" if language == "c" else "c++")
     if compiler is None:
         pytest.skip(f"there is no {language} compiler")
-    source = (
-        MAIN
-        if language == "c"
-        else MAIN.replace("= malloc", "= (float *)malloc").replace("*y = aligned", "*y = (float *)aligned")
-    )
+    source = MAIN if language == "c" else MAIN.replace("= malloc", "= (float *)malloc").replace("*y = aligned", "*y = (float *)aligned")
     (tmp_path / "main").with_suffix(".c").write_text(source)
     include = Path(tcomp.runtime.__file__).parent / "include"
     warnings = ["-Wall", "-Wextra", "-Werror", "-Wno-unused-parameter"]

@@ -115,9 +115,7 @@ def test_arrays_of_other_libraries(module: Module) -> None:
 
 def test_python_values(module: Module) -> None:
     assert np.array_equal(module([[1, 2, 3, 4]], 2), reference(np.array([[1, 2, 3, 4]], np.float32), 2))
-    assert np.array_equal(
-        module([[0.1, 0.2, 0.3, float("inf")]], True), reference(np.array([[0.1, 0.2, 0.3, np.inf]], np.float32), 1)
-    )
+    assert np.array_equal(module([[0.1, 0.2, 0.3, float("inf")]], True), reference(np.array([[0.1, 0.2, 0.3, np.inf]], np.float32), 1))
 
 
 @pytest.mark.parametrize(
@@ -161,9 +159,7 @@ def test_conversion_of_python_values(value: Any, dtype: str, accepted: bool) -> 
             admit(value, spec, numpy_dtype(dtype))
     else:
         array = admit(value, spec, numpy_dtype(dtype))
-        assert array.dtype == numpy_dtype(dtype) and np.array_equal(
-            array, np.asarray(value, array.dtype), equal_nan=dtype == "float32"
-        )
+        assert array.dtype == numpy_dtype(dtype) and np.array_equal(array, np.asarray(value, array.dtype), equal_nan=dtype == "float32")
 
 
 def test_element_types_that_numpy_lacks(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -309,9 +305,7 @@ def test_unloading_frees_descriptors_threads_and_mappings(affine: bytes, tmp_pat
     assert resources() == before
 
 
-def test_without_memory_files_code_is_loaded_from_a_temporary_file(
-    affine: bytes, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_without_memory_files_code_is_loaded_from_a_temporary_file(affine: bytes, monkeypatch: pytest.MonkeyPatch) -> None:
     def refuse(*_: Any) -> int:
         raise OSError("not permitted")
 

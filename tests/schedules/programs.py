@@ -167,9 +167,7 @@ def reduction(m: Maker) -> Program:
     t = te.compute(kept, body, "folded")
     if axes and m.flip():  # read back by every element: x - max(x)
         u = t
-        t = te.compute(
-            shape, lambda *i: cast(a[i], u.dtype) - u[tuple(v for v, f in zip(i, folded, strict=True) if not f)], "centred"
-        )
+        t = te.compute(shape, lambda *i: cast(a[i], u.dtype) - u[tuple(v for v, f in zip(i, folded, strict=True) if not f)], "centred")
     return m.done(t)
 
 
@@ -216,9 +214,7 @@ def convolution(m: Maker) -> Program:
     n, h, w = m.extent(2), m.extent(least=reach), m.extent(least=reach)
     x = m.input((n, as_dim(as_expr(ci) * groups), h, w), dtype)
     f = m.input((as_dim(as_expr(co) * groups), ci, kh, kw), dtype)
-    oh, ow = (
-        as_dim((as_expr(s) + 2 * pad - dilation * (size - 1) - 1) // stride + 1) for s, size in ((h, kh), (w, kw))
-    )
+    oh, ow = (as_dim((as_expr(s) + 2 * pad - dilation * (size - 1) - 1) // stride + 1) for s, size in ((h, kh), (w, kw)))
     c, p, q = te.reduce_axis(ci, "c"), te.reduce_axis(kh, "p"), te.reduce_axis(kw, "q")
 
     def body(b: Expr, o: Expr, i: Expr, j: Expr) -> Expr:

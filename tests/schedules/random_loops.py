@@ -237,4 +237,3 @@ def imperative(dice: Dice) -> tuple[Kernel, dict[Expr, int]]:
     """A kernel and the value of its size."""
     made = LoopPrograms(dice)
     return made.kernel(), {} if made.size is None else {made.size: dice.number(made.size.attr.lo, LARGEST)}
-

@@ -199,8 +199,14 @@ def tampered(change: Callable[[list[Any]], Any]) -> Trace:
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        (lambda steps: steps[0].__setitem__(0, "splti"), r"unknown schedule primitive `splti`\n  where: step 1, s.splti\(.*\n  try: did you mean `split`"),
-        (lambda steps: steps[0][1].pop(), r"`split` takes other arguments\n  where: step 1, .*\nkernel `C`\n  why: missing a required argument: 'factor'"),
+        (
+            lambda steps: steps[0].__setitem__(0, "splti"),
+            r"unknown schedule primitive `splti`\n  where: step 1, s.splti\(.*\n  try: did you mean `split`",
+        ),
+        (
+            lambda steps: steps[0][1].pop(),
+            r"`split` takes other arguments\n  where: step 1, .*\nkernel `C`\n  why: missing a required argument: 'factor'",
+        ),
         (lambda steps: steps[0][1].extend([1] * 9), "`split` takes other arguments\n  where: step 1"),
         (lambda steps: steps[0].append({"color": 1}), "why: got an unexpected keyword argument 'color'"),
         (lambda steps: steps[0].append({"kernel": 1}), "why: got an unexpected keyword argument 'kernel'"),

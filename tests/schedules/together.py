@@ -24,7 +24,6 @@ GUARD = 128  # bytes on both sides of an array
 Case = tuple[Subject, Kernel]  # the kernel as scheduled
 
 
-
 def run_native(cases: Sequence[Case], opt_level: int) -> tuple[dict[int, Failure], int]:
     """The kernels of the cases, compiled together and called: failures by position, and how many make no code."""
     module, failures, names, refused = KernelModule("fuzz", HOST), dict[int, Failure](), dict[int, str](), 0
@@ -92,7 +91,5 @@ def _call(address: int, kernel: Kernel, subject: Subject) -> None:
             raise Failure("machine code writes out of bounds", f"beside {b.name}")
     count = len(kernel.buffers) - len(temporaries)
     outputs = [b for b in kernel.buffers[:count] if b in kernel.outputs]
-    found = [
-        block[GUARD:-GUARD].view(a.dtype) for b, block, a in zip(kernel.buffers, blocks, arrays, strict=True) if b in outputs
-    ]
+    found = [block[GUARD:-GUARD].view(a.dtype) for b, block, a in zip(kernel.buffers, blocks, arrays, strict=True) if b in outputs]
     compare("wrong in machine code", replace(kernel, outputs=tuple(outputs)), found, subject.plain)

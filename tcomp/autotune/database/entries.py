@@ -98,8 +98,8 @@ class SessionState(StrEnum):
 
 @dataclass
 class Session:
-    """One call of the tuner. `subject` is a digest of what is tuned, `options` say how (JSON), `spent` is in seconds, `number` is 0 before it
-    is entered."""
+    """One call of the tuner. `subject` is a digest of what is tuned, `options` say how (JSON), `spent` is in seconds, `number` is 0 before
+    it is entered."""
 
     subject: str
     options: Mapping[str, Any]
@@ -209,9 +209,13 @@ json_object = check("a JSON object", lambda v: isinstance(v, dict))
 
 _DIM = _text(200, r"[^\s\x00-\x1f]+"), _integer(1 << 48)
 _TASK = {
-    "text": _text(LINE_LIMIT), "target": check("a target", lambda v: True, lambda v: Target.parse(_text()(v))), "threads": _integer(1 << 16),
-    "dims": _list(check("[name, size]", lambda v: isinstance(v, list) and len(v) == 2, lambda v: [part(x) for part, x in zip(_DIM, v, strict=True)])),
-}  # fmt: skip
+    "text": _text(LINE_LIMIT),
+    "target": check("a target", lambda v: True, lambda v: Target.parse(_text()(v))),
+    "threads": _integer(1 << 16),
+    "dims": _list(
+        check("[name, size]", lambda v: isinstance(v, list) and len(v) == 2, lambda v: [f(x) for f, x in zip(_DIM, v, strict=True)])
+    ),
+}
 _TASK_KINDS = {  # by the field that tells them apart
     "kind": _one_of({"algorithm": "algorithm"}),
     "space": _text(pattern=r"|[\w.]+:[\w.<>]+"),  # a function that is looked up only to tune the very same function
@@ -227,7 +231,8 @@ _RECORD = _ENTRY | {
 }  # fmt: skip
 _VERDICT = _ENTRY | {"kept": _integer(2), "before": _seconds, "after": _seconds}
 _SESSION = {
-    "id": _integer(1 << 63), "subject": _text(), "options": json_object, "spent": _seconds, "started": _seconds, "trials": _integer(1 << 63),
+    "id": _integer(1 << 63), "subject": _text(), "options": json_object, "spent": _seconds, "started": _seconds,
+    "trials": _integer(1 << 63),
     "state": _one_of({s.value: s for s in SessionState}), "summary": json_object,
 }  # fmt: skip
 

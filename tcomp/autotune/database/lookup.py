@@ -56,7 +56,11 @@ def recorded(path: str | os.PathLike[str], target: Target | Backend, threads: in
     choices: dict[Task, Decisions] = {}
     with Database(path, create=False) as database:
         for task in database.tasks():
-            if isinstance(task, Workload | Algorithm) and task.target == str(backend.target) and (text := database.choice(task.key)) is not None:
+            if (
+                isinstance(task, Workload | Algorithm)
+                and task.target == str(backend.target)
+                and (text := database.choice(task.key)) is not None
+            ):
                 choices[replace(task, dims=())] = decode(text)
 
     def find(task: Task) -> Chosen:

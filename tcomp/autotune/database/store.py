@@ -89,7 +89,6 @@ class Database(AbstractContextManager["Database"]):
         """Close the file."""
         self._sql.close()
 
-
     def __exit__(self, *_: object) -> None:
         self.close()
 

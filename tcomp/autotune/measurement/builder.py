@@ -33,7 +33,14 @@ def build_request(task: Task, decisions: Decisions) -> Answer:
         return {**summary_request(task, decisions), "do": "build"}
     candidate = instantiate(task, decisions)
     s, arguments = candidate.schedule, [a.to_json() for a in candidate.arguments]
-    return {"do": "build loops", "target": task.target, "dims": task.dims, "loops": str(s.kernel), "source": str(s.source), "arguments": arguments}
+    return {
+        "do": "build loops",
+        "target": task.target,
+        "dims": task.dims,
+        "loops": str(s.kernel),
+        "source": str(s.source),
+        "arguments": arguments,
+    }
 
 
 def summary_request(task: Task, decisions: Decisions) -> Answer:
@@ -64,7 +71,7 @@ def handle(request: Answer) -> Answer:
         return {"status": "refused" if isinstance(error, ScheduleError) else "build", "reason": reason_of(error)}
 
 
-_candidates: dict[tuple[str, str], Candidate] = {}  # by task and decisions: after its summary, a candidate is often requested again, to be built
+_candidates: dict[tuple[str, str], Candidate] = {}  # by task and decisions: after its summary a candidate is often built
 
 
 def _candidate(task: str, decisions: str) -> Candidate:
@@ -89,8 +96,8 @@ def built(kernel: L.Kernel, source: L.Kernel, arguments: list[list[Any]], dims: 
 
 
 def harness(target: str, threads: int, flush_bytes: int) -> bytes:
-    """A shared object with a thread pool and two functions in which its threads share a buffer: `flush` stores to `flush_bytes` bytes, `touch`
-    reads a number of cache lines for each thread and sums them up in another buffer."""
+    """A shared object with a thread pool and two functions in which its threads share a buffer: `flush` stores to `flush_bytes` bytes,
+    `touch` reads a number of cache lines for each thread and sums them up in another buffer."""
     lanes, count = LINE // 4, dim("count")
     other = L.Buffer("other", "int32", (threads, flush_bytes // 4 // threads // lanes, lanes))
     array, sums = L.Buffer("array", "int32", (threads, count, lanes)), L.Buffer("sums", "int32", (threads, lanes))

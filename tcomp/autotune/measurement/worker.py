@@ -28,8 +28,8 @@ from tcomp.runtime.module import open_library
 
 Array = np.ndarray
 Built = Mapping[str, Any]
-"""{"code": a shared object with the function `kernel` (for a GPU, a launch plan that calls it once), "arguments": those of `Argument.to_json`,
-"temporaries": bytes of each, "scalars": sizes, "reduction_size": elements that are accumulated into one}"""
+"""{"code": a shared object with the function `kernel` (for a GPU, a launch plan that calls it once), "arguments": those of
+`Argument.to_json`, "temporaries": bytes of each, "scalars": sizes, "reduction_size": elements that are accumulated into one}"""
 
 _TOLERANCES = {"float16": 1e-2, "bfloat16": 5e-2, "float32": 1e-4, "float64": 1e-9}  # relative, for reductions of _TOLERANCE_SIZE elements
 _TOLERANCE_SIZE = 1024
@@ -58,8 +58,8 @@ class Device(Protocol):
         """A candidate as a function that runs it on these arrays, until `cleanup` is closed."""
 
     def seconds(self, run: Callable[[], object], restored: Sequence[tuple[Any, Any]], cached: Sequence[Any]) -> float:
-        """Of one run, after which it has ended. Before it, the second array of each pair in `restored` is copied to the first, and caches are
-        filled with other data, then with the arrays in `cached`."""
+        """Of one run, after which it has ended. Before it, the second array of each pair in `restored` is copied to the first, and caches
+        are filled with other data, then with the arrays in `cached`."""
 
     def read_back(self, results: Sequence[Any]) -> float:
         """Seconds to read the results of the last run; 0 where it makes no difference how they were stored."""
@@ -67,7 +67,8 @@ class Device(Protocol):
 
 
 def request_handler(device: Callable[[int, str, int], Device]) -> Callable[[Answer], Answer]:
-    """What answers requests; see `_PreparedTask.of` and `_PreparedTask.measure`. `device` takes the threads, the harness and `flush_bytes`."""
+    """What answers requests; see `_PreparedTask.of` and `_PreparedTask.measure`. `device` takes the threads, the harness and
+    `flush_bytes`."""
     state: list[_PreparedTask] = []  # the present task
 
     def handle(request: Answer) -> Answer:

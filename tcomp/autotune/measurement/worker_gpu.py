@@ -88,7 +88,9 @@ class _Gpu(Device):
                 cleanup.callback(unload)
         return partial(plan.execute, self._device, functions, [], {("input", n): a.address for n, a in enumerate(arrays)})
 
-    def seconds(self, run: Callable[[], object], restored: Sequence[tuple[_DeviceArray, _DeviceArray]], cached: Sequence[_DeviceArray]) -> float:
+    def seconds(
+        self, run: Callable[[], object], restored: Sequence[tuple[_DeviceArray, _DeviceArray]], cached: Sequence[_DeviceArray]
+    ) -> float:
         device = self._device
 
         def copy(target: _DeviceArray, source: _DeviceArray) -> None:

@@ -69,8 +69,9 @@ def plain_statements(s: Stmt) -> Iterator[Stmt]:
 
 @dataclass(frozen=True, slots=True)
 class Touch:
-    """One way in which a phase touches a buffer. `own`: the dimensions that are indexed by the number of the thread, with the axis, if they say
-    which thread it is: threads stay with elements of their own. `places`: the indices, where they are known and the same for all threads."""
+    """One way in which a phase touches a buffer. `own`: the dimensions that are indexed by the number of the thread, with the axis, if they
+    say which thread it is: threads stay with elements of their own. `places`: the indices, where they are known and the same for all
+    threads."""
 
     buffer: Buffer
     writes: bool
@@ -126,11 +127,13 @@ def place(body: Stmt, copies: Collection[Stmt]) -> Placement:
             _Run(found, accesses, copies, waits).follow(body, _State())
         return found
 
-    found = completed(Placement({}, set(_group_ends(body, copies))), False)  # the barriers that are needed anyway: copies can be waited for there
+    found = completed(Placement({}, set(_group_ends(body, copies))), False)  # needed anyway: copies can be waited for there
     for branches in (x for x in L.walk(body) if isinstance(x, L.If)):  # one in front of both stands for those at their beginnings
         firsts = [next(iter(phases(branch)), branches) for branch in L.children(branches)]
         if len(firsts) == 2 and all(x in found.before for x in firsts):
-            one = completed(Placement({x: n for x, n in found.before.items() if x not in firsts} | {branches: None}, set(found.groups)), False)
+            one = completed(
+                Placement({x: n for x, n in found.before.items() if x not in firsts} | {branches: None}, set(found.groups)), False
+            )
             found = min(found, one, key=lambda p: len(p.before))
     for s in list(found.before):  # one that was found later may stand for it: what comes first in a loop is also reached from its end
         fewer = completed(Placement({x: n for x, n in found.before.items() if x is not s}, set(found.groups)), False)
@@ -139,14 +142,16 @@ def place(body: Stmt, copies: Collection[Stmt]) -> Placement:
 
 
 def unproved(body: Stmt, copies: Collection[Stmt], placement: Placement, counted: Collection[Stmt] = ()) -> list[Stmt]:
-    """The statements where threads may conflict in spite of a placement: what they touch, another thread may have written since the last barrier,
-    or may be copying; or barriers (and `counted` phases) that not all threads may reach, as they stand under what threads do not share."""
+    """The statements where threads may conflict in spite of a placement: what they touch, another thread may have written since the last
+    barrier, or may be copying; or barriers (and `counted` phases) that not all threads may reach, as they stand under what threads do not
+    share."""
     check = _checked(body, copies, placement)
     return list(dict.fromkeys(check.faults + list(_divergent_barriers(body, {*placement.before, *counted}, False))))
 
 
 def pending_groups(body: Stmt, copies: Collection[Stmt], placement: Placement) -> int:
-    """How many groups of copies are pending at once, at most, the incomplete one included; more than `MAX_TRACKED` stands for any number."""
+    """How many groups of copies are pending at once, at most, the incomplete one included; more than `MAX_TRACKED` stands for any
+    number."""
     return _checked(body, copies, placement).most
 
 
@@ -210,7 +215,8 @@ def _join(a: _State, b: _State) -> _State:
 
 @dataclass(slots=True)
 class _Run:
-    """Follows the phases and adds what is missing in `placement`; `waits`: the waits for copies as well. Without `changes` it is only noted."""
+    """Follows the phases and adds what is missing in `placement`; `waits`: the waits for copies as well. Without `changes` it is only
+    noted."""
 
     placement: Placement
     accesses: Mapping[Stmt, Touched]

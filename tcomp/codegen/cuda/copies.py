@@ -108,7 +108,7 @@ def without_lane(condition: Expr, lanes: L.For) -> Expr:
         terms = dict(linear(difference(c.args[1], c.args[0])))  # a < b is 0 < b - a
         terms[()] = terms.get((), 0) + (c.op == "le")
         step, whole = terms.pop((lane,), 0), not any(lane in E.variables(*m) or n % count for m, n in terms.items() if m)
-        known = whole and (step, terms[()] % count) in ((-1, 0), (1, 1))  # lane < D or -D < lane: D is that many vectors, or one element more
+        known = whole and (step, terms[()] % count) in ((-1, 0), (1, 1))  # lane < D or -D < lane: D is whole vectors, or one element more
         return E.binary("lt", 0, from_linear(terms)) if known else c
 
     return E.all_of([without(c) for c in E.conjuncts(condition)])
@@ -179,7 +179,9 @@ class BulkCopies:
         f.line(f"// {instruction.name}")
         to, source = f"(unsigned int)__cvta_generic_to_shared({places[0]})", f"__cvta_generic_to_global({places[1]})"
         group = f"{f.helper('announce')}({self.objects} + {self.started} % {self.ring}, {size})"
-        f.line(f'asm volatile("{instruction.emission.code} [%0], [%1], {size}, [%2];" :: "r"({to}), "l"({source}), "r"({group}) : "memory");')
+        f.line(
+            f'asm volatile("{instruction.emission.code} [%0], [%1], {size}, [%2];" :: "r"({to}), "l"({source}), "r"({group}) : "memory");'
+        )
 
     def complete(self) -> None:
         """The group, by the threads that start copies, whether they have started one of it or not."""

@@ -201,7 +201,9 @@ class FunctionBuilder(SourceText):
             case "bitcast":
                 x, given = self.value(e.args[0]), e.args[0].dtype
                 x = self.stored(given, x) if given in HALF else f"(long long){x}" if given == INDEX else x
-                return self.loaded(e.dtype, f"(unsigned short){x}") if e.dtype in HALF else f"{self.helper('bits')}<{REGISTER[e.dtype]}>({x})"
+                return (
+                    self.loaded(e.dtype, f"(unsigned short){x}") if e.dtype in HALF else f"{self.helper('bits')}<{REGISTER[e.dtype]}>({x})"
+                )
             case "reduce":
                 raise self.fail("a loop program contains a `reduce` expression")
         if e.args[0].dtype == INDEX and (e.dtype == INDEX or e.dtype == "bool") and len(e.args) == 2:

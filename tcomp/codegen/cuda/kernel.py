@@ -107,7 +107,8 @@ class Function(FunctionBuilder):
         return text, Launch(self.name, grid, block, *numbers, dynamic, text.count("__syncthreads();"))
 
     def statement(self, s: Stmt) -> None:
-        """A statement: outside of phases, behind the barrier that it needs, by all threads alike; inside of a phase as one thread executes it."""
+        """A statement: outside of phases, behind the barrier that it needs, by all threads alike; inside of a phase as one thread executes
+        it."""
         if self.current is None:
             self.synchronize(s)
             if isinstance(s, L.While) and has_threads(s):
@@ -197,7 +198,8 @@ class Function(FunctionBuilder):
         self.declarations.append(f"  {MEMORY[buffer.dtype]} {self.names[buffer]}[{size}];")
 
     def declare_shared(self) -> int:
-        """Declare the buffers in shared memory: as arrays, or as parts of memory that the launch requests if large; returns its size in bytes."""
+        """Declare the buffers in shared memory: as arrays, or as parts of memory that the launch requests if large; returns its size in
+        bytes."""
         aligned = self.warps.alignment
         sizes = {b: -(-count * itemsize(b.dtype) // aligned) * aligned for b, count in self.shared.items()}
         total, most = sum(sizes.values()), self.target.shared_per_block
@@ -233,7 +235,12 @@ class Function(FunctionBuilder):
 
     def phase(self, s: Stmt) -> None:
         """A phase, by the threads that it has iterations for."""
-        if isinstance(s, L.For) and is_thread_loop(s) and isinstance(leaf := _leaf(s.body), L.Accumulate) and s.var not in E.variables(*leaf.indices):
+        if (
+            isinstance(s, L.For)
+            and is_thread_loop(s)
+            and isinstance(leaf := _leaf(s.body), L.Accumulate)
+            and s.var not in E.variables(*leaf.indices)
+        ):
             return self.reduce_across_threads(s, leaf)
         axes = {x.kind for x in L.walk(s) if isinstance(x, L.For) and is_thread_loop(x)}
         sizes = zip("xyz", self.block, L.THREAD_AXES, strict=True)
@@ -251,7 +258,8 @@ class Function(FunctionBuilder):
             self.bulk.complete()
 
     def reduce_across_threads(self, s: L.For, leaf: L.Accumulate) -> None:
-        """All threads accumulate into one element: their values lie side by side in shared memory and are combined in halves, as a binary tree."""
+        """All threads accumulate into one element: their values lie side by side in shared memory and are combined in halves, as a binary
+        tree."""
         if self.block != [self.block[0], 1, 1] or s.kind != "thread.x":
             raise self.fail(f"thread loop `{s.var.name}` accumulates into one element of `{leaf.buffer.name}` and is not the only axis")
         assert isinstance(s.extent, int)
@@ -340,7 +348,9 @@ class Function(FunctionBuilder):
         assert isinstance(s.extent, int)
         lanes, guarded = s.extent, isinstance(s.body, L.If)
         vectors: dict[Expr, str] = {}
-        for r in [] if guarded else [e for e in (*E.needed_operands(leaf.value), leaf.value) if e.op == "read" and e.attr.scope != "register"]:
+        for r in (
+            [] if guarded else [e for e in (*E.needed_operands(leaf.value), leaf.value) if e.op == "read" and e.attr.scope != "register"]
+        ):
             if (at := self.vector_start(r.attr, r.args, s.var, lanes)) is not None:
                 kind, name = f"{self.helper('Vector')}<{MEMORY[r.attr.dtype]}, {lanes}>", self.fresh(f"{r.attr.name}_v")
                 begin = self.expression(at)

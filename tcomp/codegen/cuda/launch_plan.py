@@ -2,16 +2,18 @@
 
     {"kernels": {SYMBOL: {"launches": [{"function": "SYMBOL_0", "grid": [SIZE, SIZE, SIZE], "block": [256, 1, 1],
                                         "buffers": [0, 2], "scalars": [0], "shared": 0, "barriers": 0}],
-                          "cubin": {"sm_90a": BASE64}, "ptx": BASE64, "usage": {"sm_90a": {"SYMBOL_0": [registers, shared, spilled, stack]}}}},
+                          "cubin": {"sm_90a": BASE64}, "ptx": BASE64,
+                          "usage": {"sm_90a": {"SYMBOL_0": [registers, shared, spilled, stack]}}}},
      "steps": [{"call": SYMBOL, "label": "conv1", "buffers": [PLACE], "scalars": [SIZE]},
                {"branch": PLACE, "then": [...], "else": [...]},
                {"repeat": "i", "trips": SIZE, "body": [...], "condition": PLACE or null},
                {"copy": PLACE, "from": PLACE, "bytes": SIZE}, {"index": PLACE, "value": SIZE}],
      "workspace": SIZE, "outputs": [[SIZE, ...], ...]}
 
-A SIZE is an integer, ["dim", n] (of the artifact), ["scalar", n] (of the kernel, in grids), ["loop", name], or [operator, SIZE, SIZE]; a PLACE
-is [memory, index, SIZE]: an offset in bytes into input or output `index`, or into the weights or the workspace. A launch takes buffers of its
-kernel by number, then scalars as 64-bit integers; "shared": bytes that it requests for each block; "barriers": how many its text has.
+A SIZE is an integer, ["dim", n] (of the artifact), ["scalar", n] (of the kernel, in grids), ["loop", name], or [operator, SIZE, SIZE]; a
+PLACE is [memory, index, SIZE]: an offset in bytes into input or output `index`, or into the weights or the workspace. A launch takes
+buffers of its kernel by number, then scalars as 64-bit integers; "shared": bytes that it requests for each block; "barriers": how many its
+text has.
 """
 
 from __future__ import annotations
@@ -44,7 +46,9 @@ def kernel_code(kernel: Kernel, target: CudaTarget, trace: Sequence[object] = ()
     text, launches = emit_kernel(kernel, target, trace)
     scalars = {v: ["scalar", n] for n, v in enumerate(kernel.scalars)}
     described = [_launch_data(launch, scalars) for launch in launches]
-    own = any(isinstance(s, L.Call) and all(capability(x)[1] for x in s.instruction.features if x.startswith("sm_")) for s in L.walk(kernel.body))
+    own = any(
+        isinstance(s, L.Call) and all(capability(x)[1] for x in s.instruction.features if x.startswith("sm_")) for s in L.walk(kernel.body)
+    )
     return _dumped({"launches": described, **_binaries(text, target, kernel.name, own)})
 
 

@@ -92,7 +92,13 @@ def _text(size: Any, get: Any, program: Any) -> bytes:
 
 def _usage(log: str) -> dict[str, Usage]:
     """The figures that the assembler reports for each function."""
-    figures = (r"Used (\d+) registers", r"(\d+) bytes smem", r"(\d+) bytes spill stores", r"(\d+) bytes spill loads", r"(\d+) bytes stack frame")
+    figures = (
+        r"Used (\d+) registers",
+        r"(\d+) bytes smem",
+        r"(\d+) bytes spill stores",
+        r"(\d+) bytes spill loads",
+        r"(\d+) bytes stack frame",
+    )
     _, *parts = re.split(r"Compiling entry function '(\w+)'", log)
     reports = zip(parts[::2], parts[1::2], strict=True)
     found = {name: [int((re.findall(figure, report) or [0])[0]) for figure in figures] for name, report in reports}

@@ -30,8 +30,8 @@ MAX_OFFSET = 1 << 18  # bytes: offsets in a matrix descriptor have 14 bits, in u
 
 @dataclass(frozen=True)
 class Distribution:
-    """How a register buffer is distributed over the threads of an instruction: tiles of `sizes` elements along the dimensions `dims`, each as
-    `fragment` says."""
+    """How a register buffer is distributed over the threads of an instruction: tiles of `sizes` elements along the dimensions `dims`, each
+    as `fragment` says."""
 
     fragment: Fragment
     sizes: tuple[int, ...]
@@ -46,8 +46,8 @@ class Distribution:
 
 
 class WarpInstructions:
-    """The instructions of one `__global__` function. `distributions`: of the register buffers that they touch. `background`: whether some run
-    in the background."""
+    """The instructions of one `__global__` function. `distributions`: of the register buffers that they touch. `background`: whether some
+    run in the background."""
 
     def __init__(self, function: FunctionBuilder) -> None:
         self.function = function
@@ -82,7 +82,9 @@ class WarpInstructions:
             moving = [matched.loops.get(v) for v in instruction.places()[operand]]  # nothing where it has one element
             dims = [next((d for d, i in enumerate(indices) if v in E.variables(i)), None) for v in moving]
             parts = [(d, int(n), i) for d, n, i in zip(dims, operand.shape, fragment.indices, strict=True) if d is not None]
-            found = Distribution(replace(fragment, indices=tuple(i for *_, i in parts)), tuple(n for _, n, _ in parts), tuple(d for d, *_ in parts))
+            found = Distribution(
+                replace(fragment, indices=tuple(i for *_, i in parts)), tuple(n for _, n, _ in parts), tuple(d for d, *_ in parts)
+            )
             if self.distributions.setdefault(buffer, found) != found:
                 raise f.fail(f"register buffer `{buffer.name}` is distributed over the threads of a warp in two ways")
 
@@ -106,8 +108,8 @@ class WarpInstructions:
         return self.distributions[buffer].fragment.threads if buffer in self.distributions else 1
 
     def register_of(self, buffer: Buffer, indices: Sequence[Expr]) -> Expr:
-        """Which register of a distributed buffer holds an element that a plain statement touches. That it is one of this thread is proved from
-        the fragment."""
+        """Which register of a distributed buffer holds an element that a plain statement touches. That it is one of this thread is proved
+        from the fragment."""
         f, distribution, place, number = self.function, self.distributions[buffer], as_expr(0), as_expr(0)
         fragment, dims = distribution.fragment, distribution.dims
         lane = next((v for v in E.variables(*indices) if v in self.lanes), as_expr(0))

@@ -264,8 +264,16 @@ class Builder:
         refs = [self.spread(v, width) for v in (a, n)] if lanes == 1 else refs
         parts = []
         for start in range(0, lanes, width):
-            x, y = refs if lanes in (1, width) else [self.shuffle(type_, r, r, [k % lanes for k in range(start, start + width)]) for r in refs]
-            args = [(part, x), (part, y), (part, "zeroinitializer"), (f"i{max(width, 8)}", "-1"), *([("i32", "4")] if width * bits == 512 else [])]
+            x, y = (
+                refs if lanes in (1, width) else [self.shuffle(type_, r, r, [k % lanes for k in range(start, start + width)]) for r in refs]
+            )
+            args = [
+                (part, x),
+                (part, y),
+                (part, "zeroinitializer"),
+                (f"i{max(width, 8)}", "-1"),
+                *([("i32", "4")] if width * bits == 512 else []),
+            ]
             parts.append(self.call(f"x86.avx512.mask.scalef.{'ps' if bits == 32 else 'pd'}", part, *args, suffix=(str(width * bits),)))
         while len(parts) > 1:
             part, width = self.module.type(a.dtype, width), 2 * width
@@ -370,8 +378,8 @@ class Builder:
         return Value(self.op(f"{op} {old} {x} to {new}"), dtype, lanes)
 
     def truncated(self, a: Value, dtype: str) -> Value:
-        """Vectors of floats as integers of at most 32 bits (saturating, NaN to 0): of its intrinsics for that LLVM makes scalar code. The largest
-        int32 is no float32: what is too large for it is replaced afterwards."""
+        """Vectors of floats as integers of at most 32 bits (saturating, NaN to 0): of its intrinsics for that LLVM makes scalar code. The
+        largest int32 is no float32: what is too large for it is replaced afterwards."""
         low, high = integer_range(dtype)
         wide, kind = self.module.type("int32", a.lanes), self.module.type(a.dtype, a.lanes)
         if BITS[dtype] < 32:
@@ -383,7 +391,8 @@ class Builder:
         return Value(self.either(inside, wide, whole, f"splat (i32 {high})", a.lanes), dtype, a.lanes)
 
     def rounded(self, a: Value, offset: int, dtype: str) -> Value:
-        """Floats rounded to the nearest integer (of two, the even one), plus an offset, as integers of 8 or 16 bits; saturating, NaN to 0."""
+        """Floats rounded to the nearest integer (of two, the even one), plus an offset, as integers of 8 or 16 bits; saturating, NaN to
+        0."""
         low, high = integer_range(dtype)
         wide, kind = self.module.type("int32", a.lanes), self.module.type(a.dtype, a.lanes)
         whole = self.call("lrint", wide, (kind, self.clamped(a, low - offset, high - offset, -offset).ref), suffix=(wide, kind))

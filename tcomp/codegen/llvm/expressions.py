@@ -29,7 +29,8 @@ Term = tuple[tuple[Expr, ...], int]  # of a linear form: factors, and their coef
 
 
 class Address(NamedTuple):
-    """Where the elements of one access lie: at `pointer`, `pointer + stride`, ... per lane, or at `pointer[indices]` for a vector of indices."""
+    """Where the elements of one access lie: at `pointer`, `pointer + stride`, ... per lane, or at `pointer[indices]` for a vector of
+    indices."""
 
     pointer: str
     stride: int
@@ -57,7 +58,8 @@ class Form(NamedTuple):
 
 
 class KernelModule(Module):
-    """A module of loop programs, and what is known about the expressions in them. `overlapping`: buffers that may share memory with others."""
+    """A module of loop programs, and what is known about the expressions in them. `overlapping`: buffers that may share memory with
+    others."""
 
     def __init__(self, name: str, target: CpuTarget, notes: Sequence[str] = (), overlapping: frozenset[Buffer] = frozenset()) -> None:
         super().__init__(name, target, notes)
@@ -66,7 +68,7 @@ class KernelModule(Module):
         self.per_lane: dict[Buffer, tuple[Expr, int]] = {}  # buffers allocated inside a vectorized loop: lane variable, lanes
         self._variables: dict[Expr, tuple[Expr, ...]] = {}
         self._buffers: dict[Expr, frozenset[Buffer]] = {}
-        self.lowered = cache(lambda e: lower(e, target))  # in terms of operations that the target has; None where it has the operator itself
+        self.lowered = cache(lambda e: lower(e, target))  # by operations that the target has; None where it has the operator
         self.in_bounds = cache(lambda read: in_range(read.args, read.attr.shape))  # whether a read lies inside its buffer for all values
 
     def parameter(self, buffer: Buffer, ref: str, written: bool) -> str:
@@ -78,7 +80,9 @@ class KernelModule(Module):
         for node in _unknown(e, self._variables):
             own = (node,) if node.op == "var" else self.per_lane.get(node.attr, ())[:1] if node.op == "read" else ()
             of_args = [v for a in node.args for v in self._variables[a]]
-            self._variables[node] = self._variables[node.args[0]] if len(node.args) == 1 and not own else tuple(dict.fromkeys([*of_args, *own]))
+            self._variables[node] = (
+                self._variables[node.args[0]] if len(node.args) == 1 and not own else tuple(dict.fromkeys([*of_args, *own]))
+            )
         return self._variables[e]
 
     def buffers(self, e: Expr) -> frozenset[Buffer]:
@@ -356,8 +360,8 @@ class Expressions(Builder):
         return result
 
     def quantized(self, e: Expr) -> Value | None:
-        """uint8(round(x) + z), in two instructions less; and what makes floats of that again, float32(int32(uint8(round(x) + z)) + c), which
-        needs no integers. Both as exact as step by step: numbers within the range of the bytes are exact in float32."""
+        """uint8(round(x) + z), in two instructions less; and what makes floats of that again, float32(int32(uint8(round(x) + z)) + c),
+        which needs no integers. Both as exact as step by step: numbers within the range of the bytes are exact in float32."""
         if e.op != "cast":
             return None
         if (found := _rounded_bytes(e)) is not None:
@@ -431,7 +435,11 @@ class Expressions(Builder):
             limit = from_linear(rest) + (0 if strict else 1) if slope < 0 else const(1 if strict else 0) - from_linear(rest)
             limit = E.minimum(E.maximum(limit, 0), self.lanes)
             lanes, test = iota(self.lanes, "i32"), "ult" if slope < 0 else "uge"
-        elif slope and len(lane_only) == 1 and all(n is not None and abs(n) < 1 << 30 for n in (slope * self.lanes, *E.bounds(from_linear(rest)))):
+        elif (
+            slope
+            and len(lane_only) == 1
+            and all(n is not None and abs(n) < 1 << 30 for n in (slope * self.lanes, *E.bounds(from_linear(rest))))
+        ):
             # slope * lane > -rest: sums of two such numbers fit 32 bits
             limit, lanes, test = const(0) - from_linear(rest), iota(self.lanes, "i32", slope), "sgt" if strict else "sge"
         else:

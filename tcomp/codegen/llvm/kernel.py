@@ -82,7 +82,7 @@ class Function(Expressions):
                 self.allocate(buffer)
                 self.statement(body)
             case L.Prefetch(buffer, indices):
-                place, how = self.address(buffer, indices).pointer, (("i32", "0"), ("i32", "3"), ("i32", "1"))  # to read, in all caches, data
+                place, how = self.address(buffer, indices).pointer, (("i32", "0"), ("i32", "3"), ("i32", "1"))  # read, all caches, data
                 self.call("prefetch", "void", ("ptr", place), *how, suffix=("ptr",))
             case L.Call():
                 self.instruction(s)
@@ -105,7 +105,9 @@ class Function(Expressions):
         elif s.kind not in (L.UNROLLED, L.VECTORIZED):
             raise self.error(f"loop `{s.var.name}` is bound to `{s.kind}`", why="a CPU has no such axis")
         elif known is None:
-            raise self.error(f"{s.kind} loop `{s.var.name}` has the extent {extent}, which is not constant", hint="split it by a constant first")
+            raise self.error(
+                f"{s.kind} loop `{s.var.name}` has the extent {extent}, which is not constant", hint="split it by a constant first"
+            )
         else:
             self.vectorized(s, known)
 
@@ -123,7 +125,8 @@ class Function(Expressions):
         self.counted(s.var, "0", count, head, end, lambda: self.statement(s.body))
 
     def counted(self, v: Expr, begin: str, count: str, head: str, end: str, body: Callable[[], str | None]) -> None:
-        """`do { body } while (++v < count && condition)`, entered by a jump to `head` from the current block; `body` may return a condition."""
+        """`do { body } while (++v < count && condition)`, entered by a jump to `head` from the current block; `body` may return a
+        condition."""
         before = self.block
         self.start(head)
         self.count += 1
@@ -277,7 +280,8 @@ class Function(Expressions):
         return self.op(f"bitcast {self.module.type(bits, copies)} {self.spread(part, copies)} to {type_}")
 
     def outlined(self, s: L.For) -> tuple[str, list[tuple[str, str]]]:
-        """The body of a parallel loop as functions: the name of the one that the pool calls, and what its closure holds: (type, reference here)."""
+        """The body of a parallel loop as functions: the name of the one that the pool calls, and what its closure holds: (type, reference
+        here)."""
         module = self.module
         name = f"{module.name}.{module.regions}"
         module.regions += 1
@@ -443,7 +447,9 @@ class Function(Expressions):
             new = self.either(self.active, type_, ref, self.op(f"load {type_}, {place}"), lanes)
             self.line(f"store {type_} {new}, {place}")
         else:
-            name, pointers, align = ("store", "ptr", address.align) if address.dense else ("scatter", f"<{lanes} x ptr>", itemsize(buffer.dtype))
+            name, pointers, align = (
+                ("store", "ptr", address.align) if address.dense else ("scatter", f"<{lanes} x ptr>", itemsize(buffer.dtype))
+            )
             start = address.pointer if address.dense else self.pointer_vector(buffer, address)
             args = ((type_, ref), (pointers, start), ("i32", str(align)), (self.module.type("bool", lanes), self.active))
             self.call(f"masked.{name}", "void", *args, suffix=(type_, pointers))

@@ -82,7 +82,7 @@ def _cast(a: Expr, dtype: str, target: CpuTarget) -> Expr | None:
     """Conversions from and to 16-bit floats."""
     source = a.dtype
     match source, dtype:
-        case ("float16" | "bfloat16"), "bool":
+        case (("float16" | "bfloat16"), "bool"):
             return not_equal(bitcast(a, "uint16") & 0x7FFF, 0)
         case "bfloat16", "float32":
             return bitcast(cast(bitcast(a, "uint16"), "uint32") << 16, "float32")
@@ -160,7 +160,8 @@ class _Float:
         return self.polynomial(x, numerator) / self.polynomial(x, denominator)
 
     def odd(self, x: Expr, limit: float, coefficients: tuple[Sequence[float], Sequence[float]], large: Expr) -> Expr:
-        """An odd function: x + x**3 * P(x**2) / Q(x**2), which loses the sign of zero, where |x| < limit, else `large` with the sign of x."""
+        """An odd function: x + x**3 * P(x**2) / Q(x**2), which loses the sign of zero, where |x| < limit, else `large` with the sign of
+        x."""
         square = x * x
         return self.with_sign(select(abs(x) < limit, self.mad(x * square, self.ratio(square, *coefficients), x), large), x)
 
@@ -252,7 +253,9 @@ class _Float:
     def exp(self, x: Expr, shift: int = 0) -> Expr:
         """2**shift * exp(x), where shift is 0 or -1."""
         single = self.dtype == "float32"
-        steps, limit, high, low = (150, 89.0, -0.693359375, 2.12194440e-4) if single else (1075, 711.0, -0.693145751953125, -1.42860682030941723212e-6)
+        steps, limit, high, low = (
+            (150, 89.0, -0.693359375, 2.12194440e-4) if single else (1075, 711.0, -0.693145751953125, -1.42860682030941723212e-6)
+        )
 
         def result(x: Expr) -> Expr:
             x = minimum(x, limit)  # beyond: infinity
@@ -322,7 +325,9 @@ class _Float:
                 return root if n > 0 else 1.0 / root
         size = abs(x)
         single = self.dtype == "float32"
-        result = self.power64(size, y) if not single else cast(apply("exp", cast(y, "float64") * apply("log", cast(size, "float64"))), "float32")
+        result = (
+            self.power64(size, y) if not single else cast(apply("exp", cast(y, "float64") * apply("log", cast(size, "float64"))), "float32")
+        )
         result = select(equal(size, 1.0), select(apply("isnan", y), y, 1.0), result)
         whole = equal(apply("trunc", y), y)
         odd = whole & not_equal(apply("trunc", y * 0.5), y * 0.5)

@@ -112,8 +112,8 @@ _ARCHES = {  # numbers of the system calls futex, prctl, rt_sigprocmask; an inst
 
 
 def pool_ir(triple: str) -> str:
-    """The pool's LLVM IR for a Linux target triple such as `x86_64-unknown-linux-gnu`: it defines EXPORTS and needs IMPORTS, and is compiled with
-    the relocation model `pic`. Raises TargetError for a processor without a pool."""
+    """The pool's LLVM IR for a Linux target triple such as `x86_64-unknown-linux-gnu`: it defines EXPORTS and needs IMPORTS, and is
+    compiled with the relocation model `pic`. Raises TargetError for a processor without a pool."""
     name = triple.partition("-")[0]
     if (name := {"arm64": "aarch64", "amd64": "x86_64"}.get(name, name)) not in _ARCHES:
         raise TargetError(f"there is no thread pool for {triple!r}", hint=f"use 1 thread, or one of {', '.join(_ARCHES)}")
@@ -124,7 +124,7 @@ def pool_ir(triple: str) -> str:
     return f"""\
 target triple = "{triple}"
 
-%mailbox = type {{ {', '.join(MAILBOX.values())}, [64 x i8] }}
+%mailbox = type {{ {", ".join(MAILBOX.values())}, [64 x i8] }}
 ;           0 parallel_for 1 threads, caller included
 %pool = type {{ ptr, i32, [116 x i8], [0 x %mailbox] }}
 

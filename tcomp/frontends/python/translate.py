@@ -44,7 +44,8 @@ _OWN_NAMES = (  # bind names in ways that the analysis of local variables does n
 )  # fmt: skip
 
 _NOT_HERE: dict[type[ast.AST], tuple[str, str]] = {  # what it is called, and what to write instead
-    ast.Return: ("`return`", "write results into arrays that are parameters"), ast.Break: ("`break`", "use `while` with the condition to go on"),
+    ast.Return: ("`return`", "write results into arrays that are parameters"),
+    ast.Break: ("`break`", "use `while` with the condition to go on"),
     ast.Continue: ("`continue`", "put the rest of the body under `if not (...)`"), ast.With: ("`with`", ""),
     ast.Try: ("`try`", "test for the exceptional case with `if`"), ast.Raise: ("`raise`", "write a flag into an array"),
     ast.Assert: ("`assert`", "check before the call"), ast.Delete: ("`del`", ""), ast.Global: ("`global`", "pass an array"),

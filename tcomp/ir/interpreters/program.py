@@ -22,7 +22,12 @@ Code = Callable[[Sequence[Array], Sequence[int]], None]  # of a kernel: memory a
 
 
 def run_program(
-    program: Program, kernels: Mapping[str, Code], inputs: Sequence[Array], outputs: Sequence[Array], weights: Array, dims: Sequence[int] = ()
+    program: Program,
+    kernels: Mapping[str, Code],
+    inputs: Sequence[Array],
+    outputs: Sequence[Array],
+    weights: Array,
+    dims: Sequence[int] = (),
 ) -> tuple[int, ...]:
     """Run a program on C-contiguous arrays; outputs are written in place. Returns the dims, which kernels may have changed.
 

@@ -161,9 +161,9 @@ def batch_axes(reduction: Nest) -> list[str]:
 
 
 def row_axis(reduction: Nest) -> For | None:
-    """The output axis that reuses what the lanes read: an operand that runs along the lanes does not depend on it, or, where there is no such
-    axis, a window moves along it over the operand (a depthwise convolution whose lanes run along rows of the image). The longest is taken,
-    but one whose extent is not known, and may be 1, only where no other is long enough for a tile."""
+    """The output axis that reuses what the lanes read: an operand that runs along the lanes does not depend on it, or, where there is no
+    such axis, a window moves along it over the operand (a depthwise convolution whose lanes run along rows of the image). The longest is
+    taken, but one whose extent is not known, and may be 1, only where no other is long enough for a tile."""
     *others, last = reduction.spatial
     operands = [(r, E.variables(*r.args)) for r in reduction.reads]
     of_lanes = [(r, used) for r, used in operands if last.var in used]

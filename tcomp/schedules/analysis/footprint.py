@@ -1,9 +1,9 @@
 """How often statements run and which elements they touch, as numbers: exact for affine programs of known size.
 
-The elements that *accesses* touch while some of their loops run (the others standing still, in the middle of their range) are counted without
-walking the iterations: where each loop variable occurs in one dimension only, they are a product of sets, one a dimension, and a sum of
-multiples of loop variables is nearly always an arithmetic progression. What is left (diagonals, triangular loops, conditions, other integer
-functions) is enumerated up to `ENUMERATED` points; beyond that a box around the elements is counted.
+The elements that *accesses* touch while some of their loops run (the others standing still, in the middle of their range) are counted
+without walking the iterations: where each loop variable occurs in one dimension only, they are a product of sets, one a dimension, and a
+sum of multiples of loop variables is nearly always an arithmetic progression. What is left (diagonals, triangular loops, conditions, other
+integer functions) is enumerated up to `ENUMERATED` points; beyond that a box around the elements is counted.
 
 A variable that occurs as f // n and f % n (`fuse` makes such loops) counts as its digits, each a variable of its own.
 """

@@ -1,9 +1,9 @@
 """The judge of schedule steps: exact dependences as isl relations, and witnesses of what would go wrong.
 
-Two iterations *conflict* when they touch the same element and at least one writes it; a legal step keeps the order of all conflicting pairs,
-but for those of accumulations by one reducer into one element where it may reassociate. What is not affine is over-approximated by the model:
-such a step is refused, its witness says "may". The quick symbolic test of `dependence.py` is asked first, as it settles nearly all steps in
-microseconds; isl decides the rest, and all under `proving()`.
+Two iterations *conflict* when they touch the same element and at least one writes it; a legal step keeps the order of all conflicting
+pairs, but for those of accumulations by one reducer into one element where it may reassociate. What is not affine is over-approximated by
+the model: such a step is refused, its witness says "may". The quick symbolic test of `dependence.py` is asked first, as it settles nearly
+all steps in microseconds; isl decides the rest, and all under `proving()`.
 
 Source: P. Feautrier, "Dataflow analysis of array and scalar references" (1991); S. Verdoolaege, "isl: an integer set library" (2010).
 """

@@ -1,10 +1,10 @@
 """How long a scheduled loop program takes: an analytic model of the machine.
 
-The loops consist of *regions*: the straight-line code of one iteration of a serial loop, unrolled and vectorized loops included. For each region
-the instructions are counted as the code generator emits them (an expression that does not depend on an unrolled loop is computed once; what no
-iteration changes is computed outside of the loop), then the cycles that each kind of execution port needs. The traffic between memories comes
-from footprints: the outermost loop whose body works on a set that fits into a cache fetches, for each of its own executions, what it touches as
-a whole; inner loops find the rest in the cache.
+The loops consist of *regions*: the straight-line code of one iteration of a serial loop, unrolled and vectorized loops included. For each
+region the instructions are counted as the code generator emits them (an expression that does not depend on an unrolled loop is computed
+once; what no iteration changes is computed outside of the loop), then the cycles that each kind of execution port needs. The traffic
+between memories comes from footprints: the outermost loop whose body works on a set that fits into a cache fetches, for each of its own
+executions, what it touches as a whole; inner loops find the rest in the cache.
 
 Arithmetic and the movement of data overlap for the most part, as processors prefetch; looking up addresses is waited for. (The
 execution-cache-memory model of J. Treibig, G. Hager 2010 adds up the movements between memories; that ranked schedules less well.)
@@ -182,7 +182,8 @@ class _Model:
         return prod(self.footprints.extent(x) for x in unrolled)
 
     def _missed(self, s: L.Prefetch, loop: For | None) -> float:
-        """The share of a loop's prefetches that fetch what no later iteration reads: those of its last ones, as many as the prefetch distance."""
+        """The share of a loop's prefetches that fetch what no later iteration reads: those of its last ones, as many as the prefetch
+        distance."""
         place = linear_index(s.buffer, s.indices)
         if loop is None or not (step := coefficient(place, loop.var)):
             return 0.0

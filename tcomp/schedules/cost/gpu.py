@@ -1,12 +1,13 @@
 """How long a scheduled loop program takes on a GPU: an analytic model, launch by launch.
 
-Of each launch is counted what the units of a multiprocessor (SM) have to do: arithmetic, products on tensor cores, accesses to shared memory,
-accesses through the first cache; what blocks fetch from the second one, each what it touches, once; and what the launch as a whole touches
-there or in memory. These overlap for the most part. SMs without a block do nothing; one with few warps waits for what these wait for.
+Of each launch is counted what the units of a multiprocessor (SM) have to do: arithmetic, products on tensor cores, accesses to shared
+memory, accesses through the first cache; what blocks fetch from the second one, each what it touches, once; and what the launch as a whole
+touches there or in memory. These overlap for the most part. SMs without a block do nothing; one with few warps waits for what these wait
+for.
 
-Accesses are counted for all threads of a block at once: in memory in pieces of `LINE` bytes, in shared memory (without conflicts) in rows of
-banks, at least one for each warp; an access that an unrolled loop does not move is made once, and neighbours that such a loop visits together.
-Nothing here was fitted to measurements so far: what is learned while tuning corrects it.
+Accesses are counted for all threads of a block at once: in memory in pieces of `LINE` bytes, in shared memory (without conflicts) in rows
+of banks, at least one for each warp; an access that an unrolled loop does not move is made once, and neighbours that such a loop visits
+together. Nothing here was fitted to measurements so far: what is learned while tuning corrects it.
 """
 
 from __future__ import annotations
@@ -36,8 +37,8 @@ EXPOSED = 0.25  # share of a unit's time that is waited for though another takes
 OTHER_REGISTERS = 48  # registers of a thread other than its accumulators: addresses, and elements at hand (an estimate)
 WIDEST = 16  # bytes of the widest access of a thread
 COUNTS = (
-    "launches", "blocks", "threads", "shared", "registers", "resident", "waves", "balance", "slots", "divisions", "products", "banks", "pieces",
-    "fetched", "touched", "flops", "bytes", "intensity",
+    "launches", "blocks", "threads", "shared", "registers", "resident", "waves", "balance", "slots", "divisions", "products", "banks",
+    "pieces", "fetched", "touched", "flops", "bytes", "intensity",
 )  # fmt: skip
 SECONDS = ("arithmetic", "tensor", "shared", "l1", "l2", "memory", "launch")
 """Names of the counts, and of the parts of the time, in an `Estimate`. They are features of the learned cost model."""

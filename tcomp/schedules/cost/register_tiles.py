@@ -27,8 +27,8 @@ class Tile:
     def cycles(self, core: Core, eviction: float = 1.0, least: float = 0.0, on_top: float = 0.0) -> float:
         """Cycles of a step of the reduction: a multiply-add for each accumulator (counted as if there were as many units as load ports, so
         that of tiles bound by multiplications those with few loads win); a load for each vector of one operand, a broadcast for each row of
-        the other; no less than a multiply-add waits for the one before. Evictions from the first-level cache take a factor `eviction`, operands
-        from a further one `least` cycles, or more of them `on_top`."""
+        the other; no less than a multiply-add waits for the one before. Evictions from the first-level cache take a factor `eviction`,
+        operands from a further one `least` cycles, or more of them `on_top`."""
         rows, fmas = self.outer_rows * self.rows, max(core.fma, core.loads)
         loads = (rows + self.vectors) * LOAD_CONTENTION / core.loads + STEP_OVERHEAD
         return max(eviction * max(rows * self.vectors / fmas, loads) + on_top, core.latency, least) + STEP_OVERHEAD
@@ -46,11 +46,11 @@ def choose_tile(
     loading: Callable[[int], tuple[float, float]] = lambda vectors: (0.0, 0.0),
     multiple: int = 0,
 ) -> Tile:
-    """The register tile with the least modelled cycles (`Tile.cycles`) for an outer_rows x rows x columns result, of those with as many outer
-    rows as one of `outer_options` says, whose rows divide `multiple`.
+    """The register tile with the least modelled cycles (`Tile.cycles`) for an outer_rows x rows x columns result, of those with as many
+    outer rows as one of `outer_options` says, whose rows divide `multiple`.
 
-    More rows than `cached_rows` evict each other from the first-level cache. `loading` says how many cycles it takes to load so many vectors
-    of the operand again for other rows: (at least, on top of the rest)."""
+    More rows than `cached_rows` evict each other from the first-level cache. `loading` says how many cycles it takes to load so many
+    vectors of the operand again for other rows: (at least, on top of the rest)."""
     vector_count = max(1, -(-columns // lanes))
 
     def step(outer: int, r: int, v: int) -> float:

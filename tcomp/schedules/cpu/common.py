@@ -17,7 +17,7 @@ from tcomp.schedules.schedule import Schedule
 from tcomp.target import CpuTarget
 
 MAX_LANES = 64  # elements of a vectorized loop: bytes of a vector of 512 bits, as wide as code generators accept
-MIN_PARALLEL_ELEMENTS = 1 << 15  # below so many elements waking threads costs more than they save: a parallel region takes half a microsecond
+MIN_PARALLEL_ELEMENTS = 1 << 15  # with fewer elements threads cost more than they save: a parallel region takes half a microsecond
 MIN_ITERATIONS = 64  # of the loop over threads, where outer loops have so many: enough for an even partition among any number of cores
 STREAM_CACHES = 8  # second-level caches that a result exceeds, where it is to be stored past them: no reader finds it there
 
@@ -61,7 +61,8 @@ def unroll(s: Schedule, loops: Iterable[str], lane: str | None = None) -> None:
 
 
 def split_tiles(s: Schedule, axes: Sequence[tuple[str, int]]) -> tuple[list[str], dict[str, E.Dim | None]]:
-    """Split loops by the sizes of a tile: (the loops of a tile, the loops around with the number of their whole tiles; see `whole_tiles`)."""
+    """Split loops by the sizes of a tile: (the loops of a tile, the loops around with the number of their whole tiles; see
+    `whole_tiles`)."""
     inside, around = list[str](), dict[str, E.Dim | None]()
     for name, n in axes:
         whole = extent(s, name)
@@ -72,8 +73,8 @@ def split_tiles(s: Schedule, axes: Sequence[tuple[str, int]]) -> tuple[list[str]
 
 
 def partition_tails(s: Schedule, around: Sequence[str], cuts: Mapping[str, E.Dim | None]) -> list[list[str]]:
-    """Cut nested loops where their last iterations are smaller; the nests of loops that threads share: these, and the tail of the first one.
-    From the inside, as a loop that is cut has names of its own behind the cut."""
+    """Cut nested loops where their last iterations are smaller; the nests of loops that threads share: these, and the tail of the first
+    one. From the inside, as a loop that is cut has names of its own behind the cut."""
     shared = [list(around)]
     for name in reversed(around):
         if (whole := cuts.get(name)) is not None:
@@ -98,8 +99,8 @@ def vector_tail(s: Schedule, loop: str, lanes: int) -> str | None:
 
 
 def threads(s: Schedule, loops: Sequence[str], pays: bool, knobs: Knobs, cuts: Mapping[str, E.Dim | None] | None = None) -> None:
-    """Fuse perfectly nested outer loops until there are enough iterations, and run them on threads, by default if that pays; with `cuts`, once
-    they have been cut there (see `partition_tails`)."""
+    """Fuse perfectly nested outer loops until there are enough iterations, and run them on threads, by default if that pays; with `cuts`,
+    once they have been cut there (see `partition_tails`)."""
     for names in partition_tails(s, loops, cuts or {}) if loops else ():
         nested, enough, iterations = 1, 1, size(s, names[0])
         for name, following in pairwise(names):
@@ -123,8 +124,8 @@ def size_of(b: Buffer) -> int:
 
 
 def is_streamed(s: Schedule, b: Buffer, target: CpuTarget, knobs: Knobs) -> bool:
-    """Whether a buffer is a result that is stored past the caches: the last-level cache is shared, and on a virtual machine often slower than
-    its size promises, hence the limit by the core's own. Rows have to begin with a whole vector: such stores are aligned."""
+    """Whether a buffer is a result that is stored past the caches: the last-level cache is shared, and on a virtual machine often slower
+    than its size promises, hence the limit by the core's own. Rows have to begin with a whole vector: such stores are aligned."""
     size = size_of(b) if b.name in {result.name for result in s.kernel.outputs} else 0
     aligned = size > target.l2 and (len(b.shape) == 1 or int(b.shape[-1]) * itemsize(b.dtype) * 8 % target.vector_bits == 0)
     return aligned and knobs.flag((b.name, "stream"), size > min(target.l3 // 2, STREAM_CACHES * target.l2))

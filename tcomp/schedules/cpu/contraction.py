@@ -31,7 +31,7 @@ PANEL_SHARE = 0.6  # of a cache, for the panel of an operand that is to stay the
 PREFETCHED_SHARE = 1 / 2  # of the second-level cache: what takes more is prefetched for the next tile by default; it may be evicted before,
 PREFETCHABLE_SHARE = 1 / 8  # what takes more than this, if the tuner says so
 PRODUCT_LATENCIES = 24  # how many times fewer elements that are no products are summed up one after the other than products
-MIN_PACKED_ROWS = 6  # rows that share an operand strided along the lanes which is copied first; with fewer, dot products (measured for 4 and 7)
+MIN_PACKED_ROWS = 6  # rows that share a strided operand, which is copied first; with fewer, dot products (measured for 4 and 7)
 MIN_PACKED_PAGE_ROWS = 8  # the same for one that is not strided, but whose rows of lanes lie on different pages
 LARGE_STRIDE = 1024  # bytes from one row of lanes to the next, from where on few of them share a page and hardware does not prefetch them
 OPERAND_WAYS = 3 / 4  # of the ways of a set of the first-level cache, for rows of a tile: the others are left to other data
@@ -105,7 +105,7 @@ def schedule(s: Schedule, result: str, acc: str, target: CpuTarget, knobs: Knobs
             _prefetch_vectors(s, nest, walked, loops[-1], target, knobs)
             _unroll_steps(s, acc, loops, MAX_WINDOW_FMAS // prod(astuple(tile)) if overlapping else 1, knobs)
             if overlapping and around[-1] is column and len(around) > 1:
-                # The tiles of some rows prefetch the next rows, and what is stored there, where that comes from memory, from column to column.
+                # From column to column, the tiles of some rows prefetch the next rows and their results, where these come from memory.
                 sizes = {b: common.size_of(b) for b in (*(r.attr for r in nest.reads), out.writes)}
                 if sizes[out.writes] > target.l2 and common.is_streamed(s, out.writes, target, knobs):
                     del sizes[out.writes]
@@ -222,8 +222,8 @@ def _overlapping(nest: Nest, axes: Sequence[For | None]) -> bool:
 
 
 def pack(s: Schedule, acc: str, lanes: int, target: CpuTarget, knobs: Knobs, width: int | None = None) -> None:
-    """Copy an operand of a contraction into panels where the lanes would walk it with a stride, or its rows lie on different pages; they are
-    as wide as the register tile unless `width` says otherwise."""
+    """Copy an operand of a contraction into panels where the lanes would walk it with a stride, or its rows lie on different pages; they
+    are as wide as the register tile unless `width` says otherwise."""
     nest = reduction_nest(s.kernel, acc)
     lane, row = nest.spatial[-1], row_axis(nest)
     if not is_product(nest) or row is None:
@@ -272,7 +272,8 @@ def tile_of(nest: Nest, target: CpuTarget, knobs: Knobs) -> Tile:
     registers, cached_rows = target.vector_registers, min(MAX_TILE_ROWS, in_sets) if step else MAX_TILE_ROWS
 
     def loading(vectors: int) -> tuple[float, float]:
-        """Cycles for a step's vectors of the operand that the lanes walk, which all rows of tiles read again: (at least, on top of the rest)."""
+        """Cycles for a step's vectors of the operand that the lanes walk, which all rows of tiles read again: (at least, on top of the
+        rest)."""
         panel = patterns.iterations(nest.reduction_loops) * vectors * lanes * itemsize(nest.writes.dtype)
         if panel > target.l2 * PANEL_SHARE:
             return vectors * target.core.memory_vector_load, 0.0
@@ -281,7 +282,9 @@ def tile_of(nest: Nest, target: CpuTarget, knobs: Knobs) -> Tile:
     def suggested(outer_options: Sequence[int]) -> Tile:
         if _overlapping(nest, (outer, row)):  # vectors are loaded once for a window: these need registers as well
             return choose_tile(rows, lanes, lanes, registers // 4 + WINDOW_REGISTERS, target.core, multiple=multiple)
-        return choose_tile(rows, columns, lanes, target.tile_registers, target.core, cached_rows, outer_rows, outer_options, loading, multiple)
+        return choose_tile(
+            rows, columns, lanes, target.tile_registers, target.core, cached_rows, outer_rows, outer_options, loading, multiple
+        )
 
     counts = [n for n in outer_row_counts(outer_rows) if outer_multiple % n == 0]
     best = suggested(counts)

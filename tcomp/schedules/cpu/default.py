@@ -30,8 +30,8 @@ from tcomp.target import CpuTarget
 
 
 def schedule(kernel: Kernel, target: CpuTarget, knobs: Knobs | None = None) -> Schedule:
-    """The schedule of a kernel as lowered: the default one, unless `knobs` decide otherwise. Where a step is refused (its independence cannot
-    be proved, say), the group stays as it was before, and a note in the kernel says so."""
+    """The schedule of a kernel as lowered: the default one, unless `knobs` decide otherwise. Where a step is refused (its independence
+    cannot be proved, say), the group stays as it was before, and a note in the kernel says so."""
     knobs = knobs or Knobs()
     s = _prepared(kernel)
     if patterns.is_imperative(s.kernel):

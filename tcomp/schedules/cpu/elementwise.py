@@ -22,7 +22,7 @@ from tcomp.schedules.schedule import Schedule
 from tcomp.target import CpuTarget
 
 MAX_CUTS = 12  # of a loop where conditions on it change: bounds the length of the code
-MAX_CASES = 11  # of a loop that is unrolled because its iterations differ: Winograd's largest transform of two axes has so many points along each
+MAX_CASES = 11  # of a loop unrolled because its iterations differ: so many points has Winograd's largest transform along each of two axes
 MAX_TILE_LANES = 16  # lanes of a transposed tile, which stands in as many registers: half of what machines with wide vectors have
 MIN_WRITTEN = 128  # bytes written next to each other, where the extent allows: two lines of the cache, which hardware fetches as a pair
 MAX_VECTORS = 4  # of a transposed tile, next to each other: bounds the length of the code
@@ -122,7 +122,13 @@ def transpose_tiles(nest: Nest, target: CpuTarget) -> TransposeTiles | None:
     along = [x for x in nest.loops[:-1] if strided and all(stride(r, x.var) == 1 for r in strided)]
     plain = all(affine(i) is not None for r in strided for i in r.args) and all(e.op != "select" for e in E.walk(nest.leaf.value))
     read_twice = any(sum(r.attr is other.attr for other in nest.reads) > 1 for r in strided)
-    if not along or lanes < 2 or not plain or read_twice or not all(isinstance(x.extent, int) and x.extent >= lanes for x in (lane, along[-1])):
+    if (
+        not along
+        or lanes < 2
+        or not plain
+        or read_twice
+        or not all(isinstance(x.extent, int) and x.extent >= lanes for x in (lane, along[-1]))
+    ):
         return None
     tiles = int(lane.extent) // lanes
     wanted = max(1, min(tiles, MAX_VECTORS, MIN_WRITTEN // (lanes * itemsize(nest.writes.dtype))))

@@ -44,7 +44,8 @@ UNROLLED_VECTORS = 4  # vectors of a row that are unrolled: the latency of an ex
 @dataclass(frozen=True, slots=True)
 class SoftmaxProduct:
     """What is scheduled as a whole: `result` is computed from `sums` of exponentials relative to `maximum`, all of them reductions over the
-    same axis, and the maximum from the reduction `scores`, if any. `elements` are stages to be inlined: what the maximum is one of, and exponentials."""
+    same axis, and the maximum from the reduction `scores`, if any. `elements` are stages to be inlined: what the maximum is one of, and
+    exponentials."""
 
     result: str
     maximum: str
@@ -75,7 +76,9 @@ def _softmax_product(kernel: Kernel, result: str, inside: Sequence[str]) -> Soft
     weights = [n.writes.name for n in elements if reads(n, [top])]
     terms = [n.writes.name for n in elements if n.writes.name not in weights]
     sums = [n for n in reductions if is_sum(n) and reads(n, [top, *weights])]
-    scores = [n.writes.name for n in reductions if any(reads(x, [n.writes.name]) for x in (maxima[0], *elements) if x.writes.name not in weights)]
+    scores = [
+        n.writes.name for n in reductions if any(reads(x, [n.writes.name]) for x in (maxima[0], *elements) if x.writes.name not in weights)
+    ]
     known = {top, *weights, *terms, *(n.writes.name for n in sums), *scores}
     products = [n for n in sums if is_product(n) and row_axis(n) is not None]
     empty = any(x.extent == 0 for n in here for x in n.loops)

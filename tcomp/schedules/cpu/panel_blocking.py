@@ -35,7 +35,8 @@ UNROLL_FACTORS = (2, 4, 8)  # steps of a reduction between two prefetches: a lin
 @dataclass(frozen=True, slots=True)
 class Panels:
     """How the panels of an operand are walked: the reduction loops `outside`, and `pieces` of the first one `inside`, walk the blocks of a
-    panel (none, and 1, where it is one block), those `inside` a block; `steps` of the innermost loop are unrolled between two prefetches."""
+    panel (none, and 1, where it is one block), those `inside` a block; `steps` of the innermost loop are unrolled between two
+    prefetches."""
 
     operand: str
     steps: int
@@ -50,8 +51,8 @@ class Panels:
 
 
 def panels(s: Schedule, nest: Nest, loops: Sequence[str], width: int, column: str, rows: Sequence[str], target: CpuTarget) -> Panels | None:
-    """For a product with these reduction loops in panels of `width` columns, `column` being the loop over panels, `rows` those over the tiles
-    of one; `None` where there is no large operand that all rows share, or too few tiles of rows to fetch a panel meanwhile."""
+    """For a product with these reduction loops in panels of `width` columns, `column` being the loop over panels, `rows` those over the
+    tiles of one; `None` where there is no large operand that all rows share, or too few tiles of rows to fetch a panel meanwhile."""
     sizes = {x.var.name: x.extent for x in nest.loops} | {name: extent(s, name) for name in rows}
     extents = {name: n for name, n in sizes.items() if isinstance(n, int)}
     unknown = sizes.keys() - extents.keys()

@@ -91,7 +91,8 @@ def _rows_in_order(nest: Nest, axis: For, target: CpuTarget, knobs: Knobs) -> bo
 
 
 def _operand_bytes(nest: Nest, axis: For, of_columns: bool) -> int:
-    """Bytes of the operands that lanes run along and rows of an axis share, or else of those that differ from row to row, and lanes share."""
+    """Bytes of the operands that lanes run along and rows of an axis share, or else of those that differ from row to row, and lanes
+    share."""
     lane = nest.spatial[-1].var
     used = [(r.attr, E.variables(*r.args)) for r in nest.reads]
     return sum(bytes_of(buffer) for buffer, variables in used if (axis.var in variables) != of_columns == (lane in variables))

@@ -34,8 +34,8 @@ WGMMA_ARCHITECTURE = "sm_90a"  # the only architecture with `wgmma`
 MAX_OPTIONS = 8  # tiles of a kind that a decision chooses among: bounds the search of the tuner
 HIDDEN = 0.75  # share of the shorter of multiplications and reads that the longer one hides (an estimate)
 SINGLE_WAVE = 1.5  # waves that one wave counts as: a block that has its SM to itself waits more (an estimate)
-# Of an instruction that so many threads execute together: threads (or warps, warpgroups) along rows and columns, elements of one along rows,
-# along columns, and what these are multiples of along the last axis: they bound the search
+# Of an instruction that so many threads execute together: threads (or warps, warpgroups) along rows and columns, elements of one along
+# rows and along columns, and what these are multiples of along the last axis: they bound the search
 _SHAPES: dict[int, tuple[Sequence[tuple[int, int]], Sequence[int], Sequence[int], tuple[int, int]]] = {
     1: (((16, 16), (32, 8), (8, 32)), range(1, 9), range(1, 9), (0, 0)),
     WARP: (((2, 2), (4, 2), (2, 4), (1, 4), (4, 1), (1, 2), (2, 1)), (16, 32, 64), (8, 16, 32, 64), (16, 8)),

@@ -15,9 +15,9 @@ A kernel is cut into groups as on a CPU (a nest that stores a result, with the r
     block per row    reductions over the    one block per row: each thread reduces a strided part, then the block reduces the partial
                      rest of a row          results as a tree (softmax, normalisation, row sums)
 
-Products with a softmax, attention say, are one group, and go through each row of scores once: see `flash_attention`. A reduction whose result
-is too small to fill the machine is first split into many partial ones (split-K). Every phase of a block is a thread loop of its own, so that the
-loops executed one by one compute the same as on a GPU.
+Products with a softmax, attention say, are one group, and go through each row of scores once: see `flash_attention`. A reduction whose
+result is too small to fill the machine is first split into many partial ones (split-K). Every phase of a block is a thread loop of its own,
+so that the loops executed one by one compute the same as on a GPU.
 """
 
 from __future__ import annotations
@@ -275,7 +275,7 @@ def _thread_tile(s: Schedule, result: str, acc: str) -> None:
     width = T.vector_width(reduction, out, columns) if columns > 1 else 1
     T.lanes(s, inner, width)
     T.lanes(s, patterns.stage_axes(s.kernel, acc, False), width)
-    # Reduction loops in the order in which the largest operand lies in memory, its slowest first; before them, those that it has no stride along.
+    # Reduction loops in the order of the largest operand's memory, the slowest first; before them, those that do not move along it.
     largest = max(reduction.reads, key=_elements, default=None)
     steps = {x.var.name: 0 if largest is None else stride(largest, x.var) for x in reduction.reduction_loops}
     slowest_first = sorted(steps, key=lambda x: -(1 << 40) if (step := steps[x]) is None else -abs(step))

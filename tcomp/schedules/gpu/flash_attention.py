@@ -6,11 +6,11 @@
         maximum, scale, sum of each row     each thread reduces what it has of a row, then one thread for each row what these have
         sums                                a tile in registers, scaled, and the products of weights and values added
 
-The factors of both products are read from shared memory: slices of queries and keys, the weights of a block, the values of a block, which are
-copied while the sums of the block before are added up. No array of rows x keys is ever stored, and what hangs over an edge is zero.
+The factors of both products are read from shared memory: slices of queries and keys, the weights of a block, the values of a block, which
+are copied while the sums of the block before are added up. No array of rows x keys is ever stored, and what hangs over an edge is zero.
 
-Tensor cores compute both products where their instruction computes the same as the sums (see `precision`). Their warps stand along the rows, so
-that four neighbouring threads have a row; terms and weights lie in registers as the fragments of the scores do.
+Tensor cores compute both products where their instruction computes the same as the sums (see `precision`). Their warps stand along the
+rows, so that four neighbouring threads have a row; terms and weights lie in registers as the fragments of the scores do.
 
 Sources: T. Dao et al., "FlashAttention" (2022); T. Dao, "FlashAttention-2" (2023).
 """

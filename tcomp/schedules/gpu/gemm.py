@@ -1,16 +1,17 @@
 """Default GPU schedule of products: tiles of the result in registers, slices of both factors in shared memory, copied in advance.
 
 What counts is the structure of the sum: some axes of the result move one factor and not the other (its *rows*), some the other one (its
-*columns*), the rest both (batches). So matrix products, convolutions in any layout, and products of what other operators computed on the fly
-are one family. A block computes a tile of rows x columns (`block_tiles`) over the whole reduction, in slices; `cache_factors` makes these, with
-zeros where a tile hangs over an edge, and whatever the factors are: boxes of a matrix or of a padded image, values computed from either.
+*columns*), the rest both (batches). So matrix products, convolutions in any layout, and products of what other operators computed on the
+fly are one family. A block computes a tile of rows x columns (`block_tiles`) over the whole reduction, in slices; `cache_factors` makes
+these, with zeros where a tile hangs over an edge, and whatever the factors are: boxes of a matrix or of a padded image, values computed
+from either.
 
 Tensor cores multiply by `mma`; on sm_90a alone a decision may also choose tiles of `wgmma` (`tensor_cores`). Where a result has too few
 tiles to fill the machine and its reduction is long, the reduction is split among blocks first (`split_k`).
 
-All threads copy slices (`cp.async`). From sm_90 on a decision may have some copied in bulk (`bulk_copy`): each thread of a warp has whole rows of
-full tiles copied, a row by one instruction; tiles over an edge are kept apart by `specialize`. That takes rows that follow the source, in
-multiples of 16 bytes on both sides (so not `wgmma`), and is never the default before both were measured on hardware.
+All threads copy slices (`cp.async`). From sm_90 on a decision may have some copied in bulk (`bulk_copy`): each thread of a warp has whole
+rows of full tiles copied, a row by one instruction; tiles over an edge are kept apart by `specialize`. That takes rows that follow the
+source, in multiples of 16 bytes on both sides (so not `wgmma`), and is never the default before both were measured on hardware.
 """
 
 from __future__ import annotations

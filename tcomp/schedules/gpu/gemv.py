@@ -1,12 +1,13 @@
 """Default GPU schedule of products with few rows: vectors by matrices, as steps of recurrent nets and of decoding are, and batches of them.
 
-What counts is how fast the wide factor streams from memory, each element of which is used once for each of the rows. So a block takes a strip of
-neighbouring columns, for all rows; its threads divide the reduction among them, as well as the columns, neighbours in neighbouring vectors.
-The partial sums are reduced across threads in shared memory, always in the same order.
+What counts is how fast the wide factor streams from memory, each element of which is used once for each of the rows. So a block takes a
+strip of neighbouring columns, for all rows; its threads divide the reduction among them, as well as the columns, neighbours in neighbouring
+vectors. The partial sums are reduced across threads in shared memory, always in the same order.
 
     strip of 32 columns, 256 threads      thread n: columns 4 (n mod 8) .. + 4, elements n / 8, n / 8 + 32, n / 8 + 64, ... of the reduction
 
-Strips are as narrow as it takes to fill the machine. Where even the narrowest are too few, the reduction is split among blocks first (`split_k`).
+Strips are as narrow as it takes to fill the machine. Where even the narrowest are too few, the reduction is split among blocks first
+(`split_k`).
 """
 
 from __future__ import annotations

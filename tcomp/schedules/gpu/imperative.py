@@ -23,8 +23,8 @@ MAX_PRIVATE = 8 << 10  # bytes that a thread keeps to itself: local memory, 1.8 
 
 
 def schedule(s: Schedule) -> None:
-    """Each loop at the top is distributed if that is proved, one warp a block, as the work of threads differs and there may be few of them; a
-    note says why another one is not."""
+    """Each loop at the top is distributed if that is proved, one warp a block, as the work of threads differs and there may be few of them;
+    a note says why another one is not."""
     for stmt in list(_statements(s.kernel.body)):
         loops = T.names(perfect(stmt)[0])
         if not loops:

@@ -8,7 +8,8 @@ threads (thread.x), and instructions.
 
 Slices of both factors lie for `wgmma` in shared memory as core matrices: 8 rows of 16 bytes along the reduction that follow each other
 (`core_matrices`). A side of a tile along two axes has 8 elements along the inner one, the rows of a core matrix. These tiles are options of
-a decision, and never the default one: that stays `mma` before wgmma was seen on hardware. A sum is cleared and used by the thread that holds it.
+a decision, and never the default one: that stays `mma` before wgmma was seen on hardware. A sum is cleared and used by the thread that
+holds it.
 """
 
 from __future__ import annotations

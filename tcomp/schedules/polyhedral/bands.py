@@ -132,8 +132,8 @@ class Planner:
 
 
 def placed_bands(plan: Plan, node: Any, names: list[str]) -> Iterator[tuple[Any, list[str]]]:
-    """The outermost bands below a node of the tree, each with those of the statements `names` that are in it, placed as the sequences around it
-    say."""
+    """The outermost bands below a node of the tree, each with those of the statements `names` that are in it, placed as the sequences
+    around it say."""
     if node.get_type() == NODE.band:
         yield node, names
     elif node.get_type() in (NODE.sequence, NODE.set):

@@ -21,8 +21,8 @@ from tcomp.schedules.cost.register_tiles import choose_tile
 from tcomp.schedules.polyhedral.plan import JAM, Axis, Loop, Plan, axis, component, union, worth_threads
 from tcomp.target import CpuTarget
 
-# The cost of a vector access relative to one vector load, by the stride between lanes in elements: a scalar is broadcast by the multiply-add
-# itself, a reversed vector is loaded and permuted, and any other stride takes a load and an insertion for each of some 8 lanes.
+# The cost of a vector access relative to one vector load, by the stride between lanes in elements: multiply-adds broadcast scalars,
+# a reversed vector is loaded and permuted, and any other stride takes a load and an insertion for each of some 8 lanes.
 LANE_COST: dict[int | None, float] = {0: 0.2, 1: 1.0, -1: 2.0}
 GATHER_COST = 9.0  # of a vector, as a load is 1
 CHUNK = 1024  # elements of an array that one thread takes at a time: some 4 KiB, so that threads share no cache line or page for long
@@ -197,8 +197,9 @@ class Nest:
         self.result.add(self.x.name, self.separate_full_tiles(tiled, inside, whole), names)
 
     def separate_full_tiles(self, tiled: isl.Map, inside: Sequence[str], whole: str) -> isl.Map:
-        """Separates the steps of the reduction whose tiles are full from those before and after them: a dimension more, in front of the steps.
-        `inside` are the last dimensions of `tiled`, those of one tile, which take all values of the condition `whole` where it is full."""
+        """Separates the steps of the reduction whose tiles are full from those before and after them: a dimension more, in front of the
+        steps. `inside` are the last dimensions of `tiled`, those of one tile, which take all values of the condition `whole` where it is
+        full."""
         points = self.x.domain.intersect_params(self.result.context).apply(tiled)
         first, count = points.dim(isl.dim_type.set) - len(inside), len(inside)
         *around, step = [f"z{d}" for d in range(first)]

@@ -61,6 +61,7 @@ def test_rows_may_be_read_several_times_before_they_are_written() -> None:
 
 def test_tiles_that_overlap_read_what_was_written() -> None:
     """The last tile begins earlier, so that it is whole: some of its elements are computed twice, from what is no longer there."""
+
     def two(begin: int) -> Stmt:
         return block(*(loop("i", 10, lambda i, at=at: store(Y, (at + i,), X[at + i] * 2)) for at in (0, begin)))
 
@@ -82,7 +83,12 @@ def test_stores_that_bypass_the_caches_stay_elsewhere() -> None:
 
 def test_a_product_with_a_residual_is_written_over_it() -> None:
     """The default schedule, tails and all; what all rows read stays."""
-    a, b, r, k = te.placeholder((37, 37), name="a"), te.placeholder((37, 37), name="b"), te.placeholder((37, 37), name="r"), te.reduce_axis(37, "k")
+    a, b, r, k = (
+        te.placeholder((37, 37), name="a"),
+        te.placeholder((37, 37), name="b"),
+        te.placeholder((37, 37), name="r"),
+        te.reduce_axis(37, "k"),
+    )
     c = te.compute((37, 37), lambda i, j: te.sum(a[i, k] * b[k, j], k), "c")
     kernel = schedule(lower("p", [a, b, r], [te.compute((37, 37), lambda i, j: c[i, j] + r[i, j], "y")]), HOST).kernel
     found = [x.name for x, _ in reusable_in_place(kernel)]
@@ -100,7 +106,9 @@ def test_softmax_is_computed_in_place() -> None:
 
 def run_over(program: Program, kernel: Kernel, source: Buffer, output: Buffer, natively: bool) -> list[np.ndarray]:
     """The results, where `output` has the memory of `source`."""
-    arrays = [program.arrays()[t] if t in program.inputs else np.zeros(program.shape(t), t.dtype) for t in (*program.inputs, *program.outputs)]
+    arrays = [
+        program.arrays()[t] if t in program.inputs else np.zeros(program.shape(t), t.dtype) for t in (*program.inputs, *program.outputs)
+    ]
     views = bound(kernel, arrays, program.dims)
     views[output] = views[source]
     if natively:

@@ -38,7 +38,9 @@ def test_panels_stay_in_a_cache() -> None:
     def loading(vectors: int) -> tuple[float, float]:
         return (8.0 * vectors, 0.0) if vectors > 2 else (0.0, 0.5 * vectors)
 
-    assert choose_tile(6, 512, 16, 32, SKYLAKE.core) == Tile(6, 4) and choose_tile(12, 512, 16, 32, SKYLAKE.core, loading=loading).vectors == 2
+    assert (
+        choose_tile(6, 512, 16, 32, SKYLAKE.core) == Tile(6, 4) and choose_tile(12, 512, 16, 32, SKYLAKE.core, loading=loading).vectors == 2
+    )
     assert choose_tile(6, 512, 16, 32, SKYLAKE.core, loading=loading) == Tile(6, 4)  # there are no other rows to load it again for
 
 

@@ -103,7 +103,9 @@ def test_cases_count_what_they_have_in_common_once() -> None:
     k = te.reduce_axis(2, name="k")
     summed = te.compute((8,), lambda i: te.sum(E.select(te.equal(i % 2, 0), x[i, k], x[i, k] * 3.0), axis=k), name="Y")
     assert work(Schedule([x, summed]).kernel).flops == 8 * 2 + 4 * 2
-    of_data = Schedule([x, te.compute((8, 2), lambda i, j: E.select(te.equal(x[i, j], 0.0), x[i, j] * 3.0, x[i, j] * 5.0), name="Y")]).kernel
+    of_data = Schedule(
+        [x, te.compute((8, 2), lambda i, j: E.select(te.equal(x[i, j], 0.0), x[i, j] * 3.0, x[i, j] * 5.0), name="Y")]
+    ).kernel
     assert work(of_data).flops == 8 * 2 * 2
 
 
@@ -280,7 +282,9 @@ def test_prefetches_cost_what_they_ask_for_in_vain() -> None:
     none, few, many = (estimate(s.kernel, TARGET).features for s in (plain, near, far))
     times = 256 * 256 / 6 / 32 * 256 * 2  # tiles, iterations, vectors
     assert none["prefetches"] == 0 and few["prefetches"] == many["prefetches"] == pytest.approx(times, rel=0.02)
-    assert few["prefetches.missed"] == pytest.approx(times * 4 / 256, rel=0.02) and many["prefetches.missed"] == pytest.approx(times / 2, rel=0.02)
+    assert few["prefetches.missed"] == pytest.approx(times * 4 / 256, rel=0.02) and many["prefetches.missed"] == pytest.approx(
+        times / 2, rel=0.02
+    )
     assert none["seconds.registers"] < few["seconds.registers"] < many["seconds.registers"] and none["seconds"] <= many["seconds"]
 
 

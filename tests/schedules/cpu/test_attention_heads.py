@@ -120,7 +120,9 @@ def test_nothing_is_stored_apart() -> None:
     assert not s.fallbacks
 
 
-def joined(rows: te.Dim = 5, batch: int = 1, perm: tuple[int, ...] = (0, 2, 1, 3), shape: tuple[te.Dim, ...] | None = None, also: bool = False) -> Graph:
+def joined(
+    rows: te.Dim = 5, batch: int = 1, perm: tuple[int, ...] = (0, 2, 1, 3), shape: tuple[te.Dim, ...] | None = None, also: bool = False
+) -> Graph:
     b = GraphBuilder()
     x, y = b.input("x", "float32", (batch, 3, rows, 7)), b.input("y", "float32", (batch, 3, 7, 16))
     (mixed,) = b.add(MATMUL, [x, y])
@@ -137,7 +139,9 @@ def test_one_kernel_for_a_product_and_the_join(rows: te.Dim, batch: int) -> None
     assert [node.op.name for node in kernel.bodies[0].nodes] == ["matmul", "transpose", "reshape"]
     assert len(partition(before, halos=False).nodes) == 2
     rng = np.random.default_rng(1)
-    feeds = {v.name: rng.standard_normal([9 if d is rows and rows is ROWS else d for d in v.shape]).astype(np.float32) for v in before.inputs}
+    feeds = {
+        v.name: rng.standard_normal([9 if d is rows and rows is ROWS else d for d in v.shape]).astype(np.float32) for v in before.inputs
+    }
     found = Module.load(compile_graph(before, CompileOptions(HOST, threads=2))).run(feeds)
     for name, want in evaluate_graph(before, feeds).items():
         np.testing.assert_allclose(found[name], want, rtol=1e-5, atol=1e-5)

@@ -311,7 +311,9 @@ def test_what_is_refused() -> None:
 # ---------------------------------------------------------------- the default schedule
 
 
-def attention(heads: Dim, rows: Dim, keys: Dim, size: Dim, width: Dim, dtype: str = "float32", mask: bool = True) -> tuple[list[Tensor], Tensor]:
+def attention(
+    heads: Dim, rows: Dim, keys: Dim, size: Dim, width: Dim, dtype: str = "float32", mask: bool = True
+) -> tuple[list[Tensor], Tensor]:
     """softmax(q k' / 8 + mask) v for each head."""
     q, k = te.placeholder((heads, rows, size), dtype, "q"), te.placeholder((heads, keys, size), dtype, "k")
     v, m = te.placeholder((heads, keys, width), dtype, "v"), te.placeholder((rows, keys), dtype, "mask")

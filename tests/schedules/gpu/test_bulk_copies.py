@@ -69,7 +69,14 @@ def test_families_on_the_host(name: str) -> None:
 
 @needs_compiler
 @settings(max_examples=6, deadline=None, derandomize=True)
-@given(st.integers(16, 80), st.integers(4, 20), st.integers(4, 20), st.sampled_from(["float16", "float32"]), st.integers(0, 7), st.integers(1, 4))
+@given(
+    st.integers(16, 80),
+    st.integers(4, 20),
+    st.integers(4, 20),
+    st.sampled_from(["float16", "float32"]),
+    st.integers(0, 7),
+    st.integers(1, 4),
+)
 def test_any_sizes_on_the_host(rows: int, columns: int, depth: int, dtype: str, tile: int, stages: int) -> None:
     program = on_tensor_cores(rows, 8 * depth, 8 * columns, dtype, dtype == "float16")
     s, _ = in_bulk(program, stages, tile)
@@ -92,7 +99,12 @@ def test_it_is_a_decision_and_not_the_default() -> None:
     newer = Knobs()
     schedule(lowered(program), CudaTarget.parse("cuda -arch=sm_90,sm_100"), newer)
     assert any(name.endswith(".copies") for name in newer.asked)
-    for target, other in (("cuda", program), ("cuda -arch=sm_80", program), ("cuda -arch=sm_80,sm_90a", program), ("cuda -arch=sm_90a", product(33, 45, 19))):
+    for target, other in (
+        ("cuda", program),
+        ("cuda -arch=sm_80", program),
+        ("cuda -arch=sm_80,sm_90a", program),
+        ("cuda -arch=sm_90a", product(33, 45, 19)),
+    ):
         knobs = Knobs()
         schedule(lowered(other), CudaTarget.parse(target), knobs)
         assert not any(name.endswith(".copies") for name in knobs.asked)

@@ -293,7 +293,10 @@ def test_rows_by_matrices_of_symbolic_sizes(size: int) -> None:
     """As attention to what came before: as many elements of the fold, or as many columns, as words."""
     n, k, d = te.var("n", 1, 512), te.reduce_axis(te.var("n", 1, 512), "k"), te.reduce_axis(48, "d")
     p, v, q, w = (te.placeholder(x, "float32", a) for x, a in (((4, n), "p"), ((4, n, 36), "v"), ((4, 48), "q"), ((4, 48, n), "w")))
-    outputs = te.compute((4, 36), lambda h, j: te.sum(p[h, k] * v[h, k, j], k), "o"), te.compute((4, n), lambda h, j: te.sum(q[h, d] * w[h, d, j], d), "c")
+    outputs = (
+        te.compute((4, 36), lambda h, j: te.sum(p[h, k] * v[h, k, j], k), "o"),
+        te.compute((4, n), lambda h, j: te.sum(q[h, d] * w[h, d, j], d), "c"),
+    )
     for inputs, output in (((p, v), outputs[0]), ((q, w), outputs[1])):
         program = Program(inputs, (output,), {n: size})
         s = schedule(lowered(program), TARGET)

@@ -139,7 +139,9 @@ def test_families_on_tensor_cores(name: str, precision: str) -> None:
     program = FAMILIES[name]
     kernel = with_precision(lowered(program), precision)
     s = schedule(kernel, TARGET)
-    assert in_one_pass(s) and on_tensor_cores(s) == 2 - (name == "scores-in-memory") and str(Schedule(kernel).replay(s.trace)) == str(s.kernel)
+    assert (
+        in_one_pass(s) and on_tensor_cores(s) == 2 - (name == "scores-in-memory") and str(Schedule(kernel).replay(s.trace)) == str(s.kernel)
+    )
     for descending in (False, True):
         near(program, emulated(program, s.kernel, descending), precision)
 

@@ -114,7 +114,9 @@ def test_tiles_on_the_host(shape: str) -> None:
     st.integers(16, 150), st.integers(16, 150), st.integers(16, 90), st.sampled_from(["float16", "float32", "int8"]), st.booleans(),
     st.integers(0, 7), st.integers(1, 4), st.booleans(),
 )  # fmt: skip
-def test_any_sizes_on_the_host(rows: int, columns: int, depth: int, dtype: str, transposed: bool, tile: int, stages: int, symbolic: bool) -> None:
+def test_any_sizes_on_the_host(
+    rows: int, columns: int, depth: int, dtype: str, transposed: bool, tile: int, stages: int, symbolic: bool
+) -> None:
     if symbolic:
         size, b, k = te.var("n", 1, None), te.placeholder((columns, depth), dtype, "b"), te.reduce_axis(depth, "k")
         a = te.placeholder((size, depth), dtype, "a")

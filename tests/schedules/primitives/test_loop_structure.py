@@ -77,7 +77,8 @@ def test_a_point_may_depend_on_an_outer_loop() -> None:
 
 
 def test_temporaries_are_copied_with_the_loops_around_them() -> None:
-    s = Schedule(kernel("""
+    s = Schedule(
+        kernel("""
         kernel k(x: int64[7], y: int64[7]) -> (y) {
           for i in 0..7 {
             alloc t: int64[i + 1]
@@ -89,7 +90,8 @@ def test_temporaries_are_copied_with_the_loops_around_them() -> None:
             }
           }
         }
-    """))
+    """)
+    )
     s.split("i", 3, "peel")
     s.fuse("i.o", "i.i")
     unchanged(s)

@@ -235,7 +235,9 @@ def test_the_epilogue_of_a_tiled_product() -> None:
 
 
 def test_an_epilogue_in_a_fused_parallel_loop() -> None:
-    shaped = accepted(str(matmul()), TILED + 's.fuse("C.i.o", "C.j.o")\ns.set_kind("C.i.o_o", "parallel")\ns.reverse_compute_at("D", "C.i.o_o")')
+    shaped = accepted(
+        str(matmul()), TILED + 's.fuse("C.i.o", "C.j.o")\ns.set_kind("C.i.o_o", "parallel")\ns.reverse_compute_at("D", "C.i.o_o")'
+    )
     assert "D[C.i.o_o // 3 * 4 + D.i, C.i.o_o % 3 * 4 + D.j]" in shaped
 
 

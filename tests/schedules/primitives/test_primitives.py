@@ -244,7 +244,9 @@ def test_loop_carried_values_keep_their_order() -> None:
     prefix = te.extern(
         ((n, n), "int32"),
         [x],
-        lambda ins, outs: loop("i", n, lambda i: loop("j", n, lambda j: Accumulate(outs[0], (i, j), ins[0][i, j] + outs[0][i, j - 1], add))),
+        lambda ins, outs: loop(
+            "i", n, lambda i: loop("j", n, lambda j: Accumulate(outs[0], (i, j), ins[0][i, j] + outs[0][i, j - 1], add))
+        ),
         "prefix",
     )
     s = Schedule(lower("prefix", [x], [prefix]))

@@ -62,7 +62,8 @@ def test_partial_results_of_symbolic_and_triangular_folds() -> None:
     s = matmul(te.var("n"), 3, te.var("d"))
     s.rfactor("C", "C.k", 4)
     unchanged(s, n=3, d=6)
-    s = Schedule(kernel("""
+    s = Schedule(
+        kernel("""
         kernel k<n{1..}>(x: int64[n, n], y: int64[n]) -> (y) {
           for i in 0..n {
             for k in 0..(i + 1) {
@@ -72,7 +73,8 @@ def test_partial_results_of_symbolic_and_triangular_folds() -> None:
             }
           }
         }
-    """))
+    """)
+    )
     s.rfactor("y", "k", 2)
     unchanged(s, n=5)
     assert list(s.loops) == ["y.p.init.i", "y.p.init.lane", "y.p.i", "y.p.lane", "k.o", "i", "y.lane"]
@@ -80,7 +82,8 @@ def test_partial_results_of_symbolic_and_triangular_folds() -> None:
 
 def test_partial_results_stand_in_the_loop_around_their_nest() -> None:
     """Each iteration of a parallel loop has its own."""
-    s = Schedule(kernel("""
+    s = Schedule(
+        kernel("""
         kernel k(x: int64[4, 3, 5], y: int64[4, 3]) -> (y) {
           parallel b in 0..4 {
             for c in 0..3 {
@@ -93,7 +96,8 @@ def test_partial_results_stand_in_the_loop_around_their_nest() -> None:
             }
           }
         }
-    """))
+    """)
+    )
     s.rfactor("y", "k", 2)
     unchanged(s)
     assert str(s.kernel.body).startswith("parallel b in 0..4 {\n  alloc y.p: int64[4, 3, 2]\n")
@@ -126,7 +130,8 @@ def test_initial_values_in_machine_code() -> None:
 
 
 def test_initial_values_that_are_computed() -> None:
-    s = Schedule(kernel("""
+    s = Schedule(
+        kernel("""
         kernel k(x: int64[4, 5], b: int64[5], y: int64[4, 5]) -> (y) {
           for p in 0..4 {
             for q in 0..5 {
@@ -141,7 +146,8 @@ def test_initial_values_that_are_computed() -> None:
             }
           }
         }
-    """))
+    """)
+    )
     s.decompose_reduction("y", "j")
     assert "y[i, y.init.j] = i + b[y.init.j]" in str(s)
     unchanged(s)
@@ -321,7 +327,12 @@ PROGRAMS = {
         ("outer fold", "rfactor", ("y", "k", 2), "the extent of `i` depends on a reduction loop: k + 1"),
         ("place depends on the fold", "rfactor", ("y", "k", 2), "which elements of `y` are accumulated into depends on the reduction"),
         ("lanes", "rfactor", ("y", "k", 2), "the reduction loop `k` is vectorized already"),
-        ("outer fold", "decompose_reduction", ("y", "i"), "`k`, a reduction loop of `y`, stands around `i`: each iteration would clear the elements again"),
+        (
+            "outer fold",
+            "decompose_reduction",
+            ("y", "i"),
+            "`k`, a reduction loop of `y`, stands around `i`: each iteration would clear the elements again",
+        ),
         ("part of the buffer", "decompose_reduction", ("y", "k"), "reach every element of `y` once"),
         ("not initialised", "decompose_reduction", ("y", "k"), "the loops that initialise `y` do not stand next to `i`"),
         ("read in between", "decompose_reduction", ("y", "k"), "the loops that initialise `y` have been changed already"),

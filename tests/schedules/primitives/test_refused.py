@@ -423,7 +423,11 @@ def test_a_witness(program: str, step: Callable[[Schedule], object], expected: s
         ("matmul", lambda s: [s.vectorize("j"), s.vectorize("i")], "the vectorized loop `j` would stand inside the vectorized loop `i`"),
         ("matmul", lambda s: [s.vectorize("i"), s.parallel("j")], "the parallel loop `j` would stand inside the vectorized loop `i`"),
         ("matmul", lambda s: [s.parallel("i"), s.fuse("i", "j")], "`i` is parallel, `j` is serial"),
-        ("matmul", lambda s: [s.set_kind("i", "thread.x"), s.set_kind("j", "thread.x")], "the thread.x loop `j` would stand inside the thread.x"),
+        (
+            "matmul",
+            lambda s: [s.set_kind("i", "thread.x"), s.set_kind("j", "thread.x")],
+            "the thread.x loop `j` would stand inside the thread.x",
+        ),
         ("sum", lambda s: s.unroll("i"), "the extent of `i` is symbolic: n"),
         ("pairs", lambda s: s.vectorize("i"), "the extent of `i` is symbolic: 2 * n"),
         ("matmul", lambda s: s.set_kind("i", "sideways"), "unknown loop kind"),

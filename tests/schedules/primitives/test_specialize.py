@@ -57,7 +57,14 @@ def test_the_innermost_loop_alone() -> None:
 
 
 def test_twice_and_under_other_steps() -> None:
-    steps = ['s.specialize("i")', 's.specialize("j.e")', 's.set_kind("j", "vectorized")', 's.set_kind("i.e", "unrolled")', 's.set_kind("I", "parallel")', "s.clean()"]
+    steps = [
+        's.specialize("i")',
+        's.specialize("j.e")',
+        's.set_kind("j", "vectorized")',
+        's.set_kind("i.e", "unrolled")',
+        's.set_kind("I", "parallel")',
+        "s.clean()",
+    ]
     for n in (1, 3, 8, 13):
         assert not check(TILES, "\n".join(steps), n=n).refused
         assert not check(TILES, 's.reorder("J", "I")\ns.specialize("I")\ns.reorder("j", "i")\ns.fuse("j", "i")', n=n).refused

@@ -111,7 +111,8 @@ def test_a_mask_goes_to_each_statement() -> None:
 
 def test_a_mask_keeps_threads_apart() -> None:
     """Elements that only another thread's iterations touch are not touched where the condition does not hold."""
-    s = Schedule(kernel("""
+    s = Schedule(
+        kernel("""
         kernel k(x: int64[14], y: int64[16]) -> (y) {
           parallel p in 0..2 {
             for i in 0..6 {
@@ -119,7 +120,8 @@ def test_a_mask_keeps_threads_apart() -> None:
             }
           }
         }
-    """))
+    """)
+    )
     s.split("i", 4, "mask")
     assert isinstance(s.loops["i.i"].body, If)
 
@@ -134,7 +136,8 @@ def test_peeled_tiles_have_no_conditions() -> None:
 
 
 def test_shifted_tiles_may_overlap_under_an_outer_time_loop() -> None:
-    s = Schedule(kernel("""
+    s = Schedule(
+        kernel("""
         kernel k(x: int64[12], y: int64[10]) -> (y) {
           for t in 0..3 {
             for i in 0..10 {
@@ -142,7 +145,8 @@ def test_shifted_tiles_may_overlap_under_an_outer_time_loop() -> None:
             }
           }
         }
-    """))
+    """)
+    )
     s.split("i", 4, "shift_inwards")
     assert "y[i.i + min(6, i.o * 4)]" in str(s)
     unchanged(s)
@@ -239,7 +243,8 @@ def test_refused(program: str, loop: str, tail: str, why: str) -> None:
 
 
 def test_a_while_loop_is_not_run_on_padding() -> None:
-    s = Schedule(kernel("""
+    s = Schedule(
+        kernel("""
         kernel k(x: int64[10], y: int64[10]) -> (y) {
           alloc t: int64[10]
           for i in 0..10 {
@@ -252,7 +257,8 @@ def test_a_while_loop_is_not_run_on_padding() -> None:
             y[j] = t[j]
           }
         }
-    """))
+    """)
+    )
     with pytest.raises(ScheduleError, match="there is a while loop inside `i`, which may not end in additional iterations"):
         s.split("i", 4, "round_up")
     s.split("i", 4, "mask")

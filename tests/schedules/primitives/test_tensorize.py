@@ -141,13 +141,20 @@ def test_any_order_of_the_loops(order: tuple[int, ...]) -> None:
     s.reorder(*(("C.i", "C.j", "C.k.o", "C.k.i")[n] for n in order), reassociate=True)
     s.tensorize(("C.i", "C.j", "C.k.o", "C.k.i")[order[0]], vpdpbusd(2, 1, 2))
     call = next(x for x in walk(s.kernel.body) if isinstance(x, Call))
-    assert {a.name: b.name for a, b in match(call.instruction, call.body).loops.items()} == {"r": "C.i", "j": "C.j", "k": "C.k.o", "g": "C.k.i"}
+    assert {a.name: b.name for a, b in match(call.instruction, call.body).loops.items()} == {
+        "r": "C.i",
+        "j": "C.j",
+        "k": "C.k.o",
+        "g": "C.k.i",
+    }
 
 
 def test_floats_are_added_in_the_order_of_the_meaning() -> None:
     """Two loops fold: nested the other way, the sums would round differently."""
     a, b, acc = Buffer("a", F, (4, 2)), Buffer("b", F, (4, 2, 16)), Buffer("acc", F, (16,))
-    nested = lambda x, y: loop(x[0], x[1], lambda p: loop(y[0], y[1], lambda q: loop("j", 16, lambda j: leaf(*((p, q) if x[0] == "k" else (q, p)), j))))
+    nested = lambda x, y: loop(
+        x[0], x[1], lambda p: loop(y[0], y[1], lambda q: loop("j", 16, lambda j: leaf(*((p, q) if x[0] == "k" else (q, p)), j)))
+    )
     leaf = lambda k, g, j: Accumulate(acc, (j,), a[k, g] * b[k, g, j], SUM)
     kernel = lambda body: Kernel("meaning", (acc, a, b), (acc,), (), body)
     emission = VectorOp("llvm.fma.v16f32", ("a", "b", "acc"), 16)
@@ -231,12 +238,16 @@ def nest(leaf: Callable[[Expr, Expr, Expr], Any], rows: int = 2, columns: int = 
 
 def polynomial() -> Made:
     """Rows of the result overlap: c[i + j]."""
-    s = by_hand(lambda a, b, c: nest(lambda i, j, k: Accumulate(c, (i + j,), a[i, k] * b[k, j], SUM)), ((2, 4), F), ((4, 16), F), ((17,), F))
+    s = by_hand(
+        lambda a, b, c: nest(lambda i, j, k: Accumulate(c, (i + j,), a[i, k] * b[k, j], SUM)), ((2, 4), F), ((4, 16), F), ((17,), F)
+    )
     return s, "k", fma_tile(2, 1, 4)
 
 
 def triangle() -> Made:
-    body = lambda a, b, c: loop("k", 4, lambda k: loop("i", 2, lambda i: loop("j", 16, lambda j: Accumulate(c, (i, j), a[i, k * k] * b[k, j], SUM))))
+    body = lambda a, b, c: loop(
+        "k", 4, lambda k: loop("i", 2, lambda i: loop("j", 16, lambda j: Accumulate(c, (i, j), a[i, k * k] * b[k, j], SUM)))
+    )
     return by_hand(body, ((2, 16), F), ((4, 16), F), ((2, 16), F)), "k", fma_tile(2, 1, 4)
 
 
@@ -351,7 +362,10 @@ def test_what_is_executed_stays_what_it_is() -> None:
     s = plain()
     s.tensorize("C.k", fma_tile(2, 1, 4))
     for step, message in (
-        (lambda: s.split("C.j", 4), r"it would change what `fma_tile\(2, 1, 4, avx512, float32\)` executes: its loops that run more than once"),
+        (
+            lambda: s.split("C.j", 4),
+            r"it would change what `fma_tile\(2, 1, 4, avx512, float32\)` executes: its loops that run more than once",
+        ),
         (lambda: s.vectorize("C.j"), "loop `C.j` is vectorized"),
         (lambda: s.cache_read("A", "C.i", "near"), "inside the loops is not one store"),
         (lambda: s.tensorize("C.k", fma_tile(2, 1, 4)), "loop `C.k` is executed by an instruction already"),

@@ -130,7 +130,10 @@ TABLE: Table = {
     "Mod": lambda ctx: ctx.add(ew.FMOD if ctx.attrs["fmod"] else ew.MOD, ctx.inputs),  # the sign of the dividend, or of the divisor
     "BitShift": lambda ctx: ctx.add(ew.SHIFT_LEFT if ctx.attrs["direction"] == "LEFT" else ew.SHIFT_RIGHT, ctx.inputs),
     "Clip": ((1, lambda ctx: ctx.add(ew.CLIP_CONST, ctx.inputs, low=ctx.attrs.get("min"), high=ctx.attrs.get("max"))), (11, _clip)),
-    "Cast": ((1, forward(ew.CAST, dtype=lambda ctx: _NAMED.get(ctx.attrs["to"].upper(), ctx.attrs["to"].lower()))), (6, forward(ew.CAST, dtype=lambda ctx: ctx.dtype("to")))),
+    "Cast": (
+        (1, forward(ew.CAST, dtype=lambda ctx: _NAMED.get(ctx.attrs["to"].upper(), ctx.attrs["to"].lower()))),
+        (6, forward(ew.CAST, dtype=lambda ctx: ctx.dtype("to"))),
+    ),
     "CastLike": forward(ew.CAST, inputs=1, dtype=lambda ctx: ctx.value(1).dtype),
     "BitCast": forward(ew.BITCAST, dtype=lambda ctx: ctx.dtype("to")),
     "IsInf": forward(ew.ISINF, positive=flag("detect_positive"), negative=flag("detect_negative")),

@@ -108,7 +108,8 @@ def _deform_conv(ctx: Context) -> Value:
 
 
 def _windows(ctx: Context) -> tuple[dict[str, Any], Pads, Pads]:
-    """(attributes of a pooling operator, padding as the node gives it, padding that covers windows which `ceil_mode` lets exceed the end)."""
+    """(attributes of a pooling operator, padding as the node gives it, padding that covers windows which `ceil_mode` lets exceed the
+    end)."""
     x = ctx.value(0)
     if (rank := len(x.shape) - 2) < 1:
         raise ctx.invalid(f"the input has {len(x.shape)} dimensions")
