@@ -24,7 +24,7 @@ h1 { font-size: 1.5em } h2 { font-size: 1.2em; margin-top: 2.2em } h3 { font-siz
 table { border-collapse: collapse; width: 100% } td, th { padding: .25em .7em; text-align: left; border-bottom: 1px solid #e3e8ee }
 td.n, th.n { text-align: right; font-variant-numeric: tabular-nums } td.name { font-family: monospace; overflow-wrap: anywhere }
 pre { background: #f5f7fa; padding: .8em; overflow-x: auto; font-size: 12px } svg { margin: .3em 1em .3em 0 }
-.kept { color: #14733d } .back { color: #a33b12 } .dim { color: #68798c } 
+.kept { color: #14733d } .back { color: #a33b12 } .dim { color: #68798c }
 figure { display: inline-block; margin: 0 } figcaption { font-size: 12px }
 """
 

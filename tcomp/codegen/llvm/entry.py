@@ -1,8 +1,8 @@
-"""The entry functions of a model, on a CPU. `emit_program` makes of a `Program`
+"""The entry functions of a model, on a CPU, that `emit_program` makes of a `Program`:
 
-i32  tcomp_run(ptr call)                        call: {inputs, outputs, weights, workspace, dims, pool}, six pointers
-i32  tcomp_run_profiled(ptr call, ptr ticks)    the same; adds the clock ticks of call n (see `calls`) to ticks[n]
-void tcomp_plan(ptr dims, ptr sizes)            sizes[0] = bytes of workspace, then all output extents
+- `i32 tcomp_run(ptr call)`; call: {inputs, outputs, weights, workspace, dims, pool}, six pointers
+- `i32 tcomp_run_profiled(ptr call, ptr ticks)`: the same; adds the clock ticks of call n (see `calls`) to ticks[n]
+- `void tcomp_plan(ptr dims, ptr sizes)`: sizes[0] = bytes of workspace, then all output extents
 """
 
 from __future__ import annotations
