@@ -52,8 +52,8 @@ def measure(target: CpuTarget) -> Core:
     sizes = {"l1": target.l1 // 2, "l2": target.l2 // 2, "l3": min(target.l3 // 2, 8 * target.l2)}
     rates: dict[str, Any] = {f"{level}_bandwidth": bandwidth(target, size) / (ghz * 1e9) for level, size in sizes.items()}
     large = min(_LARGEST, max(2 * target.l3, 32 * target.l2))
-    one, together = (bandwidth(target, large, threads) / 1e9 for threads in (1, target.cores))
-    return replace(core, ghz=ghz, **rates, memory_bandwidth=one, total_memory_bandwidth=max(one, together))
+    one, *more = (bandwidth(target, large, threads) / 1e9 for threads in sorted({1, target.cores}))
+    return replace(core, ghz=ghz, **rates, memory_bandwidth=one, total_memory_bandwidth=max((one, *more)))
 
 
 def peak_flops(target: CpuTarget, seconds: float = 0.002) -> float:

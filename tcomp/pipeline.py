@@ -10,7 +10,6 @@ package    code, weights and manifest -> artifact
 
 from __future__ import annotations
 
-import os
 import tempfile
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import nullcontext
@@ -35,12 +34,10 @@ from tcomp.runtime import Artifact, read_artifact, write_artifact
 from tcomp.schedules.knobs import Decisions, Knobs
 
 if TYPE_CHECKING:
-    import onnx
+    from tcomp.frontends.onnx.importer import Source
 
 
-def compile_model(
-    model: str | os.PathLike[str] | bytes | onnx.ModelProto, options: CompileOptions | None = None
-) -> tuple[Artifact, Report]:
+def compile_model(model: Source, options: CompileOptions | None = None) -> tuple[Artifact, Report]:
     """ONNX model -> artifact, and what happened. Raises as `tcomp.compile`."""
     options, report = options or CompileOptions(), Report()
     with report.timed("import"):
@@ -48,7 +45,7 @@ def compile_model(
     return compile_graph(graph, options, report), report
 
 
-def import_graph(model: str | os.PathLike[str] | bytes | onnx.ModelProto, options: CompileOptions) -> Graph:
+def import_graph(model: Source, options: CompileOptions) -> Graph:
     """ONNX model -> graph, with the shapes, dims and values of the options."""
     from tcomp.frontends.onnx import import_model  # a fifth of what the compiler takes to load, and nothing that `tcomp.build` needs
 

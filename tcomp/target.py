@@ -244,11 +244,13 @@ def _processor() -> tuple[str, list[str]]:
 
         return llvm.get_host_cpu_name(), sorted(name for name, on in llvm.get_host_cpu_features().items() if on)
 
+    described: list[str] = []
     with suppress(OSError):
-        if described := sorted(set(_DESCRIPTION.findall(Path("/proc/cpuinfo").read_text(encoding="utf-8", errors="replace")))):
-            cpu, features = cache.recall("processors", cache.name(llvmlite.__version__, platform.machine(), *described), asked)
-            return cpu, features
-    return asked()
+        described = sorted(set(_DESCRIPTION.findall(Path("/proc/cpuinfo").read_text(encoding="utf-8", errors="replace"))))
+    if not described:
+        return asked()
+    cpu, features = cache.recall("processors", cache.name(llvmlite.__version__, platform.machine(), *described), asked)
+    return cpu, features
 
 
 def capability(arch: str) -> tuple[int, bool]:

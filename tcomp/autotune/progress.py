@@ -135,7 +135,7 @@ class TimePlan:
         self.deadline = start + self.budget  # when the budget is spent
         least, most = _COMPARISON_SECONDS
         self.comparison = min(max(_COMPARISON * (BUDGET if budget is None else budget), least), most)
-        self.winners = 0  # kernels that have one
+        self.kernels: Sequence[TaskStatus] = ()  # that may have a winner
         self.loading = 1.0  # seconds of a comparison beyond those of its runs, for processes to start and models to load
         self._building, self._built = 0.0, 0  # seconds, in which so many candidates were built
 
@@ -156,7 +156,7 @@ class TimePlan:
 
     @property
     def _comparison_seconds(self) -> float:
-        return (self.winners + 1) * self._building / max(self._built, 1) + self.comparison + self.loading
+        return (sum(k.gain < 1 for k in self.kernels) + 1) * self._building / max(self._built, 1) + self.comparison + self.loading
 
     def built(self, candidates: int, seconds: float, process_start: bool) -> None:
         """So many candidates were built; the time of the first ones is that of `process_start`, if that is part of it."""

@@ -163,6 +163,7 @@ class _TuningRun:
         self.target = Target.parse(str(self.session.options["target"]))
         self.environment = environment(self.target)
         self.limit = self.session.options["trials"]
+        self.plan.kernels = self.kernels
 
     def run(self, workers: int | None, cluster: str | None) -> Result:
         interrupted, c = True, Confirmation()
@@ -238,7 +239,6 @@ class _TuningRun:
             for record in self.entries.records(task.key):
                 kernel.learn(record)
             kernel.earlier = len(kernel.records)
-        self.plan.winners = sum(k.gain < 1 for k in self.kernels)
         self.show()
         with self.clock.phase("measure"):
             begin = time.monotonic()
@@ -348,7 +348,6 @@ class _TuningRun:
         if cost is not None and predicted is not None:
             self.errors.append(abs(log(predicted / cost)))
         kernel.learn(self.record(kernel.task, decisions, measurement, cost, predicted))
-        self.plan.winners = sum(k.gain < 1 for k in self.kernels)
         self.show()
 
     def confirm(self) -> Confirmation:

@@ -52,9 +52,10 @@ class GraphOptions:
 class CostModel:
     """How long kernels take on a target.
 
-    estimate: (kernel, values of symbolic dims) -> the modelled time, scheduled or not; raises `IRError` if a dim has no value bound:
-    (kernel, values of symbolic dims) -> the least seconds that it takes, by the roofline; raises likewise roof: what the target can do at
-    most counts, seconds: the counts and the parts of the time in an `Estimate` that the learned cost model is told, in order
+    estimate: (kernel, values of symbolic dims) -> the modelled time, scheduled or not; raises `IRError` if a dim has no value
+    bound: (kernel, values of symbolic dims) -> the least seconds that it takes, by the roofline; raises likewise
+    roof: what the target can do at most
+    counts, seconds: the counts and the parts of the time in an `Estimate` that the learned cost model is told, in order
     """
 
     estimate: Callable[[Kernel, Mapping[Expr, int]], Estimate]

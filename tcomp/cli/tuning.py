@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 from inspect import signature
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -274,8 +274,11 @@ def merge(
     """Enter the records of other databases."""
     for path in others:
         opt.check_file(path)
-    with _opened(database, create=True) as entries, ExitStack() as opened:
-        new = sum(entries.merge(opened.enter_context(_opened(path))) for path in others)
+    new = 0
+    with _opened(database, create=True) as entries:
+        for path in others:
+            with _opened(path) as other:
+                new += entries.merge(other)
     _tell(f"{database} is up to date", new, as_json)
 
 

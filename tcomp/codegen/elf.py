@@ -399,15 +399,15 @@ def _stub_aarch64(address: int, slot: int) -> bytes:
 
 _NONE, _PC32, _PC64, _BRANCH = map(_Patch, ("none", "distance32", "distance64", "branch26"))
 _X86_64_PATCHES = {
-    **{0: _NONE, 2: _PC32, 4: _PC32, 24: _PC64},  # NONE, PC32, PLT32, PC64
+    0: _NONE, 2: _PC32, 4: _PC32, 24: _PC64,  # NONE, PC32, PLT32, PC64
     **dict.fromkeys((9, 41, 42), _Patch("distance32", got=True)),  # GOTPCREL, GOTPCRELX, REX_GOTPCRELX
-}
+}  # fmt: skip
 _AARCH64_PATCHES = {
-    **{0: _NONE, 256: _NONE, 261: _PC32, 314: _PC32, 260: _PC64},  # NONE, PREL32, PLT32, PREL64
-    **{282: _BRANCH, 283: _BRANCH, 275: _Patch("page"), 311: _Patch("page", got=True)},  # JUMP26, CALL26, ADR_PREL_PG_HI21, ADR_GOT_PAGE
+    0: _NONE, 256: _NONE, 261: _PC32, 314: _PC32, 260: _PC64,  # NONE, PREL32, PLT32, PREL64
+    282: _BRANCH, 283: _BRANCH, 275: _Patch("page"), 311: _Patch("page", got=True),  # JUMP26, CALL26, ADR_PREL_PG_HI21, ADR_GOT_PAGE
     **{kind: _Patch("low12", shift=n) for kind, n in ((277, 0), (278, 0), (284, 1), (285, 2), (286, 3), (299, 4))},  # ADD, LDST8 to LDST128
     312: _Patch("low12", got=True, shift=3),  # LD64_GOT_LO12_NC
-}
+}  # fmt: skip
 _MACHINES = {
     62: _Machine(0x1000, 1, 8, 6, 8, lambda at, slot: b"\xff\x25" + struct.pack("<i", slot - at - 6) + b"\xcc\xcc", _X86_64_PATCHES),
     183: _Machine(0x10000, 257, 1027, 1025, 16, _stub_aarch64, _AARCH64_PATCHES),

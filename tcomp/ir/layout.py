@@ -72,8 +72,7 @@ class Layout:
 
     def shape(self, logical: Sequence[Dim]) -> tuple[Dim, ...]:
         """Physical extents, padding included."""
-        whole = [(as_expr(logical[p.axis]) + (p.div - 1)) // p.div + (p.before + p.after) for p in self.pieces]
-        return tuple(as_dim(n) if p.mod is None else p.mod for n, p in zip(whole, self.pieces, strict=True))
+        return tuple(as_dim(p.mod or (as_expr(logical[p.axis]) + (p.div - 1)) // p.div + (p.before + p.after)) for p in self.pieces)
 
     def logical(self, physical: Sequence[ExprLike]) -> tuple[Expr, ...]:
         """The logical indices stored at physical indices (>= the logical extent inside padding)."""

@@ -139,7 +139,8 @@ def refs(step: Step) -> tuple[Ref, ...]:
 
 
 def size_data(d: Dim, names: Mapping[Expr, Any], where: str) -> Any:
-    """A size as JSON: a number, what `names` says of a variable, or [operator, size, size]. Raises `CodegenError` for any other."""
+    """A size as JSON, which `runtime.plan` computes: a number, what `names` says of a variable, or [operator, size, size]. Raises
+    `CodegenError` for any other."""
     e = as_expr(d)
     if e in names:
         return names[e]

@@ -36,7 +36,7 @@ def simplify(e: Dim) -> Expr:
 
 def prove(condition: Expr) -> bool:
     """True if `condition` holds for all values of its variables; False means "not known"."""
-    return simplify(condition) is const(True, "bool")
+    return (result := simplify(condition)).op == "const" and bool(result.attr)
 
 
 def difference(a: Dim, b: Dim) -> Expr:
@@ -111,11 +111,12 @@ def from_linear(terms: Linear) -> Expr:
     terms = _joined(terms)
     result: Expr | None = None
     for monomial, c in sorted(terms.items(), key=lambda item: (not item[0], item[1] < 0, tuple(map(_order, item[0])))):
-        product = reduce(mul, monomial, const(1))
+        product = reduce(mul, monomial or (const(1),))
+        magnitude = product if abs(c) == 1 else product * abs(c)
         if result is None:
-            result = product * c
+            result = magnitude if c > 0 else product * c
         else:
-            result = result + product * c if c > 0 else result - product * -c
+            result = result + magnitude if c > 0 else result - magnitude
     return const(0) if result is None else result
 
 

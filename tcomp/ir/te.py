@@ -188,7 +188,9 @@ abs, floor, ceil, round, trunc, isnan, isinf = map(_function, ("abs", "floor", "
 sqrt, exp, log, tanh, erf = map(_function, ("sqrt", "exp", "log", "tanh", "erf"))
 sin, cos, tan, asin, acos, atan = map(_function, ("sin", "cos", "tan", "asin", "acos", "atan"))
 sinh, cosh, asinh, acosh, atanh = map(_function, ("sinh", "cosh", "asinh", "acosh", "atanh"))
-var, equal, not_equal, minimum, maximum, all_of = E.dim, E.equal, E.not_equal, E.minimum, E.maximum, E.all_of
+equal, not_equal, minimum, maximum, all_of = E.equal, E.not_equal, E.minimum, E.maximum, E.all_of
+var = E.dim
+"""A symbolic size with an inclusive range, to be used in shapes."""
 power = E.binary_function("pow", "x ** y.")
 truncdiv = E.binary_function("truncdiv", "Integer division rounding towards zero.")
 truncmod = E.binary_function("truncmod", "Remainder with the sign of the dividend.")

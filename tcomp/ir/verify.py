@@ -221,7 +221,7 @@ class _Loops:
         for node in E.walk(e):
             if node.op == "var":
                 free = node in self.scalars if self.scalars is not None else node.attr.extent is None
-                require(free or node in bound, "the variable `{}` is not bound", node.name, why="it is no scalar, and no loop binds it")
+                require(free or node in bound, "the variable `{}` is not bound", node.name, why="it is no scalar, no loop around binds it")
             elif node.op == "read":
                 require(node.attr in self.buffers, "`{}` is read outside of its scope", node.attr.name, why=_NOT_HERE)
             require(node.op != "reduce", "a loop program contains a reduction", hint="lower it to a loop with Accumulate")

@@ -349,9 +349,11 @@ def _spaced(v: Value, layout: Layout | None, halo: Widths, summed: Collection[in
 
 def _memory_order(body: Graph, summed: frozenset[int]) -> Layout | None:
     """For a result that is summed along the axis whose elements are neighbours in the largest input: that axis at the end."""
+    if not summed:
+        return None
     inputs, values = _value_tensors(body)
     t, given = values[body.outputs[0]], {x: v.layout for x, v in zip(inputs, body.inputs, strict=True)}
-    flat = inlined(t) if summed else None
+    flat = inlined(t)
     largest = None if flat is None or _reductions(flat) else max(E.reads(flat), key=_bytes, default=None)
     if largest is None or given.get(largest.attr) is not None:
         return None

@@ -67,7 +67,7 @@ def affine_chain(node: Node, rewriter: Rewriter) -> Replacement:
     if not (np.isfinite(chain.scale).all() and np.isfinite(chain.shift).all()):
         return "a factor or an offset is not finite"
     producer = rewriter.producer(chain.source)
-    body = structure.body_of(producer) if producer is None or _affine(producer, rewriter) is None else None
+    body = structure.body_of(producer) if producer is not None and _affine(producer, rewriter) is None else None
     absorbed = None if producer is None or body is None else _absorbed(producer, body, chain, rewriter)
     left = chain.scales + chain.shifts
     if absorbed is not None and not isinstance(absorbed, str) or not (left < chain.nodes or (chain.nodes == 1 and left < chain.operations)):
@@ -89,8 +89,9 @@ def _composed(first: _Affine, then: _Affine) -> _Affine | None:
 
 def _affine(node: Node, rewriter: Rewriter) -> _Affine | None:
     source, *others = {v for v in node.inputs if v is not None and v not in rewriter.constants} or (None,)
-    body = structure.body_of(node) if source is not None and not others else None
-    if source is None or body is None or source.dtype != node.outputs[0].dtype or source.dtype not in ("float32", "float64"):
+    floats = source is not None and not others and source.dtype in ("float32", "float64")
+    body = structure.body_of(node) if floats else None
+    if source is None or body is None or source.dtype != node.outputs[0].dtype:
         return None
     if (parts := structure.affine(body, source)) is None:
         return None

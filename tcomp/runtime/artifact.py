@@ -129,8 +129,10 @@ def read_artifact(source: Source) -> Artifact:
 class Artifact:
     """An artifact in memory.
 
-    image: memoryview of the whole file manifest: Manifest code: bytes, the ELF shared object, verified weights: read-only uint8 array over
-    the weights section, aligned to 64 bytes, not verified until `verify` is called
+    image: memoryview of the whole file
+    manifest: Manifest
+    code: bytes, the ELF shared object, verified
+    weights: read-only uint8 array over the weights section, aligned to 64 bytes, not verified until `verify` is called
     """
 
     def __init__(self, image: Bytes, where: str) -> None:

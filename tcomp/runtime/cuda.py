@@ -67,9 +67,9 @@ class CudaModule(LoadedModel):
                 self._plan.execute(self._device, self._functions, session.dims, session.places, watch)
                 calls.append((-1, mark()))
                 self._device.synchronize()
-            for (number, start), (_, end) in pairwise(calls):
+            for (number, start), (_, end) in pairwise([(number, moment()) for number, moment in calls]):
                 if number >= 0:
-                    totals[number] += end() - start()
+                    totals[number] += end - start
         return [(name, total / runs) for name, total in zip(self._plan.labels, totals, strict=True)]
 
     def replays(self, inputs: Mapping[str, object], runs: int = 20) -> list[float]:

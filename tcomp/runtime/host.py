@@ -85,8 +85,14 @@ def default_threads() -> int:
 
 def physical_cores() -> int:
     """Distinct cores that this process may use: two SMT siblings share the vector units that generated code keeps busy."""
-    siblings = {str(cpu): Path(f"/sys/devices/system/cpu/cpu{cpu}/topology/thread_siblings_list") for cpu in os.sched_getaffinity(0)}
-    return len({path.read_text().strip() if path.exists() else cpu for cpu, path in siblings.items()})
+    return len(set(map(core_of, os.sched_getaffinity(0))))
+
+
+def core_of(cpu: int, root: Path = Path("/sys/devices/system/cpu")) -> str:
+    """A text that is the same for all logical processors of one core. `root` is where the kernel describes them."""
+    with suppress(OSError):
+        return (root / f"cpu{cpu}/topology/thread_siblings_list").read_text().strip()
+    return str(cpu)
 
 
 def cpu_quota(root: Path = Path("/")) -> float | None:

@@ -40,8 +40,10 @@ class KernelFacts:
 class LoadedModel(ABC):
     """A compiled model that can be run: a `Module` on CPUs, a `CudaModule` on a GPU.
 
-    artifact: Artifact, what was loaded manifest: Manifest, what the artifact says of itself inputs, outputs: tuples of TensorSpec, in the
-    order of the graph threads: int, those of this machine that run the model
+    artifact: Artifact, what was loaded
+    manifest: Manifest, what the artifact says of itself
+    inputs, outputs: tuples of TensorSpec, in the order of the graph
+    threads: int, those of this machine that run the model
     """
 
     threads: int
@@ -164,7 +166,7 @@ def admit(value: object, spec: TensorSpec, dtype: np.dtype[Any]) -> Array:
     DLPack or `__array__`) must have the right element type and are copied only if they are not contiguous or not aligned. Python numbers
     and nested lists of them are converted if every value survives: integers exactly, floats up to rounding but not to infinity. Raises
     InputError naming the input."""
-    if isinstance(value, bool | int | float | complex | list | tuple) and not isinstance(value, np.generic):
+    if not isinstance(value, np.ndarray | np.generic) and isinstance(value, bool | int | float | complex | list | tuple):
         return _convert(value, spec, dtype)
     array: Array = np.asarray(value) if isinstance(value, np.ndarray | np.generic) else _import(value, spec)
     if array.dtype != dtype:

@@ -11,7 +11,7 @@ import time
 import weakref
 from _ctypes import dlclose
 from collections.abc import Callable, Mapping
-from contextlib import nullcontext, suppress
+from contextlib import suppress
 from dataclasses import dataclass, field
 from itertools import islice
 from math import prod
@@ -109,10 +109,14 @@ class Module(LoadedModel):
 
         pid = os.getpid()
         process = self._processes.get(pid) or self._processes.setdefault(pid, _Process())
-        with nullcontext() if self.threads == 1 else process.lock:
-            if self.threads > 1 and process.pool is None and self._code.pool_create is not None:
-                process.pool = self._code.pool_create(self.threads, None)
-            error, dims = self._call(process, plan, values, outputs, run or self._code.run)
+        run = run or self._code.run
+        if self.threads == 1:
+            error, dims = self._call(process, plan, values, outputs, run)
+        else:
+            with process.lock:
+                if process.pool is None and self._code.pool_create is not None:
+                    process.pool = self._code.pool_create(self.threads, None)
+                error, dims = self._call(process, plan, values, outputs, run)
         if error:
             messages = self.manifest.errors
             raise InputError(f"the model stopped: {messages[error - 1] if 1 <= error <= len(messages) else f'unknown error {error}'}")

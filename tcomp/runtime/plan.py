@@ -7,6 +7,7 @@ small expressions over the artifact's dims, evaluated here; whatever is malforme
 from __future__ import annotations
 
 import base64
+import reprlib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -67,8 +68,11 @@ class KernelCode:
 class Plan:
     """Steps over the memories of a run.
 
-    kernels: their code by name workspace: Size, its bytes outputs: the shapes of the outputs, as Sizes labels: those of the calls, each in
-    the text of the plan once branches: whether what is launched depends on values that the model computes
+    kernels: their code by name
+    workspace: Size, its bytes
+    outputs: the shapes of the outputs, as Sizes
+    labels: those of the calls, each in the text of the plan once
+    branches: whether what is launched depends on values that the model computes
     """
 
     def __init__(self, code: bytes, dims: int, inputs: int, outputs: int) -> None:
@@ -182,7 +186,7 @@ class Plan:
                 case [str(memory), int(number), offset] if type(number) is int and 0 <= number < self._memories.get(memory, 0):
                     _check_size(offset, names, where)
                 case _:
-                    refuse(where, f"[memory, index, offset] of a memory that the model has, not {place!r:.200}")
+                    refuse(where, f"[memory, index, offset] of a memory that the model has, not {reprlib.repr(place)}")
         for size in sizes:
             _check_size(size, names, where)
         return s
@@ -215,13 +219,13 @@ def _check_size(size: Any, names: Names, where: Where, depth: int = 0) -> None:
     match size:
         case int() if type(size) is int and abs(size) <= LIMIT:
             return
-        case [str(operator), left, right] if operator in _OPERATORS and depth < MAX_DEPTH:
+        case [str(operator), left, right] if operator in _OPERATORS and depth <= MAX_DEPTH:
             _check_size(left, names, where, depth + 1)
             _check_size(right, names, where, depth + 1)
         case [str(kind), int() | str() as name] if name in names.get(kind, ()):
             return
         case _:
-            refuse(where, f"a size over known dims: a number, [dim, n], or [operator, size, size], not {size!r:.200}")
+            refuse(where, f"a size over known dims: a number, [dim, n], or [operator, size, size], not {reprlib.repr(size)}")
 
 
 def _kernel(entry: Any, name: str) -> KernelCode:

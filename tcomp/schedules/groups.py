@@ -1,4 +1,4 @@
-"""What default schedules have in common for all targets: a kernel is cut into groups, and each group is scheduled or left as it is."""
+"""How default schedules of all targets cut a kernel into groups: each result with the temporaries that only it reads."""
 
 from __future__ import annotations
 

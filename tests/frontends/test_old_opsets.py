@@ -150,6 +150,8 @@ def test_top_k_by_attribute():
 
 def test_tiles_along_one_axis():
     np.testing.assert_array_equal(run("Tile", X, np.array(2, F), np.array(1, F), opset=1, constants=(1, 2)), np.tile(X, (1, 2, 1)))
+    with pytest.raises(ImportModelError, match="axis 0"):
+        run("Tile", np.array(1, F), np.array(2, F), np.array(0, F), opset=1, constants=(1, 2))
 
 
 def test_constant_gather_is_a_slice():

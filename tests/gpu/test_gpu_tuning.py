@@ -13,7 +13,7 @@ import pytest
 
 import tcomp
 from tcomp.api import with_records
-from tcomp.autotune import tuner
+from tcomp.autotune import progress
 from tcomp.autotune.database.entries import Verdict
 from tcomp.autotune.database.store import Database
 from tcomp.autotune.measurement import ab_comparison, builder, worker, worker_gpu
@@ -49,7 +49,7 @@ def played(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeCupy
     monkeypatch.syspath_prepend(folder)
     monkeypatch.setenv("TCOMP_CACHE", str(tmp_path / "cache"))
     monkeypatch.setitem(sys.modules, "cupy", fake := FakeCupy())
-    monkeypatch.setattr(tuner, "_COMPARISON_SECONDS", (0.1, 0.1))  # as short as can be
+    monkeypatch.setattr(progress, "_COMPARISON_SECONDS", (0.1, 0.1))  # as short as can be
     worker_gpu._cupy_device.cache_clear()
     with text_as_code():
         yield fake

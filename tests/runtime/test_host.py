@@ -96,3 +96,9 @@ def test_feature_names_of_llvm_and_of_the_kernel(monkeypatch: pytest.MonkeyPatch
 def test_this_machine_has_features() -> None:
     assert len(host._cpu_flags()) > 3
     host.check_target(TRIPLE, ())
+
+
+def test_a_processor_whose_topology_cannot_be_read_is_a_core(tmp_path: Path) -> None:
+    (tmp_path / "cpu0/topology/thread_siblings_list").mkdir(parents=True)  # an OSError to read
+    write(tmp_path, {f"cpu{n}/topology/thread_siblings_list": "1,3\n" for n in (1, 3)})
+    assert [host.core_of(n, tmp_path) for n in range(4)] == ["0", "1,3", "2", "1,3"]

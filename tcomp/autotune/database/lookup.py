@@ -65,7 +65,9 @@ def recorded(path: str | os.PathLike[str], target: Target | Backend, threads: in
 
     def find(task: Task) -> Chosen:
         unsized, note = replace(task, dims=()), ""
-        if unsized not in choices and (tuned := sorted(t.threads for t in choices if replace(t, threads=count) == unsized)):
+        if unsized not in choices and (
+            tuned := sorted(t.threads for t in choices if t.text == task.text and replace(t, threads=count) == unsized)
+        ):
             note = f"the default schedule is used, since records are for {', '.join(map(str, tuned))} threads, not for {count}"
         return Chosen(choices.get(unsized, {}), note)
 

@@ -20,6 +20,7 @@ from tcomp.autotune.measurement.results import LIMITS, Limits, Measurement, Outc
 from tcomp.autotune.measurement.worker_process import Answer, WorkerProcess, reason_of
 from tcomp.autotune.tasks import Task, instantiate
 from tcomp.errors import InputError, ScheduleError
+from tcomp.runtime.host import core_of
 from tcomp.schedules.knobs import Decisions, encode
 from tcomp.target import Target
 
@@ -99,9 +100,10 @@ class Measurer(AbstractContextManager["Measurer"]):
         """The candidates of some decisions, in order; a record where there is none. Raises nothing on account of a candidate."""
         if is_local(task):
             return summarize_here(task, wanted)
-        answers = self._ask({_key(task, decisions): summary_request(task, decisions) for decisions in wanted})
+        keys = [_key(task, decisions) for decisions in wanted]
+        answers = self._ask({key: summary_request(task, decisions) for key, decisions in zip(keys, wanted, strict=True)})
         found: list[CandidateSummary | Measurement] = []
-        for builder, answer in (answers[_key(task, decisions)] for decisions in wanted):
+        for builder, answer in map(answers.__getitem__, keys):
             if answer["status"] == Outcome.OK:
                 found.append(summary := CandidateSummary.from_json(answer["summary"]))
                 self._maker[_key(task, summary.decisions)] = builder
@@ -270,12 +272,6 @@ def _failed(error: Exception) -> Answer:
 
 def cores(threads: int, root: Path = Path("/sys/devices/system/cpu")) -> list[int]:
     """As many processors as threads, of different cores where there are enough; all that this process may use if it may use fewer."""
-
-    def core(cpu: int) -> str:
-        with suppress(OSError):
-            return (root / f"cpu{cpu}/topology/thread_siblings_list").read_text()
-        return str(cpu)
-
     usable = sorted(os.sched_getaffinity(0))
-    first = {core(cpu): cpu for cpu in usable}.values()  # the last of each core, as the first ones have more interrupts to handle
+    first = {core_of(cpu, root): cpu for cpu in usable}.values()  # the last of each core, as the first ones have more interrupts to handle
     return sorted(sorted(usable, key=lambda cpu: (cpu not in first, -cpu))[:threads])

@@ -20,7 +20,7 @@ from tcomp.codegen.cuda.function import FunctionBuilder
 from tcomp.codegen.cuda.math import MEMORY, REGISTER, helper_texts
 from tcomp.codegen.cuda.warp_instructions import WarpInstructions
 from tcomp.ir import expr as E, loops as L
-from tcomp.ir.access import accesses, by_buffer
+from tcomp.ir.access import accesses
 from tcomp.ir.dtypes import itemsize
 from tcomp.ir.expr import INDEX, Dim, Expr, as_expr
 from tcomp.ir.instruction import CopyOp
@@ -221,7 +221,7 @@ class Function(FunctionBuilder):
         """The dimensions of a register buffer that a thread has to itself: all but those that are indexed by its number or digits of it."""
         numbered: dict[int, Expr] | None = None
         within_warp = self.warps.lanes if buffer in self.warps.distributions else set()
-        for a in by_buffer(accesses(body)).get(buffer, ()):
+        for a in (a for a in accesses(body) if a.buffer is buffer):
             threads = {x.var: E.var(x.kind) for x in a.loops if is_thread_loop(x)}
             own = {d: threads[i] for d, i in enumerate(a.indices) if i in threads}
             for v in (v for v in threads if v not in within_warp and v not in a.indices):

@@ -45,7 +45,8 @@ def literal(value: Any, dtype: str, native_half: bool) -> str:
     if not is_float(dtype):
         return str(value)
     with np.errstate(over="ignore"):
-        rounded = np.asarray(value, np.float64).astype(to_numpy(dtype))
+        # All NaNs are one constant of the IR, so that they have one text, whichever came first.
+        rounded = np.asarray(math.nan if math.isnan(value) else value, np.float64).astype(to_numpy(dtype))
     if itemsize(dtype) == 2:
         bits = int(rounded.view(np.uint16))
         return f"0xH{bits:04X}" if dtype == "float16" and native_half else str(bits)
@@ -121,10 +122,9 @@ class Builder:
         """The error that the kernel cannot be compiled, at `where` in it."""
         return CodegenError(what, where=f"{self.module.name}: {where}" if where else self.module.name, why=why, hint=hint)
 
-    def line(self, text: str) -> str:
-        """Add an instruction without a result; returns no name."""
+    def line(self, text: str) -> None:
+        """Add an instruction without a result."""
         self.lines.append("  " + text)
-        return ""
 
     def op(self, text: str) -> str:
         """Add an instruction; returns its result."""
@@ -164,7 +164,10 @@ class Builder:
         name = f"@llvm.{intrinsic}.{'.'.join(map(_mangled, suffix or (result,)))}"
         self.module.declarations.setdefault(name, f"declare {result} {name}({', '.join(t for t, _ in args)})")
         text = f"call {flags}{result} {name}({', '.join(f'{t} {ref}' for t, ref in args)})"
-        return self.op(text) if result != "void" else self.line(text)
+        if result != "void":
+            return self.op(text)
+        self.line(text)
+        return ""
 
     @contextmanager
     def scope(self) -> Iterator[None]:

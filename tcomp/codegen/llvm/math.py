@@ -251,7 +251,7 @@ class _Float:
         return x * low * high
 
     def exp(self, x: Expr, shift: int = 0) -> Expr:
-        """2**shift * exp(x), where shift is 0 or -1."""
+        """2**shift * exp(x), where shift is 0, or of float64 also -1."""
         single = self.dtype == "float32"
         steps, limit, high, low = (
             (150, 89.0, -0.693359375, 2.12194440e-4) if single else (1075, 711.0, -0.693145751953125, -1.42860682030941723212e-6)

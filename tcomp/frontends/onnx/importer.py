@@ -446,7 +446,7 @@ def _resolved(node: NodeProto, caller: Mapping[str, AttributeProto]) -> dict[str
     """The node's attributes, references to attributes of the function around it replaced by their values."""
     result = {attr.name: attr for attr in node.attribute if not attr.ref_attr_name}
     for attr in node.attribute:
-        if attr.ref_attr_name in caller:
+        if attr.ref_attr_name and attr.ref_attr_name in caller:
             result[attr.name] = deepcopy(caller[attr.ref_attr_name])
             result[attr.name].name = attr.name
     return result

@@ -265,6 +265,8 @@ class Evaluator:
             a, b = (array.reshape((1,) * (len(order) - array.ndim) + array.shape) for array, _ in values)
             slabs.append(_product(a, b, len(outer), e.dtype))
         total = slabs[0] if len(slabs) == 1 else np.concatenate(slabs, axis=order.index(longest))
+        if all(len(pieces) == 1 for pieces in parts.values()):
+            return total  # its size is 1 along an axis on which it does not depend
         return np.broadcast_to(total, [ranges[v][1] for v in outer]).reshape([size for _, _, size in grid.axes.values()])
 
     def _factors(self, e: Expr, ranges: Mapping[Expr, Range]) -> tuple[Expr | None, list[Expr]]:

@@ -101,8 +101,8 @@ def operators(statement: Store | Accumulate, cases: Mapping[Expr, int] | None = 
         if cost is not None and not (cases is not None and _of_place(e)):
             yield e, cost
     if isinstance(statement, Accumulate):
-        combined = [cost for e in _evaluated(statement.reducer.combine, {}) if (cost := cost_of(e)) is not None]
-        combined = [Cost("fma", 2, max(32, BITS[value.dtype]) / 32)] if fused else combined
+        fma = Cost("fma", 2, max(32, BITS[value.dtype]) / 32)
+        combined = [fma] if fused else [c for e in _evaluated(statement.reducer.combine, {}) if (c := cost_of(e)) is not None]
         yield from ((value, cost) for cost in combined * prod((cases or {}).values()))
 
 

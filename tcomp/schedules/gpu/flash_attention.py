@@ -114,7 +114,8 @@ def schedule(s: Schedule, found: SoftmaxProduct, target: CudaTarget, knobs: Knob
             s.relayout(name, tensor_cores.fragment_layout(tiles.scores, products.rank + 1))
         else:
             hold_in_registers(s, name, tiles.scores, 1)
-    if products.scores is not None and found.scores is not None:
+    if products.scores is not None:
+        assert found.scores is not None
         step, slices = multiply_in_slices(s, found.scores, products.scores, tiles.scores, 1)
         _pipeline(s, step, slices, target)
     _, (_, copied) = multiply_in_slices(s, acc, product, tiles.sums, width, owner=tiles.scores)

@@ -244,7 +244,7 @@ def partition(kernel: L.Kernel, loop: Loop, point: Size) -> tuple[L.Kernel, str,
     """
     target = find_loop(kernel, loop)
     if isinstance(point, str):
-        point = _parsed_size(kernel, point)
+        point = _parsed_size(kernel, loop, point)
     _check_extents_fixed(target)
     around = {x.var for x in editing.enclosing(kernel, target)}
     for v in E.variables(as_expr(point)):
@@ -254,7 +254,7 @@ def partition(kernel: L.Kernel, loop: Loop, point: Size) -> tuple[L.Kernel, str,
     return _parted(kernel, target, point)
 
 
-def _parsed_size(kernel: L.Kernel, text: str) -> Dim:
+def _parsed_size(kernel: L.Kernel, loop: Loop, text: str) -> Dim:
     """The size that a text means, over the kernel's sizes and loops."""
     names = {**{name: x.var for name, x in editing.loops_of(kernel).items()}, **{v.name: v for v in kernel.scalars}}
     try:
@@ -264,7 +264,8 @@ def _parsed_size(kernel: L.Kernel, text: str) -> Dim:
         return as_dim(size)
     except IRError as error:
         known = f"it may use {', '.join(v.name for v in kernel.scalars)}" if kernel.scalars else "all sizes of this kernel are integers"
-        raise ScheduleError(f"`{text}` is no size", where=f"a partition in kernel `{kernel.name}`", why=error.what, hint=known) from None
+        where = f"partition of `{loop}` in kernel `{kernel.name}`"
+        raise ScheduleError(f"`{text}` is no size", where=where, why=error.what, hint=known) from None
 
 
 def _parted(kernel: L.Kernel, target: L.For, point: Dim) -> tuple[L.Kernel, str, LoopCopy]:

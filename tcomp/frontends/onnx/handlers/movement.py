@@ -67,7 +67,9 @@ def _eye_like(ctx: Context) -> Value:
     x = ctx.value(0)
     if len(x.shape) != 2:
         raise ctx.invalid("the input must be a matrix")
-    return ctx.add(ops.EYE, [], shape=x.shape, diagonal=ctx.attrs["k"], dtype=ctx.dtype("dtype", x.dtype))
+    return ctx.add(
+        ops.EYE, [], shape=x.shape, diagonal=ctx.attrs["k"], dtype=x.dtype if ctx.attrs.get("dtype") is None else ctx.dtype("dtype")
+    )
 
 
 def reshaped(ctx: Context, x: Value, shape: Sequence[Dim]) -> Value:
@@ -244,7 +246,8 @@ def _tile(ctx: Context) -> Value:
     x = ctx.value(0)
     if ctx.opset < 6:
         times, axis = (int(ctx.require_known(n, what).reshape(())) for n, what in ((1, "the number of tiles"), (2, "the axis")))
-        repeats: Sequence[Dim] = [times if n == ctx.axis(axis) else 1 for n in range(len(x.shape))]
+        place = ctx.axis(axis)
+        repeats: Sequence[Dim] = [times if n == place else 1 for n in range(len(x.shape))]
     else:
         repeats = ctx.require_dims(1, "the repeats")
     if len(repeats) != len(x.shape):
