@@ -20,7 +20,7 @@ from functools import reduce
 
 from tcomp.codegen.division import reciprocal
 from tcomp.ir import expr as E
-from tcomp.ir.dtypes import BITS, is_integer
+from tcomp.ir.dtypes import BITS, UNSIGNED, is_integer
 from tcomp.ir.expr import Expr, bitcast, cast, const, equal, fma, maximum, minimum, not_equal, select, unary as apply
 from tcomp.ir.interpreters.semantics import ERF_MIDDLE, ERF_SMALL, ERF_TAIL
 from tcomp.target import CpuTarget
@@ -123,7 +123,7 @@ def _integer_power(x: Expr, y: Expr) -> Expr:
     for bit in range(BITS[y.dtype]):
         result = result * select(equal((y >> bit) & 1, 0), one, square)  # not a choice of results: their cost would double
         square = square * square
-    if y.dtype.startswith("u"):
+    if y.dtype in UNSIGNED:
         return result
     return select(y < 0, select(equal(x, 1), one, select(equal(x, -1), select(equal(y & 1, 0), one, -1), 0)), result)
 

@@ -267,6 +267,11 @@ def rename_inner(kernel: L.Kernel, stmt: L.Stmt, suffix: str) -> tuple[L.Stmt, d
     return renamed(stmt, lambda old: names.setdefault(old, fresh(kernel, old + suffix))), names
 
 
+def last_part(name: str) -> str:
+    """What a loop is called within its stage: names of loops that are made of it end so."""
+    return name.rpartition(".")[2]
+
+
 def swap_buffer(stmt: L.Stmt, old: L.Buffer, new: L.Buffer, indices: Callable[[Indices], Iterable[Expr]] = lambda at: at) -> L.Stmt:
     """All accesses of `old` become accesses of `new` at mapped indices."""
     return L.redirect(stmt, lambda buffer, at: (new, tuple(map(simplify, indices(at)))) if buffer is old else None)

@@ -218,7 +218,7 @@ def fuse(kernel: L.Kernel, outer: Loop, inner: Loop) -> tuple[L.Kernel, str]:
     _check_extents_fixed(first, second)
     rows, columns = _size(kernel, first.extent), _size(kernel, second.extent)
     extent = as_dim(rows * columns)
-    v = loop_var(fresh(kernel, f"{first.var.name}_{second.var.name.rpartition('.')[2]}"), extent)
+    v = loop_var(fresh(kernel, f"{first.var.name}_{editing.last_part(second.var.name)}"), extent)
     body = rebind(second.body, {first.var: v // columns, second.var: v % columns})
     return replaced(kernel, {first: L.For(v, extent, body, first.kind)}), v.name
 

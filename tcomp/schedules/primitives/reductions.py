@@ -66,7 +66,7 @@ def rfactor(kernel: L.Kernel, stage: Stage, loop: Loop, lanes: int) -> tuple[L.K
     around = [*found.loops[:depth], L.For(outer, outer_extent, body, target.kind)]
     around.insert(found.loops.index(found.reduction_loops[0]), L.For(lane, lanes, body))
 
-    last = [x.var.name.rpartition(".")[2] for x in found.spatial]  # the loops of partial results: numbered where names are not unique
+    last = [editing.last_part(x.var.name) for x in found.spatial]  # the loops of partial results: numbered where names are not unique
     last = [t if [*last, "lane"].count(t) == 1 else f"{t}{n}" for n, t in enumerate(last)]
     last = [t if last.count(t) == 1 else f"{t}_{n}" for n, t in enumerate(last)]
     short = {x.var.name: t for x, t in zip(found.spatial, last, strict=True)}

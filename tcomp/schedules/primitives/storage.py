@@ -447,7 +447,7 @@ def _merge(kernel: L.Kernel, pairs: set[Pair], dims: dict[L.Buffer, int]) -> L.K
         if not isinstance(s, L.For) or not isinstance(s.body, L.For) or (s.var, s.body.var) not in pairs:
             return None
         extent = as_dim(simplify(as_expr(s.extent) * as_expr(s.body.extent)))
-        joined[s.var] = loop_var(f"{s.var.name}_{s.body.var.name.rpartition('.')[2]}", extent)
+        joined[s.var] = loop_var(f"{s.var.name}_{editing.last_part(s.body.var.name)}", extent)
         return L.For(joined[s.var], extent, rebuild(s.body.body, visit), s.kind)
 
     def merged(d: int, at: editing.Indices) -> editing.Indices:
