@@ -24,7 +24,7 @@ from tcomp.ir.interpreters.loops import run_kernel
 from tcomp.ir.loops import Buffer, Kernel, block, loop, store
 from tcomp.options import CompileOptions
 from tcomp.pipeline import compile_model
-from tcomp.runtime.module import open_library
+from tcomp.runtime.native_code import open_library
 from tests.conformance import report
 from tests.conformance.suite import FIXED, PASSED, Arrays, Suite
 from tests.models.test_small_nets import CASES, same

@@ -24,7 +24,7 @@ from tcomp.autotune.arguments import Argument
 from tcomp.autotune.measurement.worker_process import Answer, serve
 from tcomp.ir.dtypes import integer_range, is_float, is_integer, to_numpy
 from tcomp.ir.layout import LINE, Layout
-from tcomp.runtime.module import open_library
+from tcomp.runtime.native_code import open_library
 
 Array = np.ndarray
 Built = Mapping[str, Any]
