@@ -59,9 +59,9 @@ class CBackend(Backend):
         return self.compiled('#include <string.h>\n#include "tcomp.h"', AT, *(k.decode() for k in kernels.values()), *entry(program))
 
     def link_kernel(self, kernel: Kernel, sizes: Mapping[Expr, int]) -> bytes:
-        """One function that takes (pool, buffers, scalars), for the tuner."""
+        """One function that takes (call, buffers, scalars), for the tuner."""
         buffers, scalars = [f"b{n}" for n in range(len(kernel.buffers))], [f"s{n}" for n in range(len(kernel.scalars))]
-        parameters = ", ".join(["void *pool", *(f"void *{b}" for b in buffers), *(f"long {s}" for s in scalars)])
+        parameters = ", ".join(["void *call", *(f"void *{b}" for b in buffers), *(f"long {s}" for s in scalars)])
         call = f"void {kernel.name}({parameters}) {{ loops({', '.join([*scalars, *buffers])}); }}"
         return self.compiled(c_function(replace(kernel, name="loops")), call)
 
@@ -114,7 +114,7 @@ def entry(program: Program) -> tuple[str, str]:
                 case SetIndex(dst, value):
                     run.line(f"*(long *){place(dst)} = {size(value)};")
 
-    with run.braces("int tcomp_run(const tcomp_call *call)"):
+    with run.braces("int tcomp_run(tcomp_call *call)"):
         run.line("long *dims = call->dims;")
         steps(program.steps)
         run.line("return 0;")

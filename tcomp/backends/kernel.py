@@ -27,7 +27,7 @@ DEFAULT: Decisions = MappingProxyType({})
 
 @dataclass(frozen=True, slots=True)
 class CompiledKernel:
-    """Machine code of one kernel: `symbol` takes (pool, buffers..., temporaries..., scalars...).
+    """Machine code of one kernel: `symbol` takes (call, buffers..., temporaries..., scalars...).
 
     `scalars` are names of symbolic dims; `temporaries` are sizes in bytes, as printed expressions over dims; `schedule` is what
     `Schedule.to_json` says of the loops that the code was made of, `work` the fields of `schedules.cost.roofline.Work`, printed likewise.

@@ -16,7 +16,10 @@ from tcomp.errors import ArtifactError
 class Call(ctypes.Structure):
     """`tcomp_call` of include/tcomp.h."""
 
-    _fields_ = [(name, ctypes.c_void_p) for name in ("inputs", "outputs", "weights", "workspace", "dims", "pool")]
+    _fields_ = [
+        *((name, ctypes.c_void_p) for name in ("inputs", "outputs", "weights", "workspace", "dims", "pool")),
+        ("status", ctypes.c_int64), ("index", ctypes.c_int64), ("extent", ctypes.c_int64),
+    ]  # fmt: skip
 
 
 class NativeCode:

@@ -16,6 +16,7 @@ from tcomp.codegen.llvm.math import lower
 from tcomp.ir import expr as E
 from tcomp.ir.expr import Expr
 from tcomp.ir.loops import Buffer, Kernel
+from tcomp.runtime.native_code import Call
 from tcomp.target import CpuTarget
 
 HOST = CpuTarget.host()
@@ -67,7 +68,7 @@ def compile_kernel(kernel: Kernel, target: CpuTarget = HOST, over: Collection[tu
 
     def run(*args: Any, pool: int | None = None) -> None:
         arrays: Sequence[np.ndarray] = args[: len(kernel.buffers)]
-        function(pool, *(a.ctypes.data for a in arrays), *args[len(kernel.buffers) :])
+        function(ctypes.byref(Call(pool=pool)), *(a.ctypes.data for a in arrays), *args[len(kernel.buffers) :])
 
     return run
 

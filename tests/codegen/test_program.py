@@ -18,6 +18,7 @@ from tcomp.ir.expr import Expr, cast
 from tcomp.ir.interpreters.program import interpreted, run_program
 from tcomp.ir.loops import Buffer, Kernel, loop, store
 from tcomp.ir.program import Branch, Call, Copy, Program, Ref, Repeat, SetIndex, calls
+from tcomp.runtime.native_code import Call as NativeCall
 from tcomp.target import CpuTarget
 from tests.codegen.jit import HOST, kernel, load_objects
 
@@ -66,7 +67,7 @@ class Model:
         weights = np.arange(16, dtype=np.float32)
         arrays = [(ctypes.c_void_p * (len(a) + 1))(*(x.ctypes.data for x in a), None) for a in (inputs, outputs)]
         parts = [ctypes.addressof(a) for a in arrays] + [a.ctypes.data for a in (weights, workspace, values)]
-        call = (ctypes.c_void_p * 6)(*parts, None)
+        call = ctypes.byref(NativeCall(*parts))
         self.status = self.entry(call) if ticks is None else self.profiled(call, ticks.ctypes.data)
         for got, array in zip(outputs, wanted, strict=True):
             np.testing.assert_array_equal(got, array)

@@ -43,7 +43,7 @@ int main(int argc, char **argv) {
   const void *inputs[2] = {x, &s};
   void *outputs[1] = {y};
   tcomp_pool *pool = create(atoi(argv[2]), NULL);
-  tcomp_call call = {inputs, outputs, weights, aligned_alloc(64, (sizes[0] + 63) / 64 * 64), dims, pool};
+  tcomp_call call = {inputs, outputs, weights, aligned_alloc(64, (sizes[0] + 63) / 64 * 64), dims, pool, 0, 0, 0};
   int32_t error = run(&call);
   if (error) return 5;
   fwrite(y, 16, rows, stdout);

@@ -24,7 +24,7 @@ from tcomp.autotune.arguments import Argument
 from tcomp.autotune.measurement.worker_process import Answer, serve
 from tcomp.ir.dtypes import integer_range, is_float, is_integer, to_numpy
 from tcomp.ir.layout import LINE, Layout
-from tcomp.runtime.native_code import open_library
+from tcomp.runtime.native_code import Call, open_library
 
 Array = np.ndarray
 Built = Mapping[str, Any]
@@ -185,10 +185,10 @@ class _Cpu(Device):
 
     def __init__(self, threads: int, harness: str, flush_bytes: int) -> None:
         self.threads, self.library = threads, open_library(base64.b64decode(harness))[0]
-        self.pool = ctypes.c_void_p()
+        self.call = Call()
         if threads > 1:
             self.library.tcomp_pool_create.restype = ctypes.c_void_p
-            self.pool = ctypes.c_void_p(self.library.tcomp_pool_create(threads, None))
+            self.call.pool = self.library.tcomp_pool_create(threads, None)
         self.other, self.sums = (self.array((size,), np.dtype(np.uint8), []) for size in (flush_bytes, threads * LINE))
 
     def array(self, shape: tuple[int, ...], dtype: np.dtype[Any], guards: list[Array]) -> Array:
@@ -213,14 +213,14 @@ class _Cpu(Device):
         if descriptor is not None:
             cleanup.callback(os.close, descriptor)
         places = [ctypes.c_void_p(a.ctypes.data) for a in arrays]
-        return partial(library.kernel, self.pool, *places, *map(ctypes.c_int64, built["scalars"]))
+        return partial(library.kernel, ctypes.byref(self.call), *places, *map(ctypes.c_int64, built["scalars"]))
 
     def seconds(self, run: Callable[[], object], restored: Sequence[tuple[Array, Array]], cached: Sequence[Array]) -> float:
         """Of one run; of another one, a few times, where a thread lost its core to another process meanwhile."""
         for _ in range(_RETRIES):
             for array, content in restored:
                 array[...] = content
-            self.library.flush(self.pool, ctypes.c_void_p(self.other.ctypes.data))
+            self.library.flush(ctypes.byref(self.call), ctypes.c_void_p(self.other.ctypes.data))
             self.touch(cached)
             before = resource.getrusage(resource.RUSAGE_SELF).ru_nivcsw
             start = time.perf_counter()
@@ -239,7 +239,9 @@ class _Cpu(Device):
         """Read arrays, each thread its share."""
         for array in arrays:
             if count := array.nbytes // LINE // self.threads:
-                self.library.touch(self.pool, *(ctypes.c_void_p(a.ctypes.data) for a in (array, self.sums)), ctypes.c_int64(count))
+                self.library.touch(
+                    ctypes.byref(self.call), *(ctypes.c_void_p(a.ctypes.data) for a in (array, self.sums)), ctypes.c_int64(count)
+                )
 
 
 def _drawn(a: Argument, rng: np.random.Generator, signed: bool) -> Array:

@@ -67,6 +67,9 @@ def _mangled(type_: str) -> str:
     return {"half": "f16", "float": "f32", "double": "f64", "ptr": "p0"}.get(type_, type_)
 
 
+# Fields of `tcomp_call` (runtime/include/tcomp.h), eight bytes each.
+CALL_FIELDS = ("inputs", "outputs", "weights", "workspace", "dims", "pool", "status", "index", "extent")
+
 _SCALARS = {"float32": "float", "float64": "double", "bool": "i1"}
 _FLOAT_OPS = {"add": "fadd", "sub": "fsub", "mul": "fmul", "div": "fdiv"}
 _INT_OPS = {op: op for op in ("add", "sub", "mul", "and", "or", "xor")}
@@ -150,6 +153,10 @@ class Builder:
         """Begin a basic block."""
         self.lines.append(f"{label}:")
         self.block = label
+
+    def field(self, name: str) -> str:
+        """The address of a field of the call."""
+        return self.op(f"getelementptr i8, ptr %call, i64 {8 * CALL_FIELDS.index(name)}")
 
     def branch(self, test: str, yes: str, no: str) -> None:
         """End a basic block by a choice of two."""

@@ -1,6 +1,6 @@
 """The entry functions of a model, on a CPU, that `emit_program` makes of a `Program`:
 
-- `i32 tcomp_run(ptr call)`; call: {inputs, outputs, weights, workspace, dims, pool}, six pointers
+- `i32 tcomp_run(ptr call)`; call: a `tcomp_call` (runtime/include/tcomp.h), whose status it returns
 - `i32 tcomp_run_profiled(ptr call, ptr ticks)`: the same; adds the clock ticks of call n (see `calls`) to ticks[n]
 - `void tcomp_plan(ptr dims, ptr sizes)`: sizes[0] = bytes of workspace, then all output extents
 """
@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from tcomp.codegen.llvm.builder import symbol
+from tcomp.codegen.llvm.builder import CALL_FIELDS, symbol
 from tcomp.codegen.llvm.expressions import KernelModule
 from tcomp.codegen.llvm.kernel import Function, define
 from tcomp.ir import expr as E
@@ -18,8 +18,6 @@ from tcomp.ir.loops import SERIAL, VECTORIZED, Buffer, Kernel, block, loop, stor
 from tcomp.ir.program import NUMBERED, Branch, Call, Copy, Program, Ref, Repeat, SetIndex, Step, calls, refs, walk
 from tcomp.ir.verify import verify_program
 from tcomp.target import CpuTarget
-
-BASES = ("inputs", "outputs", "weights", "workspace", "dims", "pool")  # fields of the call, in order
 
 
 def emit_program(program: Program, target: CpuTarget) -> str:
@@ -61,17 +59,21 @@ class _Entry(_Sized):
 
     def emit(self, name: str, ticks: str = "") -> None:
         self.ticks, self.number, self.bases = ticks, 0, dict[tuple[str, int], str]()
-        fields = {name: self.field("%call", n) for n, name in enumerate(BASES)}
-        self.pool, self.pointers[self.dims] = fields["pool"], fields["dims"]
+        fields = {name: self.op(f"load ptr, ptr {self.field(name)}") for name in CALL_FIELDS[:5]}
+        self.pointers[self.dims] = fields["dims"]
         for ref in _refs(self.program.steps):
             if (ref.base, ref.index) not in self.bases:
                 numbered = ref.base in NUMBERED
-                self.bases[ref.base, ref.index] = self.field(fields[ref.base + "s"], ref.index) if numbered else fields[ref.base]
+                self.bases[ref.base, ref.index] = self.element(fields[ref.base + "s"], ref.index) if numbered else fields[ref.base]
         self.steps(self.program.steps)
         self.line("ret i32 0")
+        if self.can_stop:
+            self.start("stopped")
+            status = self.op(f"load i64, ptr {self.field('status')}")
+            self.line(f"ret i32 {self.op(f'trunc i64 {status} to i32')}")
         self.module.functions.append(self.text(f"define i32 @{name}(ptr %call{ticks}) #0"))
 
-    def field(self, base: str, index: int) -> str:
+    def element(self, base: str, index: int) -> str:
         return self.op(f"load ptr, ptr {self.op(f'getelementptr ptr, ptr {base}, i64 {index}')}")
 
     def steps(self, steps: Sequence[Step]) -> None:
@@ -92,7 +94,7 @@ class _Entry(_Sized):
                     self.repetition(step)
                 case Copy(dst, src, size):
                     count = self.index(size)
-                    self.line(f'call void @"tcomp_copy"(ptr null, ptr {self.place(src)}, ptr {self.place(dst)}, i64 {count})')
+                    self.line(f'call void @"tcomp_copy"(ptr %call, ptr {self.place(src)}, ptr {self.place(dst)}, i64 {count})')
                 case SetIndex(dst, value):
                     self.line(f"store i64 {self.index(value)}, ptr {self.place(dst)}")
             self.forget_dims(step)
@@ -102,11 +104,11 @@ class _Entry(_Sized):
             self.forget((self.dims,))
 
     def run(self, call: Call) -> None:
-        arguments = [f"ptr {self.pool}"] + [f"ptr {self.place(r)}" for r in call.buffers] + [f"i64 {self.index(s)}" for s in call.scalars]
+        arguments = ["ptr %call"] + [f"ptr {self.place(r)}" for r in call.buffers] + [f"i64 {self.index(s)}" for s in call.scalars]
         text = f"call void {symbol(call.symbol)}({', '.join(arguments)})"
         if not self.ticks:
             self.line(text)
-            return
+            return self.stop_if_asked()
         start = self.clock()
         self.line(text)
         taken = self.op(f"sub i64 {self.clock()}, {start}")
@@ -114,6 +116,7 @@ class _Entry(_Sized):
         total = self.op(f"add i64 {self.op(f'load i64, ptr {place}')}, {taken}")
         self.line(f"store i64 {total}, ptr {place}")
         self.number += 1
+        self.stop_if_asked()
 
     def clock(self) -> str:
         # Arm's cycle counter is not for user programs; its system counter is.
@@ -124,6 +127,7 @@ class _Entry(_Sized):
     def repetition(self, repeat: Repeat) -> None:
         def body() -> str | None:
             self.steps(repeat.body)
+            self.stop_if_asked()
             return None if repeat.condition is None else self.flag(repeat.condition)
 
         self.forget_dims(repeat)

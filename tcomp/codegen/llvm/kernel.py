@@ -1,6 +1,8 @@
 """Loop programs to LLVM IR text, statement by statement: one `Kernel`, one function.
 
-    void @NAME(ptr pool, ptr buffer0, ..., i64 scalar0, ...)         kernel.buffers, then kernel.scalars
+    void @NAME(ptr call, ptr buffer0, ..., i64 scalar0, ...)         kernel.buffers, then kernel.scalars
+
+`call` is the `tcomp_call` of the run (runtime/include/tcomp.h): the thread pool, and the status by which a run is stopped.
 
 Nothing is left to LLVM's vectorizers or unroller. Register buffers are stack slots that are accessed at constant offsets, so that LLVM
 promotes them to registers. Parameters are aligned as their elements are. Objects import nothing.
@@ -14,6 +16,7 @@ from collections.abc import Callable, Collection, Sequence
 from typing import Any
 
 from tcomp.codegen.llvm.builder import Value, iota, symbol
+from tcomp.codegen.llvm.checkpoints import interval
 from tcomp.codegen.llvm.expressions import ALIGN, MAX_LANES, Address, Expressions, KernelModule
 from tcomp.ir import expr as E, loops as L
 from tcomp.ir.dtypes import is_float, itemsize
@@ -36,10 +39,10 @@ def emit_kernel(kernel: Kernel, target: CpuTarget, over: Collection[tuple[Buffer
 def define(module: KernelModule, kernel: Kernel, linkage: str = "") -> None:
     """Add the function of a kernel to a module."""
     function = Function(module, kernel.buffers, kernel.scalars)
-    parameters = ["ptr %pool", *(module.parameter(b, ref, b in kernel.outputs) for b, ref in function.pointers.items())]
+    parameters = ["ptr %call", *(module.parameter(b, ref, b in kernel.outputs) for b, ref in function.pointers.items())]
     parameters += [f"i64 {function.bound[scalar].ref}" for scalar in kernel.scalars]
     function.statement(kernel.body)
-    function.leave()
+    function.finish()
     module.functions.append(function.text(f"define {linkage} void {symbol(kernel.name)}({', '.join(parameters)}) #0"))
 
 
@@ -54,6 +57,14 @@ class Function(Expressions):
         self.chain: Stmt | None = None  # an accumulation into one element that is all that its loop does
         self.inside_parallel = False
         self.has_non_temporal = False  # whether some stores are
+        self.can_stop = False
+
+    def finish(self) -> None:
+        """Return, here and where a test of the status leads to."""
+        self.leave()
+        if self.can_stop:
+            self.start("stopped")
+            self.leave()
 
     def leave(self) -> None:
         """Return. On x86 non-temporal stores are in no order with the others, by which threads tell that they are done."""
@@ -122,7 +133,7 @@ class Function(Expressions):
             self.jump(head)
         if isinstance(s.body, L.Accumulate) and not any(s.var in self.module.variables(i) for i in s.body.indices):
             self.chain = s.body
-        self.counted(s.var, "0", count, head, end, lambda: self.statement(s.body))
+        self.iterate(s, "0", count, head, end)
 
     def counted(self, v: Expr, begin: str, count: str, head: str, end: str, body: Callable[[], str | None]) -> None:
         """`do { body } while (++v < count && condition)`, entered by a jump to `head` from the current block; `body` may return a
@@ -143,6 +154,41 @@ class Function(Expressions):
             more = self.op(f"and i1 {more}, {condition}")
         self.branch(more, head, end)
         self.start(end)
+
+    def iterate(self, s: L.For, begin: str, count: str, head: str, end: str) -> None:
+        """The iterations from `begin` to `count`, as `counted` takes them; a long loop leaves the function once the run is stopped."""
+        every = interval(s)
+        if every is None or self.lane is not None:
+            return self.counted(s.var, begin, count, head, end, lambda: self.statement(s.body))
+        if every == 1:
+
+            def body() -> None:
+                self.statement(s.body)
+                self.stop_if_asked()
+
+            return self.counted(s.var, begin, count, head, end, body)
+        before, (inner, rest, ask) = self.block, self.labels("part", "rest", "ask")
+        self.start(head)
+        start, place = f"%from{self.count}", len(self.lines)
+        self.lines.append("")  # the phi, as in `counted`
+        with self.scope():
+            stop = self.call("smin", "i64", ("i64", self.op(f"add nsw i64 {start}, {every}")), ("i64", count))
+            self.jump(inner)
+            self.counted(s.var, start, stop, inner, rest, lambda: self.statement(s.body))
+        self.branch(self.op(f"icmp slt i64 {stop}, {count}"), ask, end)
+        self.start(ask)
+        self.lines[place] = f"  {start} = phi i64 [ {begin}, %{before} ], [ {stop}, %{ask} ]"
+        self.stop_if_asked(head)
+        self.start(end)
+
+    def stop_if_asked(self, label: str = "") -> None:
+        """Leave the function if the status is not 0, else go on at a label, or at a new block."""
+        # As weak as an atomic load may be, so that other accesses are optimised around it; volatile, so that it stays in the loop.
+        status = self.op(f"load atomic volatile i64, ptr {self.field('status')} unordered, align 8")
+        self.can_stop, go = True, label or self.labels("go")[0]
+        self.branch(self.op(f"icmp eq i64 {status}, 0"), go, "stopped")
+        if not label:
+            self.start(go)
 
     def vectorized(self, s: L.For, lanes: int) -> None:
         """A loop whose iterations are the lanes of vectors."""
@@ -200,7 +246,7 @@ class Function(Expressions):
             self.branch(self.scalar(self.fold(cond), "the condition of a while loop"), inside, end)
             self.start(inside)
             self.statement(body)
-            self.jump(head)
+            self.stop_if_asked(head)
         self.start(end)
 
     def allocate(self, buffer: Buffer) -> None:
@@ -297,11 +343,12 @@ class Function(Expressions):
         inner.constants = dict(self.constants)
         inner.private = self.private & set(buffers)
         written = module.written(s.body)  # below: type, reference here, parameter
-        captured = [("ptr", self.pointers[b], module.parameter(b, ref, b in written)) for b, ref in inner.pointers.items()]
+        captured = [("ptr", "%call", "ptr %call")]
+        captured += [("ptr", self.pointers[b], module.parameter(b, ref, b in written)) for b, ref in inner.pointers.items()]
         captured += [("i64", self.bound[v].ref, f"i64 {inner.bound[v].ref}") for v in values]
         inner.branch(inner.op("icmp slt i64 %begin, %end"), "chunk", "done")
-        inner.counted(s.var, "%begin", "%end", "chunk", "done", lambda: inner.statement(s.body))
-        inner.leave()
+        inner.iterate(s, "%begin", "%end", "chunk", "done")
+        inner.finish()
         # A function with parameters of its own: `noalias` would be lost if the body read its pointers from the closure.
         parameters = ", ".join([*(p for _, _, p in captured), "i64 %begin", "i64 %end"])
         module.functions.append(inner.text(f"define internal void {symbol(name)}({parameters}) noinline #0"))
@@ -317,20 +364,22 @@ class Function(Expressions):
         body, captured = self.outlined(s)
         self.count += 1
         closure = f"%c{self.count}"
-        self.slots.append(f"  {closure} = alloca [{max(1, len(captured))} x i64], align 16")
+        self.slots.append(f"  {closure} = alloca [{len(captured)} x i64], align 16")
         for n, (type_, ref) in enumerate(captured):
             self.line(f"store {type_} {ref}, ptr {self.op(f'getelementptr i64, ptr {closure}, i64 {n}')}")
         count = self.scalar(extent, f"the extent of loop `{s.var.name}`")
         direct, pooled, end = self.labels("direct", "pooled", "end")
-        alone, short = self.op("icmp eq ptr %pool, null"), self.op(f"icmp sle i64 {count}, 1")
+        pool = self.op(f"load ptr, ptr {self.field('pool')}")
+        alone, short = self.op(f"icmp eq ptr {pool}, null"), self.op(f"icmp sle i64 {count}, 1")
         self.branch(self.op(f"or i1 {alone}, {short}"), direct, pooled)
         self.start(direct)
         self.line(f"call void {body}(ptr {closure}, i64 0, i64 {count})")
         self.jump(end)
         self.start(pooled)
-        self.line(f"call void {self.op('load ptr, ptr %pool')}(ptr %pool, ptr {body}, ptr {closure}, i64 {count})")
+        self.line(f"call void {self.op(f'load ptr, ptr {pool}')}(ptr {pool}, ptr {body}, ptr {closure}, i64 {count})")
         self.jump(end)
         self.start(end)
+        self.stop_if_asked()
         self.forget(self.module.written(s.body))
 
     def store(self, s: Stmt, buffer: Buffer, indices: tuple[Expr, ...], value: Expr, non_temporal: bool) -> None:

@@ -12,7 +12,7 @@
  *     tcomp_plan_fn *plan = (tcomp_plan_fn *)dlsym(model, "tcomp_plan");
  *     int64_t sizes[1 + NUMBER_OF_OUTPUT_EXTENTS];
  *     plan(NULL, sizes);
- *     tcomp_call call = {inputs, outputs, weights, aligned_alloc(64, round_up_to_64(sizes[0])), NULL, NULL};
+ *     tcomp_call call = {inputs, outputs, weights, aligned_alloc(64, round_up_to_64(sizes[0])), NULL, NULL, 0, 0, 0};
  *     int32_t error = run(&call);
  *
  * Different calls may run at the same time if they share neither outputs, workspace, dims nor pool. The code must come from a source you
@@ -43,12 +43,15 @@ typedef struct tcomp_call {
   void *workspace;           /* as large as tcomp_plan says, aligned to 64 bytes; contents mean nothing before and after */
   int64_t *dims;             /* one per manifest dim, in its order; NULL if there is none */
   tcomp_pool *pool;          /* NULL: run on the calling thread alone */
+  int64_t status;            /* 0 before the run. Another thread may set it to -1 meanwhile: the run then ends within milliseconds */
+  int64_t index, extent;     /* of an access out of range, if the run ends for one: the index, and how many elements there are */
 } tcomp_call;
 
-/* Runs the model. Returns 0, or 1 + the index of a message in the manifest's `errors` (outputs are then unspecified).
+/* Runs the model. Returns the status: 0, -1 if it was stopped, or 1 + the index of a message in the manifest's `errors`; outputs are
+ * unspecified then, and the status has to be set to 0 before the next run.
  * Writes the data-dependent entries of `dims`. An output whose extents depend on them keeps the strides of its planned extents: the
  * valid part is the leading corner. */
-typedef int32_t tcomp_run_fn(const tcomp_call *call);
+typedef int32_t tcomp_run_fn(tcomp_call *call);
 
 /* sizes[0] = bytes of workspace, or -1 if the model cannot run with these dims; then the extents of all outputs, flattened in order.
  * Data-dependent entries of `dims` are -1 before the run: extents are then upper bounds. Called again with the entries that the run
