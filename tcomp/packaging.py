@@ -12,7 +12,6 @@ import math
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, fields
-from itertools import zip_longest
 from typing import Any
 
 import numpy as np
@@ -22,7 +21,7 @@ import tcomp
 from tcomp.backends.kernel import CompiledKernel
 from tcomp.errors import CodegenError, ParseError, UnsupportedError
 from tcomp.ir import program as P
-from tcomp.ir.expr import Dim, Expr, as_dim, as_expr, bounds, loop_var, maximum, minimum, variables
+from tcomp.ir.expr import Dim, Expr, as_dim, as_expr, bounds, loop_var, variables
 from tcomp.ir.fallback import Fallback
 from tcomp.ir.graph import IF, KERNEL, LOOP, Constant, Graph, Node, Value
 from tcomp.ir.layout import Layout
@@ -72,18 +71,15 @@ def collect_weights(graph: Graph) -> tuple[list[tuple[str, Weight]], dict[Value,
 def assemble(graph: Graph, dims: Sequence[Expr], kernels: Kernels, plan: Plan, weights: Mapping[Value, int]) -> P.Program:
     """The steps of the model's entry function; `weights` are offsets in the weights section."""
     steps = _Assembly(graph, dims, kernels, plan, weights).steps(graph, 0)
-    return P.Program(tuple(dims), _workspace(graph, plan.size), tuple(v.shape for v in graph.outputs), tuple(steps))
+    return P.Program(tuple(dims), plan.size, tuple(v.shape for v in graph.outputs), tuple(steps), _doubtful_sizes(graph))
 
 
-def _workspace(graph: Graph, size: Dim) -> Dim:
-    """Bytes of workspace; -1 for dims that would make an extent negative (a window larger than the image): no run may happen then."""
-    extents = dict.fromkeys(d for g in _graphs(graph, kernels=True) for v in g.values() for d in v.shape if isinstance(d, Expr))
-    if not (doubtful := [e for e in extents if not prove(e >= 0)]):
-        return size
-    while len(doubtful) > 1:  # a balanced tree
-        doubtful = [minimum(a, b) for a, b in zip_longest(doubtful[::2], doubtful[1::2], fillvalue=doubtful[0])]
-    fault = maximum(minimum(doubtful[0], 0), -1)  # -1 or 0
-    return as_dim(maximum(as_expr(size), 0) * (fault + 1) + fault)
+def _doubtful_sizes(graph: Graph) -> tuple[Dim, ...]:
+    """Extents that dims may make negative (a window larger than the image), and bytes of values, stored or not, that may be too many."""
+    values = [v for g in _graphs(graph, kernels=True) for v in g.values()]
+    extents = dict.fromkeys(d for v in values for d in v.shape if isinstance(d, Expr) and not prove(d >= 0))
+    sizes = dict.fromkeys(size for v in values if isinstance(size := byte_size(v), Expr) and not prove(size < 1 << 62))
+    return tuple(extents | sizes)
 
 
 class _Assembly:

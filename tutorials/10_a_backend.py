@@ -124,6 +124,8 @@ def entry(program: Program) -> tuple[str, str]:
     with plan.braces("void tcomp_plan(const long *dims, long *sizes)"):
         for n, e in enumerate([program.workspace, *(d for shape in program.output_shapes for d in shape)]):
             plan.line(f"sizes[{n}] = {plan.value(substitute(as_expr(e), planned))};")
+        for e in program.sizes:
+            plan.line(f"if ({plan.value(substitute(as_expr(e), planned))} < 0) sizes[0] = -1;")
     return "\n".join(run.lines), "\n".join(plan.lines)
 
 

@@ -3,7 +3,7 @@
 A program is a list of steps over places (`Ref`) in five memories, each an array of bytes: input number `index`, output number `index`,
 "weights", "workspace", and "dims" (the symbolic sizes, int64 each in the order of `Program.dims`). Printed:
 
-    program<n{1..1000}> workspace n * 8 + 16 -> ([n, 2], [7]) {
+    program<n{1..1000}> workspace n * 8 + 16 sizes (n - 4) -> ([n, 2], [7]) {
       call scale(input0[0], workspace[0]; n) @first
       if input1[0] {
         copy n * 8 bytes from workspace[0] to output0[0]
@@ -97,12 +97,14 @@ Step = Call | Branch | Repeat | Copy | SetIndex
 
 @dataclass(frozen=True, slots=True)
 class Program:
-    """`dims` in the order of the call's array; `workspace` in bytes; `output_shapes` in the order of the outputs."""
+    """`dims` in the order of the call's array; `workspace` in bytes; `output_shapes` in the order of the outputs. No run may happen whose
+    dims make one of `sizes` (extents, and bytes of values whether they are stored or not) negative, or larger than an int64."""
 
     dims: tuple[Expr, ...]
     workspace: Dim
     output_shapes: tuple[tuple[Dim, ...], ...]
     steps: tuple[Step, ...]
+    sizes: tuple[Dim, ...] = ()
 
     def __str__(self) -> str:
         return "\n".join(_ProgramPrinter().program(self))
@@ -156,7 +158,9 @@ class _ProgramPrinter(Printer):
 
     def program(self, program: Program) -> list[str]:
         dims, shapes = self.dims(list(program.dims)), ", ".join(map(self.shape, program.output_shapes))
-        return [f"program{dims} workspace {self.size(program.workspace)} -> ({shapes}) {{", *self.inner(program.steps, "  "), "}"]
+        sizes = f" sizes ({', '.join(map(self.size, program.sizes))})" if program.sizes else ""
+        head = f"program{dims} workspace {self.size(program.workspace)}{sizes} -> ({shapes}) {{"
+        return [head, *self.inner(program.steps, "  "), "}"]
 
     def inner(self, steps: Sequence[Step], indent: str) -> list[str]:
         return [line for step in steps for line in self.step(step, indent)]

@@ -133,9 +133,9 @@ class _Session:
         device, plan = module._device, module._plan
         self.dims = module._bind(shapes)
         values = dim_values(self.dims)
-        workspace = evaluate(plan.workspace, values)
+        workspace = plan.workspace_size(values)
         self.shapes = [tuple(evaluate(d, values) for d in shape) for shape in plan.outputs]
-        check_sizes(workspace, self.shapes)
+        check_sizes(workspace, self.shapes, dict(zip(module._dim_index, self.dims, strict=True)))
         arrays = (("input", shapes, [d for _, d in module._admission]), ("output", self.shapes, module._output_dtypes))
         sizes = {(kind, n): prod(s) * dtypes[n].itemsize for kind, several, dtypes in arrays for n, s in enumerate(several)}
         self.memory = {key: device.allocate(size) for key, size in {("workspace", 0): workspace, **sizes}.items()}

@@ -148,11 +148,14 @@ class LoadedModel(ABC):
         return dims
 
 
-def check_sizes(workspace: int, shapes: Sequence[Shape]) -> None:
-    """Check the sizes that the code of a model tells, since memory depends on them. Raises InputError or ArtifactError."""
+def check_sizes(workspace: int, shapes: Sequence[Shape], dims: Mapping[str, int]) -> None:
+    """Check the sizes that the code of a model tells for these dims, since memory depends on them. Raises InputError or ArtifactError."""
+    known = ", ".join(f"{name} = {size}" for name, size in dims.items() if size != _UNKNOWN)
     if workspace == -1:
-        raise InputError("the inputs are too small for the model", why="the size of an intermediate result would be negative")
-    if not 0 <= workspace <= MEMORY_LIMIT or any(extent < 0 for shape in shapes for extent in shape):
+        raise InputError("the inputs are too small for the model", where=known, why="an intermediate result would have a negative size")
+    if workspace == -2 or workspace > MEMORY_LIMIT:
+        raise InputError("the inputs are too large for the model", where=known, why="an intermediate result would be beyond all memory")
+    if workspace < 0 or any(extent < 0 for shape in shapes for extent in shape):
         raise ArtifactError(f"the code asks for impossible sizes: {workspace} bytes of workspace, outputs {list(shapes)}")
 
 

@@ -69,7 +69,6 @@ class Plan:
     """Steps over the memories of a run.
 
     kernels: their code by name
-    workspace: Size, its bytes
     outputs: the shapes of the outputs, as Sizes
     labels: those of the calls, each in the text of the plan once
     branches: whether what is launched depends on values that the model computes
@@ -81,16 +80,24 @@ class Plan:
         self._memories = {"input": inputs, "output": outputs, "weights": 1, "workspace": 1}
         kernels: dict[str, Any] = read(dict, content.get("kernels"), "plan", "kernels")
         self.kernels = {name: _kernel(entry, name) for name, entry in kernels.items()}
-        self.workspace = content.get("workspace")
+        self._workspace, self._sizes = content.get("workspace"), read(Array, content.get("sizes"), "plan", "sizes")
         self.outputs = read(tuple[tuple[Any, ...], ...], content.get("outputs"), "plan", "outputs")
         self.labels: list[str] = []
         self.branches = False
         names: Names = {"dim": set(range(dims))}
         if len(self.outputs) != outputs:
             refuse(("plan", "outputs"), f"{outputs} shapes")
-        for size in (self.workspace, *(d for shape in self.outputs for d in shape)):
+        for size in (self._workspace, *self._sizes, *(d for shape in self.outputs for d in shape)):
             _check_size(size, names, ("plan",))
         self._steps = self._checked(content.get("steps"), {**names, "loop": set()}, "plan", "steps")
+
+    def workspace_size(self, values: Values) -> int:
+        """Bytes of workspace; -1 if the dims would make the size of a value negative, -2 if one would be beyond all memory."""
+        try:
+            sizes = [evaluate(size, values) for size in (self._workspace, *self._sizes)]
+            return -1 if min(sizes) < 0 else sizes[0]
+        except ArtifactError:
+            return -2
 
     def count(self, dims: Sequence[int]) -> int:
         """How many kernels a run calls if no loop ends early."""

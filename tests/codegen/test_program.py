@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from hypothesis import given, settings, strategies as st
 
 from tcomp.codegen.llvm.entry import emit_program
 from tcomp.codegen.llvm.kernel import emit_kernel
@@ -206,3 +207,20 @@ def test_refusals() -> None:
     ):
         with pytest.raises(IRError, match=message):
             emit_program(Program((N,), 0, ((N,),), steps), HOST)
+
+
+_BIG = E.dim("rows", 0), E.dim("columns", 0)
+SIZES = Program(_BIG, _BIG[0] * 8, (), (), (_BIG[0] - 7, _BIG[0] * _BIG[1] * 4))
+
+
+@pytest.fixture(scope="module")
+def sizes() -> Model:
+    return Model(SIZES, [])
+
+
+@settings(deadline=None)
+@given(st.integers(0, 2**63 - 1), st.integers(0, 2**63 - 1))
+def test_sizes_that_do_not_fit_are_told(sizes: Model, rows: int, columns: int) -> None:
+    fits = all(size < 2**63 for size in (rows * 8, rows * columns * 4))
+    expected = -2 if not fits else -1 if rows < 7 else rows * 8
+    assert sizes.plan(rows, columns) == [expected]

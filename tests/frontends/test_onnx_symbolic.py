@@ -5,7 +5,8 @@ import pytest
 from hypothesis import given, settings, strategies as st
 from onnx import TensorProto, helper
 
-from tcomp.errors import ImportModelError, UnsupportedError
+import tcomp
+from tcomp.errors import ImportModelError, InputError, UnsupportedError
 from tcomp.frontends.onnx import import_model, symbolic
 from tcomp.ir import te
 from tcomp.ir.expr import const, evaluate_int, variables
@@ -153,3 +154,21 @@ def test_reductions_and_gathers_of_known_elements():
     assert elements is not None
     ((product,), (pick,)) = elements
     assert evaluate_int(product, {B: 3, S: 5}) == 60 and pick is S
+
+
+@pytest.mark.parametrize("op", ["CumSum", "ReduceSum"])
+def test_sizes_beyond_all_memory_are_refused(make_model, op):
+    """Sums of x[a, 1, 1] + y[1, b, 1] + z[1, 1, c]: 2^65 bytes, of which 64 bits are 0."""
+    nodes = [
+        node("Add", ["x", "y"], ["xy"]),
+        node("Add", ["xy", "z"], ["all"]),
+        node(op, ["all", "axis"], ["sums"]),
+        node("ReduceMax", ["sums"], ["m"]),
+    ]
+    inputs = {"x": (F, ["a", 1, 1]), "y": (F, [1, "b", 1]), "z": (F, [1, 1, "c"])}
+    model = tcomp.compile(make_model(nodes, inputs, {"m": F}, opset=17, constants={"axis": i64(0) if op == "ReduceSum" else np.array(0)}))
+    n = 1 << 21
+    with pytest.raises(InputError, match=f"too large(.|\n)*a = {n}, b = {n}, c = {n}"):
+        model.run({"x": np.zeros((n, 1, 1), np.float32), "y": np.zeros((1, n, 1), np.float32), "z": np.zeros((1, 1, n), np.float32)})
+    small = {"x": np.ones((2, 1, 1), np.float32), "y": np.ones((1, 3, 1), np.float32), "z": np.ones((1, 1, 4), np.float32)}
+    assert model.run(small)["m"] == 6

@@ -19,6 +19,7 @@ from tcomp.ir.program import Branch, Program, Repeat, walk
 from tcomp.ir.text.parser import parse_program
 from tcomp.ir.verify import verify_program
 from tcomp.packaging import assemble, collect_weights
+from tcomp.runtime.native_code import Call
 from tests.codegen.jit import BODY, PARALLEL_FOR, load_objects
 from tests.models.test_small_nets import CASES
 
@@ -36,7 +37,7 @@ def native(address: int) -> Callable[[Sequence[np.ndarray], Sequence[int]], None
 
     def code(memory: Sequence[np.ndarray], scalars: Sequence[int]) -> None:
         types = [ctypes.c_void_p] * (1 + len(memory)) + [ctypes.c_int64] * len(scalars)
-        ctypes.CFUNCTYPE(None, *types)(address)(ctypes.addressof(POOL), *(m.ctypes.data for m in memory), *scalars)
+        ctypes.CFUNCTYPE(None, *types)(address)(ctypes.byref(Call(pool=ctypes.addressof(POOL))), *(m.ctypes.data for m in memory), *scalars)
 
     return code
 

@@ -15,6 +15,7 @@ from tcomp.errors import CodegenError
 from tcomp.ir.dtypes import to_numpy
 from tcomp.ir.expr import as_expr, evaluate_int
 from tcomp.ir.loops import GPU_AXES, SERIAL, Allocate, Buffer, For, Kernel, Stmt, hoist_temporaries
+from tcomp.runtime.native_code import Call
 from tcomp.schedules.primitives.editing import rebuild, swap_buffer
 from tests.codegen.jit import HOST, engine
 from tests.schedules.running import POOL
@@ -84,8 +85,8 @@ def _call(address: int, kernel: Kernel, subject: Subject) -> None:
     for block, a in zip(blocks, arrays, strict=True):
         block[GUARD : GUARD + a.nbytes] = np.ascontiguousarray(a).reshape(-1).view(np.uint8)
     types = [ctypes.c_void_p] * (1 + len(blocks)) + [ctypes.c_int64] * len(kernel.scalars)
-    pool = ctypes.addressof(POOL)
-    ctypes.CFUNCTYPE(None, *types)(address)(pool, *(b.ctypes.data + GUARD for b in blocks), *(dims[v] for v in kernel.scalars))
+    call = ctypes.byref(Call(pool=ctypes.addressof(POOL)))
+    ctypes.CFUNCTYPE(None, *types)(address)(call, *(b.ctypes.data + GUARD for b in blocks), *(dims[v] for v in kernel.scalars))
     for b, block in zip(kernel.buffers, blocks, strict=True):
         if np.any(block[:GUARD] != 0xA5) or np.any(block[-GUARD:] != 0xA5):
             raise Failure("machine code writes out of bounds", f"beside {b.name}")

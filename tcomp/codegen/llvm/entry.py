@@ -2,18 +2,18 @@
 
 - `i32 tcomp_run(ptr call)`; call: a `tcomp_call` (runtime/include/tcomp.h), whose status it returns
 - `i32 tcomp_run_profiled(ptr call, ptr ticks)`: the same; adds the clock ticks of call n (see `calls`) to ticks[n]
-- `void tcomp_plan(ptr dims, ptr sizes)`: sizes[0] = bytes of workspace, then all output extents
+- `void tcomp_plan(ptr dims, ptr sizes)`: sizes[0] = bytes of workspace, then all output extents; -1, -2 as tcomp.h says
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from tcomp.codegen.llvm.builder import CALL_FIELDS, symbol
+from tcomp.codegen.llvm.builder import CALL_FIELDS, Value, symbol
 from tcomp.codegen.llvm.expressions import KernelModule
 from tcomp.codegen.llvm.kernel import Function, define
 from tcomp.ir import expr as E
-from tcomp.ir.expr import Dim, as_expr, substitute
+from tcomp.ir.expr import INDEX, Dim, as_expr, substitute
 from tcomp.ir.loops import SERIAL, VECTORIZED, Buffer, Kernel, block, loop, store
 from tcomp.ir.program import NUMBERED, Branch, Call, Copy, Program, Ref, Repeat, SetIndex, Step, calls, refs, walk
 from tcomp.ir.verify import verify_program
@@ -34,7 +34,7 @@ def emit_program(program: Program, target: CpuTarget) -> str:
         module.declarations[call.symbol] = f"declare void {symbol(call.symbol)}({', '.join(types)})"
     _Entry(module, program).emit("tcomp_run")
     _Entry(module, program).emit("tcomp_run_profiled", ", ptr %ticks")
-    _emit_plan(module, program)
+    _Plan(module, program).emit()
     return module.text()
 
 
@@ -144,15 +144,35 @@ class _Entry(_Sized):
         return base if offset == "0" else self.op(f"getelementptr i8, ptr {base}, i64 {offset}")
 
 
-def _emit_plan(module: KernelModule, program: Program) -> None:
-    """A dim that only a run will tell is -1: planned with its upper bound."""
-    function = _Sized(module, program)
-    function.pointers[function.dims] = "%dims"
-    for d, read in function.reads.items():
-        if (hi := E.bounds(d)[1]) is not None:
-            function.reads[d] = E.select(read < 0, hi, read)
-    for n, size in enumerate([program.workspace, *(d for shape in program.output_shapes for d in shape)]):
-        value = function.index(size)
-        function.line(f"store i64 {value}, ptr {function.op(f'getelementptr i64, ptr %sizes, i64 {n}')}")
-    function.line("ret void")
-    module.functions.append(function.text("define void @tcomp_plan(ptr noalias %dims, ptr noalias %sizes) #0"))
+class _Plan(_Sized):
+    """`tcomp_plan`."""
+
+    faults = "false"  # whether an operation so far did not fit
+
+    def arithmetic(self, op: str, args: Sequence[Value], dtype: str) -> Value:
+        """Sums and products of sizes tell whether they fit an int64."""
+        if op not in ("add", "sub", "mul") or dtype != INDEX:
+            return super().arithmetic(op, args, dtype)
+        a, b = args
+        name = f"llvm.s{op}.with.overflow.i64"
+        self.module.declarations.setdefault(name, f"declare {{ i64, i1 }} @{name}(i64, i64)")
+        both = self.op(f"call {{ i64, i1 }} @{name}(i64 {a.ref}, i64 {b.ref})")
+        self.faults = self.op(f"or i1 {self.faults}, {self.op(f'extractvalue {{ i64, i1 }} {both}, 1')}")
+        return Value(self.op(f"extractvalue {{ i64, i1 }} {both}, 0"), dtype)
+
+    def emit(self) -> None:
+        """Add the function. A dim that only a run will tell is -1: planned with its upper bound."""
+        self.pointers[self.dims] = "%dims"
+        for d, read in self.reads.items():
+            if (hi := E.bounds(d)[1]) is not None:
+                self.reads[d] = E.select(read < 0, hi, read)
+        sizes = [self.index(size) for size in (self.program.workspace, *(d for shape in self.program.output_shapes for d in shape))]
+        negative = "false"
+        for limited in self.program.sizes:
+            negative = self.op(f"or i1 {negative}, {self.op(f'icmp slt i64 {self.index(limited)}, 0')}")
+        sizes[0] = self.op(f"select i1 {negative}, i64 -1, i64 {sizes[0]}")
+        sizes[0] = self.op(f"select i1 {self.faults}, i64 -2, i64 {sizes[0]}")
+        for n, size in enumerate(sizes):
+            self.line(f"store i64 {size}, ptr {self.op(f'getelementptr i64, ptr %sizes, i64 {n}')}")
+        self.line("ret void")
+        self.module.functions.append(self.text("define void @tcomp_plan(ptr noalias %dims, ptr noalias %sizes) #0"))

@@ -32,11 +32,14 @@ def run_program(
     """Run a program on C-contiguous arrays; outputs are written in place. Returns the dims, which kernels may have changed.
 
     `kernels` are given by symbol (`interpreted` makes one of a loop program). `weights` are the bytes of the weights section, `dims` the
-    values of `program.dims`. Raises `InputError` where an array or dim is missing, `IRError` where a step reaches outside of a memory.
+    values of `program.dims`. Raises `InputError` where an array or dim is missing or a size is impossible, `IRError` where a step reaches
+    outside of a memory.
     """
     if len(dims) != len(program.dims):
         raise InputError(f"{len(dims)} dims instead of {len(program.dims)}")
     runner = _Runner(program, kernels, np.array(dims, np.int64))
+    if bad := [s for s in program.sizes if not 0 <= runner.size(s, {}) < 1 << 63]:
+        raise InputError(f"the size {bad[0]} is negative or beyond all memory")
     constant = {("weights", 0): _bytes(weights)} | {("input", n): _bytes(array) for n, array in enumerate(inputs)}
     for memory in constant.values():
         memory.flags.writeable = False

@@ -390,8 +390,10 @@ class _Parser(Tokens):
                 self.arrays[name] = Tensor(name, b.shape, b.dtype, extern=program, index=n)
 
     def program(self) -> P.Program:
-        shapes = partial(self.bracketed, self.shape, "()")
-        return P.Program(*self.sequence("program", self.dims, "workspace", self.size, "->", shapes, self.steps))
+        dims, workspace = self.sequence("program", self.dims, "workspace", self.size)
+        sizes = self.bracketed(self.size, "()") if self.accept("sizes") else ()
+        outputs, steps = self.sequence("->", partial(self.bracketed, self.shape, "()"), self.steps)
+        return P.Program(dims, workspace, outputs, steps, sizes)
 
     def steps(self) -> tuple[P.Step, ...]:
         self.expect("{")
