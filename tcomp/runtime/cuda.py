@@ -20,8 +20,10 @@ from typing import Any
 import numpy as np
 
 from tcomp.errors import DeviceError, InputError
+from tcomp.runtime.arrays import Array, admit, given_outputs
 from tcomp.runtime.artifact import Artifact
-from tcomp.runtime.loaded_model import Array, LoadedModel, admit, check_sizes
+from tcomp.runtime.bound import Call as BoundCall
+from tcomp.runtime.loaded_model import LoadedModel, check_sizes
 from tcomp.runtime.plan import KernelCode, Plan, dim_values, evaluate
 
 Shapes = tuple[tuple[int, ...], ...]
@@ -37,9 +39,9 @@ class CudaModule(LoadedModel):
 
     threads = 1  # it launches
 
-    def __init__(self, artifact: Artifact, device: CupyDevice | None = None) -> None:
+    def __init__(self, artifact: Artifact, device: CupyDevice | None = None, max_memory: int | None = None) -> None:
         """Prefer `Module.load`. Raises DeviceError if there is no GPU that can run the code."""
-        super().__init__(artifact)
+        super().__init__(artifact, max_memory)
         manifest = artifact.manifest
         self._plan = Plan(artifact.code, len(manifest.dims), len(manifest.inputs), len(manifest.outputs))
         self._device = device if device is not None else CupyDevice()
@@ -96,7 +98,20 @@ class CudaModule(LoadedModel):
             admitted.append(admit(value, spec, dtype) if there is None else there)
         return admitted
 
-    def _execute(self, values: list[Any]) -> list[Any]:
+    def _prepared(self, values: list[Any], out: Mapping[str, object] | None) -> tuple[list[Array], list[Array], BoundCall]:
+        with self._lock, self._device.guarded():
+            arrays = self._admitted(values)
+            session = self._session(arrays)
+        found = self._given(out or {}, session, arrays)
+        outputs = [np.empty(s, d) if a is None else a for a, s, d in zip(found, session.shapes, self._output_dtypes, strict=True)]
+        given = dict(zip(self._output_names, outputs, strict=True))
+        return arrays, outputs, lambda: self._execute(list(arrays), given)
+
+    def _given(self, out: Mapping[str, object], session: _Session, arrays: Sequence[Any]) -> list[Array | None]:
+        wanted = [(s, d, prod(s) * d.itemsize) for s, d in zip(session.shapes, self._output_dtypes, strict=True)]
+        return given_outputs(out, self.outputs, wanted, [a for a in arrays if isinstance(a, np.ndarray)])
+
+    def _execute(self, values: list[Any], out: Mapping[str, object] | None = None) -> list[Any]:
         with self._lock, self._device.guarded():
             device, arrays = self._device, self._admitted(values)
             session = self._session(arrays)
@@ -106,11 +121,14 @@ class CudaModule(LoadedModel):
                 elif array.nbytes:
                     device.copy(session.places["input", number], array.data.ptr, array.nbytes)
             session.run()
-            stays = bool(arrays) and not any(isinstance(a, np.ndarray) for a in arrays)
+            stays = out is None and bool(arrays) and not any(isinstance(a, np.ndarray) for a in arrays)
+            given = self._given(out or {}, session, arrays)
             outputs: list[Any] = []
             for number, (shape, dtype) in enumerate(zip(session.shapes, self._output_dtypes, strict=True)):
                 source = session.places["output", number]
-                outputs.append(device.device_array(shape, dtype, source) if stays else np.empty(shape, dtype))
+                place = given[number]
+                fresh = place if place is not None else np.empty(shape, dtype) if not stays else device.device_array(shape, dtype, source)
+                outputs.append(fresh)
                 if not stays and outputs[-1].nbytes:
                     device.download(outputs[-1], source)
             device.synchronize()
@@ -136,6 +154,8 @@ class _Session:
         workspace = plan.workspace_size(values)
         self.shapes = [tuple(evaluate(d, values) for d in shape) for shape in plan.outputs]
         check_sizes(workspace, self.shapes, dict(zip(module._dim_index, self.dims, strict=True)))
+        result_sizes = [prod(s) * d.itemsize for s, d in zip(self.shapes, module._output_dtypes, strict=True)]
+        module._check_memory(workspace, sum(result_sizes))
         arrays = (("input", shapes, [d for _, d in module._admission]), ("output", self.shapes, module._output_dtypes))
         sizes = {(kind, n): prod(s) * dtypes[n].itemsize for kind, several, dtypes in arrays for n, s in enumerate(several)}
         self.memory = {key: device.allocate(size) for key, size in {("workspace", 0): workspace, **sizes}.items()}

@@ -6,18 +6,16 @@ import os
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, NoReturn, TypeAlias
+from typing import Any, NoReturn
 
 import numpy as np
-import numpy.typing as npt
 
 from tcomp.errors import ArtifactError, InputError
+from tcomp.runtime.arrays import Array, Shape, admit
 from tcomp.runtime.artifact import Artifact
+from tcomp.runtime.bound import Bound, Call
 from tcomp.runtime.manifest import TensorSpec, numpy_dtype
 from tcomp.runtime.plan import size_of
-
-Array: TypeAlias = npt.NDArray[Any]
-Shape: TypeAlias = tuple[int, ...]
 
 MEMORY_LIMIT = 1 << 46  # bytes; more than any machine has, less than overflows
 _UNKNOWN = -1  # a data-dependent dim before the run
@@ -44,12 +42,15 @@ class LoadedModel(ABC):
     manifest: Manifest, what the artifact says of itself
     inputs, outputs: tuples of TensorSpec, in the order of the graph
     threads: int, those of this machine that run the model
+    max_memory: int | None, the most bytes of workspace and outputs of a run
     """
 
     threads: int
 
-    def __init__(self, artifact: Artifact) -> None:
-        self.artifact, self.manifest = artifact, artifact.manifest
+    def __init__(self, artifact: Artifact, max_memory: int | None = None) -> None:
+        if max_memory is not None and (isinstance(max_memory, bool) or not isinstance(max_memory, int) or max_memory < 0):
+            raise InputError(f"max_memory must be a number of bytes, not {max_memory!r:.40}")
+        self.artifact, self.manifest, self.max_memory = artifact, artifact.manifest, max_memory
         self.inputs, self.outputs = self.manifest.inputs, self.manifest.outputs
         self._names, self._output_names = ([spec.name for spec in specs] for specs in (self.inputs, self.outputs))
         self._admission = [(spec, numpy_dtype(spec.dtype)) for spec in self.inputs]
@@ -57,8 +58,12 @@ class LoadedModel(ABC):
         self._dim_index = {dim.name: index for index, dim in enumerate(self.manifest.dims)}
 
     @abstractmethod
-    def _execute(self, values: list[Any]) -> list[Any]:
-        """The outputs, in order, for inputs in order."""
+    def _execute(self, values: list[Any], out: Mapping[str, object] | None = None) -> list[Any]:
+        """The outputs, in order, for inputs in order; those that `out` names, there."""
+
+    @abstractmethod
+    def _prepared(self, values: list[Any], out: Mapping[str, object] | None) -> tuple[list[Array], list[Array], Call]:
+        """See `bind`: the inputs and outputs, and what computes the latter from the former."""
 
     @abstractmethod
     def _profile(self, inputs: Mapping[str, object], runs: int) -> list[tuple[str, float]]:
@@ -72,15 +77,34 @@ class LoadedModel(ABC):
         """Write the artifact to a file, atomically."""
         self.artifact.save(path)
 
-    def run(self, inputs: Mapping[str, object]) -> dict[str, Array]:
-        """Run the model on named inputs: output name -> fresh ndarray (aligned to 64 bytes).
+    def run(self, inputs: Mapping[str, object], out: Mapping[str, object] | None = None) -> dict[str, Array]:
+        """Run the model on named inputs: output name -> ndarray, fresh unless `out` has one for it (from 1 KiB on, aligned to 64 bytes).
 
         Inputs are arrays (NumPy, or anything with `__dlpack__` or `__array__`) of exactly the declared element type, or Python numbers and
         lists whose values fit it. bfloat16 is ml_dtypes.bfloat16 where that is installed, else uint16 holding the bits. An output with
-        data-dependent extents is a view of the leading corner of a larger array. Raises InputError if a name, type, rank or extent does
-        not fit, or if the model itself reports an error (an index out of bounds, ...).
+        data-dependent extents is a view of the leading corner of a larger array.
+
+        `out` has arrays for some or all outputs, by name: writeable, C-contiguous, of the output's element type and shape (with upper
+        bounds for data-dependent extents), which overlap neither inputs nor each other. They are NumPy's, or of any library with
+        `__dlpack__`, and are returned as NumPy arrays over the same memory. Runs are fastest where they are aligned to 64 bytes.
+
+        Raises InputError if a name, type, rank or extent does not fit, if the memory needed is beyond `max_memory`, or if the model itself
+        reports an error (an index out of bounds, ...).
         """
-        return dict(zip(self._output_names, self._execute(self._ordered(inputs)), strict=True))
+        outputs, named = self._execute(self._ordered(inputs), out), {}
+        for index, name in enumerate(self._output_names):  # half of the time of `dict(zip(...))`
+            named[name] = outputs[index]
+        return named
+
+    def bind(self, inputs: Mapping[str, object], out: Mapping[str, object] | None = None) -> Bound:
+        """The model bound to these inputs and outputs, as for `run`: all checks and allocations are done now, once, so that `.run()` of
+        what is returned computes at once on what the arrays hold by then.
+
+        Arrays are bound where they lie: those that `run` would have to copy are refused; Python values become arrays. Outputs that `out`
+        does not name are allocated. Raises InputError as `run` does.
+        """
+        arrays, outputs, call = self._prepared(self._ordered(inputs), out)
+        return Bound(dict(zip(self._names, arrays, strict=True)), dict(zip(self._output_names, outputs, strict=True)), call)
 
     def __call__(self, *inputs: object) -> Array | tuple[Array, ...]:
         """Run the model on inputs in graph order: one array, or a tuple of them if the model has not exactly one output."""
@@ -119,11 +143,25 @@ class LoadedModel(ABC):
 
     def _ordered(self, inputs: Mapping[str, object]) -> list[object]:
         """The values of named inputs, in the order of the graph."""
-        if len(inputs) == len(self._names) and all(name in inputs for name in self._names):
-            return [inputs[name] for name in self._names]
+        if type(inputs) is dict and len(inputs) == len(self._names):
+            try:
+                return [inputs[name] for name in self._names]
+            except KeyError:
+                pass
+        if not isinstance(inputs, Mapping):
+            why = f"it is a {type(inputs).__name__}"
+            raise InputError("the inputs must be a mapping from names to arrays", why=why, hint="or call the model itself: module(x, ...)")
+        if len(inputs) == len(self._names) and all(map(inputs.__contains__, self._names)):
+            return [*map(inputs.__getitem__, self._names)]
         wrong = {"missing": [n for n in self._names if n not in inputs], "unknown": [str(n) for n in inputs if n not in self._names]}
         what = [f"{word} {', '.join(names)}" for word, names in wrong.items() if names]
         raise InputError(f"the inputs do not match the model: {'; '.join(what)}", hint=f"it takes {', '.join(map(str, self.inputs))}")
+
+    def _check_memory(self, workspace: int, outputs: int) -> None:
+        """Raises InputError if so many bytes are more than the caller allows for a run."""
+        if self.max_memory is not None and workspace + outputs > self.max_memory:
+            what = f"the run needs {workspace + outputs} bytes, more than max_memory={self.max_memory}"
+            raise InputError(what, why=f"{workspace} for its workspace and {outputs} for its outputs", hint="run with smaller inputs")
 
     def _bind(self, shapes: tuple[Shape, ...]) -> list[int]:
         """The values of all dims, from the shapes of the inputs."""
@@ -162,57 +200,6 @@ def check_sizes(workspace: int, shapes: Sequence[Shape], dims: Mapping[str, int]
 def _refuse_shape(spec: TensorSpec, shape: Shape, why: str) -> NoReturn:
     expected = f"({', '.join(map(str, spec.shape))})"
     raise InputError(f"input {spec.name!r} has the wrong shape: expected {expected}, got {shape}", why=why)
-
-
-def admit(value: object, spec: TensorSpec, dtype: np.dtype[Any]) -> Array:
-    """`value` as a C-contiguous, aligned ndarray of exactly `dtype`; its shape is not checked. Arrays (NumPy's, or of any library with
-    DLPack or `__array__`) must have the right element type and are copied only if they are not contiguous or not aligned. Python numbers
-    and nested lists of them are converted if every value survives: integers exactly, floats up to rounding but not to infinity. Raises
-    InputError naming the input."""
-    if not isinstance(value, np.ndarray | np.generic) and isinstance(value, bool | int | float | complex | list | tuple):
-        return _convert(value, spec, dtype)
-    array: Array = np.asarray(value) if isinstance(value, np.ndarray | np.generic) else _import(value, spec)
-    if array.dtype != dtype:
-        why = f"expected {spec.dtype}{'' if dtype.name == spec.dtype else f' (as {dtype.name})'}, got {array.dtype}"
-        hint = f"convert it, for example with .astype({dtype.name!r})"
-        raise InputError(f"input {spec.name!r} has the wrong element type", why=why, hint=hint)
-    return array if array.flags.c_contiguous and array.flags.aligned else np.array(array, order="C")
-
-
-def _import(value: Any, spec: TensorSpec) -> Array:
-    """An array of another library, without a copy where that is possible."""
-    problem: Exception | None = None
-    for attribute, convert in (("__dlpack__", np.from_dlpack), ("__array__", np.asarray)):
-        if hasattr(value, attribute):
-            try:
-                return convert(value)
-            except Exception as error:  # noqa: BLE001  libraries raise what they like: a tensor on a device, one that needs a gradient
-                problem = problem or error
-    why = str(problem) if problem else f"expected {spec} as an ndarray, or an object with __dlpack__ or __array__"
-    raise InputError(f"input {spec.name!r} is not an array", where=f"{type(value).__module__}.{type(value).__qualname__}", why=why)
-
-
-def _convert(value: object, spec: TensorSpec, dtype: np.dtype[Any]) -> Array:
-    try:
-        given: Array = np.asarray(value)
-    except (ValueError, OverflowError) as problem:
-        raise InputError(f"input {spec.name!r} is not a rectangular list of numbers", why=str(problem)) from None
-    if given.size == 0 and given.dtype == np.float64:  # an empty list says nothing about its type
-        return np.empty(given.shape, dtype)
-    # Kinds of types, each holding the ones before; element types that NumPy does not know count as floats. Where the names differ, the
-    # elements are the bits of a type that NumPy lacks.
-    rank = {"b": 0, "i": 1, "u": 1, "f": 2, "c": 3}
-    if dtype.name == spec.dtype and rank.get(given.dtype.kind, 4) <= rank.get(dtype.kind, 2):
-        with np.errstate(all="ignore"):
-            array = given.astype(dtype)
-            if given.dtype.kind in "iu":
-                survives = (array.astype(given.dtype) == given) & ((array < 0) == (given < 0))
-            else:
-                survives = np.isfinite(array.astype(np.complex128)) | ~np.isfinite(given.astype(np.complex128))
-        if np.all(survives):
-            return array
-    what, why = f"input {spec.name!r} cannot be converted without loss", f"expected {spec.dtype}, got Python values of type {given.dtype}"
-    raise InputError(what, why=why, hint="pass an array of the right element type")
 
 
 def random_array(generator: np.random.Generator, shape: tuple[int, ...], dtype: np.dtype[Any]) -> Array:

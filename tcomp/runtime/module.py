@@ -3,66 +3,81 @@
 from __future__ import annotations
 
 import ctypes
-import mmap
 import os
-import threading
 import time
-import weakref
 from collections.abc import Callable, Mapping
-from contextlib import suppress
-from dataclasses import dataclass, field
 from itertools import islice
 from math import prod
-from typing import Any, NamedTuple
+from typing import Any, NoReturn, TypeAlias
 
-import numpy as np
-import numpy.typing as npt
+from numpy import ndarray
 
 from tcomp.errors import ArtifactError, InputError
+from tcomp.runtime.arrays import Array, Shape, admit, given_outputs
 from tcomp.runtime.artifact import Artifact, Source, read_artifact
+from tcomp.runtime.bound import Call as BoundCall
+from tcomp.runtime.frame import OWN_BYTES, Frame, Plan, address_of, new_arrays
 from tcomp.runtime.host import check_target, default_threads
-from tcomp.runtime.loaded_model import MEMORY_LIMIT, Array, LoadedModel, Shape, admit, check_sizes
-from tcomp.runtime.native_code import Call, NativeCode
+from tcomp.runtime.loaded_model import MEMORY_LIMIT, LoadedModel, check_sizes
+from tcomp.runtime.native_code import NativeCode
+from tcomp.runtime.pool import shared_pool
+from tcomp.runtime.workspace import Workspace, give_back, take
 
-_HUGE = 2 << 20  # bytes of a huge page of x86-64 and AArch64
+Run: TypeAlias = Callable[[int], int]  # takes the address of the call
+
+USABLE = 0x101  # NumPy's flags C_CONTIGUOUS and ALIGNED
 MAX_PLANS = 256  # sets of input shapes remembered, a few hundred bytes each
+MAX_FRAMES = 16  # idle frames, of at most 65 KiB each: as many calls at the same time need no new ones
 
 
 class Module(LoadedModel):
     """A compiled model that runs in this process.
 
-    Calls are safe from any number of Python threads. With one thread (`threads == 1`) they run at the same time, each
-    in a workspace of its own; with more, they take turns at the module's thread pool, which is the faster choice when
-    latency matters. A forked child starts a pool of its own at its first call.
+    Calls are safe from any number of Python threads, and from signal handlers: each runs in a workspace of its own, and none waits for
+    another. All modules of a process share one thread pool; a parallel loop that finds its workers busy runs on its caller alone. They
+    start when they are first needed, on the CPUs that the thread needing them may use. A forked child starts its own.
     """
 
-    def __init__(self, artifact: Artifact, threads: int | None = None, code_path: str | os.PathLike[str] | None = None) -> None:
+    def __init__(
+        self,
+        artifact: Artifact,
+        threads: int | None = None,
+        code_path: str | os.PathLike[str] | None = None,
+        max_memory: int | None = None,
+    ) -> None:
         """Prefer `Module.load`. Raises ArtifactError if this machine cannot run the code, InputError for a bad number of threads."""
         check_target(artifact.manifest.triple, artifact.manifest.features)
         if threads is not None and (not isinstance(threads, int) or not 1 <= threads <= 4096):
             raise InputError(f"threads must be between 1 and 4096, not {threads}")
-        super().__init__(artifact)
+        super().__init__(artifact, max_memory)
         self._code = NativeCode(artifact.code, code_path)
-        self._processes: dict[int, _Process] = {}
-        # Not at exit: other threads may still be running the model then, and the process takes its threads with it anyway.
-        weakref.finalize(self, _release, self._code, self._processes).atexit = False
         if self._code.pool_create is None:
             if threads not in (None, 1):
                 raise InputError(f"cannot run with {threads} threads: the model was compiled for one", hint="compile it with more")
             threads = 1
         self.threads = threads or self.manifest.threads or default_threads()
+        self._pool = shared_pool(self._code) if self.threads > 1 else None  # kept as long as the view below is used
+        self._view = self._pool.view(self.threads) if self._pool is not None else None
+        self._pool_at = ctypes.addressof(self._view) if self._view is not None else None
         self._grows = any(dim.data_dependent for dim in self.manifest.dims)
-        self._plans: dict[tuple[Shape, ...], _Plan] = {}
+        self._plans: dict[tuple[Shape, ...], Plan] = {}
+        self._frames: list[Frame] = []  # of no call; taken and given back without a lock, by single operations
 
     @classmethod
     def load(
-        cls, source: Source | Artifact, threads: int | None = None, verify: bool = False, code_path: str | os.PathLike[str] | None = None
+        cls,
+        source: Source | Artifact,
+        threads: int | None = None,
+        verify: bool = False,
+        code_path: str | os.PathLike[str] | None = None,
+        max_memory: int | None = None,
     ) -> LoadedModel:
         """Load an artifact: a path, an open file, the bytes of one, or an `Artifact`.
 
         `threads` overrides the number stored in the artifact. `verify` also checks the weights, which reads all of
         them. The shared object lives in memory unless `code_path` names a file to load it from, where profilers and
-        debuggers find its symbols. Raises ArtifactError if the file is damaged or this machine cannot run it.
+        debuggers find its symbols. `max_memory` is the most bytes that a run may take for its workspace and outputs: more is
+        refused before it is allocated. Raises ArtifactError if the file is damaged or this machine cannot run it.
         """
         artifact = source if isinstance(source, Artifact) else read_artifact(source)
         if verify:
@@ -70,8 +85,8 @@ class Module(LoadedModel):
         if artifact.manifest.triple == "cuda":
             from tcomp.runtime.cuda import CudaModule  # not needed for others
 
-            return CudaModule(artifact)
-        return cls(artifact, threads, code_path)
+            return CudaModule(artifact, max_memory=max_memory)
+        return cls(artifact, threads, code_path, max_memory)
 
     def _profile(self, inputs: Mapping[str, object], runs: int) -> list[tuple[str, float]]:
         names = self.manifest.notes.get("kernels")
@@ -88,65 +103,91 @@ class Module(LoadedModel):
             return error
 
         for _ in range(runs):
-            self._execute(self._ordered(inputs), timed)
+            self._execute(self._ordered(inputs), None, timed)
         rate = wall / runs / (sum(ticks) or 1)
         return [(str(name), count * rate) for name, count in zip(names, ticks, strict=True)]
 
-    def _execute(self, values: list[Any], run: Callable[[int], int] | None = None) -> list[Array]:
+    def _execute(self, values: list[Any], out: Mapping[str, object] | None = None, run: Run | None = None) -> list[Array]:
         """The outputs; `run` takes the place of the native function that is called."""
+        shapes, places = [], []
         for index, (spec, dtype) in enumerate(self._admission):
             value = values[index]
-            if type(value) is not np.ndarray or value.dtype is not dtype or not (value.flags.c_contiguous and value.flags.aligned):
-                values[index] = admit(value, spec, dtype)
-        shapes = tuple([value.shape for value in values])
-        plan = self._plans.get(shapes) or self._make_plan(shapes)
+            if type(value) is not ndarray or value.dtype is not dtype or value.flags.num & USABLE != USABLE:
+                values[index] = value = admit(value, spec, dtype)
+            shapes.append(value.shape)
+            places.append(address_of(value))
+        plan = self._plans.get(key := tuple(shapes)) or self._make_plan(key)
+        outputs = new_arrays(plan.outputs) if out is None else self._outputs(plan, values, out)
+        for array in outputs:
+            places.append(address_of(array))
         try:
-            outputs = [_allocate(*output) for output in plan.outputs]
-        except (MemoryError, ValueError) as problem:
-            raise InputError("no memory for the outputs", why=str(problem), hint="run with smaller inputs") from None
-
-        pid = os.getpid()
-        process = self._processes.get(pid) or self._processes.setdefault(pid, _Process())
-        run = run or self._code.run
-        if self.threads == 1:
-            error, dims = self._call(process, plan, values, outputs, run)
-        else:
-            with process.lock:
-                if process.pool is None and self._code.pool_create is not None:
-                    process.pool = self._code.pool_create(self.threads, None)
-                error, dims = self._call(process, plan, values, outputs, run)
-        if error:
-            messages = self.manifest.errors
-            raise InputError(f"the model stopped: {messages[error - 1] if 1 <= error <= len(messages) else f'unknown error {error}'}")
-        return outputs if dims is None else self._slice(outputs, plan, dims)
-
-    def _call(
-        self, process: _Process, plan: _Plan, inputs: list[Array], outputs: list[Array], run: Callable[[int], int]
-    ) -> tuple[int, list[int] | None]:
-        """The error code, and the dims if the run determined some."""
-        try:
-            frame = process.frames.pop()
+            frame = self._frames.pop()
         except IndexError:
-            frame = _Frame(self.artifact.weights, len(self._names), len(self._output_names), len(self._dim_index))
-        frame.prepare(plan, process.pool, self._grows)
-        for places, arrays in ((frame.inputs, inputs), (frame.outputs, outputs)):
-            for index, array in enumerate(arrays):
-                places[index] = array.__array_interface__["data"][0]
-        error = run(frame.address)
-        dims = list(frame.dims) if self._grows else None
-        process.frames.append(frame)
-        return error, dims
+            frame = self._frame()
+        if frame.plan is not plan or self._grows:
+            frame.prepare(plan)
+        workspace = None
+        if plan.workspace > OWN_BYTES:
+            workspace = take(plan.workspace)
+            frame.call.workspace = workspace.address
+        frame.fill(places)
+        error = (run or self._code.run)(frame.address)
+        if error:  # the frame is not used again: the code left a status in it
+            self._fail(error)
+        if self._grows:
+            outputs = self._slice(outputs, plan, list(frame.dims))
+        if workspace is not None:
+            give_back(workspace)
+        if len(self._frames) < MAX_FRAMES:
+            self._frames.append(frame)
+        return outputs
 
-    def _make_plan(self, shapes: tuple[Shape, ...]) -> _Plan:
+    def _prepared(self, values: list[Any], out: Mapping[str, object] | None) -> tuple[list[Array], list[Array], BoundCall]:
+        arrays = [admit(value, spec, dtype, copy=False) for value, (spec, dtype) in zip(values, self._admission, strict=True)]
+        plan = self._make_plan(tuple([array.shape for array in arrays]))
+        outputs = self._outputs(plan, arrays, out or {})
+        workspace, frame, run = Workspace(plan.workspace), self._frame(), self._code.run
+        frame.prepare(plan)
+        frame.call.workspace, address = workspace.address, frame.address
+        frame.fill([*map(address_of, arrays), *map(address_of, outputs)])
+        frame.alive = workspace, arrays, outputs
+
+        def call() -> None:
+            if error := run(address):
+                frame.call.status = 0
+                self._fail(error)
+
+        def call_and_slice() -> list[Array]:
+            frame.prepare(plan)
+            frame.call.workspace = workspace.address
+            call()
+            return self._slice(outputs, plan, list(frame.dims))
+
+        return arrays, outputs, call_and_slice if self._grows else call
+
+    def _fail(self, error: int) -> NoReturn:
+        messages = self.manifest.errors
+        raise InputError(f"the model stopped: {messages[error - 1] if 1 <= error <= len(messages) else f'unknown error {error}'}")
+
+    def _frame(self) -> Frame:
+        return Frame(self.artifact.weights, len(self._names), len(self._output_names), len(self._dim_index), self._pool_at)
+
+    def _outputs(self, plan: Plan, inputs: list[Array], out: Mapping[str, object]) -> list[Array]:
+        """The arrays that the caller gave, and new ones for the others."""
+        given = given_outputs(out, self.outputs, plan.outputs, inputs)
+        return [array if array is not None else new_arrays([output])[0] for array, output in zip(given, plan.outputs, strict=True)]
+
+    def _make_plan(self, shapes: tuple[Shape, ...]) -> Plan:
         dims = self._bind(shapes)
         workspace, extents = self._sizes(dims)
         outputs = [(shape, d, prod(shape) * d.itemsize) for shape, d in zip(extents, self._output_dtypes, strict=True)]
         for shape, _, size in outputs:
             if size > MEMORY_LIMIT:
                 raise InputError(f"an output would have the shape {shape}: {size >> 40} TiB", hint="run with smaller inputs")
+        self._check_memory(workspace, sum(size for _, _, size in outputs))
         if len(self._plans) >= MAX_PLANS:
             self._plans.clear()
-        return self._plans.setdefault(shapes, _Plan(dims, workspace, outputs))
+        return self._plans.setdefault(shapes, Plan(dims, workspace, outputs))
 
     def _sizes(self, dims: list[int]) -> tuple[int, list[Shape]]:
         """Bytes of workspace and the shapes of the outputs for these dims, as the code tells them."""
@@ -160,7 +201,7 @@ class Module(LoadedModel):
                 raise ArtifactError(f"the code makes output {spec} of the shape {shape}, against its manifest")
         return workspace, shapes
 
-    def _slice(self, outputs: list[Array], plan: _Plan, dims: list[int]) -> list[Array]:
+    def _slice(self, outputs: list[Array], plan: Plan, dims: list[int]) -> list[Array]:
         """The valid parts of the outputs, now that the data-dependent dims are known."""
         if any(dim.data_dependent and value < 0 for dim, value in zip(self.manifest.dims, dims, strict=True)):
             raise ArtifactError(f"the code did not determine its data-dependent dims: {dims}")
@@ -169,79 +210,3 @@ class Module(LoadedModel):
             if any(extent > most for extent, most in zip(shape, bound, strict=True)):
                 raise ArtifactError(f"output {spec} grew to {shape}, beyond its bound {bound}")
         return [a if a.shape == shape else a[tuple(map(slice, shape))] for a, shape in zip(outputs, extents, strict=True)]
-
-
-class _Plan(NamedTuple):
-    """What is known once the shapes of the inputs are."""
-
-    dims: list[int]
-    workspace: int
-    outputs: list[tuple[Shape, np.dtype[Any], int]]
-
-
-@dataclass(slots=True)
-class _Process:
-    """What belongs to one process: a child made by fork has no worker threads, and its copy of a lock may be held by none."""
-
-    lock: threading.Lock = field(default_factory=threading.Lock)
-    pool: int | None = None
-    frames: list[_Frame] = field(default_factory=list)
-
-
-class _Frame:
-    """The arguments and the workspace of one native call; reused by later calls."""
-
-    __slots__ = ("_plan", "_workspace", "address", "call", "dims", "inputs", "outputs")
-
-    def __init__(self, weights: npt.NDArray[np.uint8], inputs: int, outputs: int, dims: int) -> None:
-        self.inputs = (ctypes.c_void_p * inputs)()
-        self.outputs = (ctypes.c_void_p * outputs)()
-        self.dims = (ctypes.c_int64 * dims)()
-        self._plan: _Plan | None = None
-        self._workspace = Workspace(0)
-        at, weights_at = ctypes.addressof, weights.__array_interface__["data"][0]
-        self.call = Call(at(self.inputs), at(self.outputs), weights_at, self._workspace.address, at(self.dims))
-        self.address = ctypes.addressof(self.call)
-
-    def prepare(self, plan: _Plan, pool: int | None, dims_were_written: bool) -> None:
-        self.call.pool = pool
-        if plan is self._plan and not dims_were_written:
-            return
-        self._plan = None  # if there is no memory, the next call must not take this frame for prepared
-        if plan.workspace > self._workspace.size:
-            self._workspace = Workspace(plan.workspace)
-            self.call.workspace = self._workspace.address
-        self.dims[:] = [*plan.dims]
-        self._plan = plan
-
-
-def _allocate(shape: Shape, dtype: np.dtype[Any], size: int) -> Array:
-    """An uninitialised array whose data is aligned to 64 bytes."""
-    room = np.empty(size + 63, np.uint8)
-    return np.ndarray(shape, dtype, room, -room.__array_interface__["data"][0] & 63)
-
-
-def _release(code: NativeCode, processes: dict[int, _Process]) -> None:
-    here = processes.get(os.getpid())
-    if here is not None and here.pool is not None and code.pool_destroy is not None:
-        code.pool_destroy(here.pool)
-    code.close()
-
-
-class Workspace:
-    """Scratch memory for one call at a time, aligned to 64 bytes at least; large ones ask for huge pages. InputError if there is none."""
-
-    __slots__ = ("_memory", "address", "size")
-
-    def __init__(self, size: int) -> None:
-        self.size = size
-        large = size >= 2 * _HUGE
-        try:
-            self._memory = mmap.mmap(-1, size + _HUGE if large else max(size, 1), flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
-        except (OSError, OverflowError) as problem:
-            raise InputError(f"no memory for a workspace of {size >> 20} MiB", why=str(problem), hint="run with smaller inputs") from None
-        self.address = ctypes.addressof(ctypes.c_char.from_buffer(self._memory))
-        if large:
-            self.address = -(-self.address // _HUGE) * _HUGE
-            with suppress(AttributeError, OSError):  # a kernel without huge pages: only slower
-                self._memory.madvise(mmap.MADV_HUGEPAGE)

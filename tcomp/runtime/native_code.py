@@ -5,6 +5,7 @@ from __future__ import annotations
 import ctypes
 import os
 import tempfile
+import weakref
 from _ctypes import dlclose
 from contextlib import suppress
 from pathlib import Path
@@ -23,21 +24,24 @@ class Call(ctypes.Structure):
 
 
 class NativeCode:
-    """A model's shared object, loaded. `pool_create` and `pool_destroy` are None in code built for one thread, `run_profiled` in code that
-    cannot be profiled."""
+    """A model's shared object, loaded until the last reference to this object is gone. Functions of the pool are None in code built for one
+    thread, `run_profiled` in code that cannot be profiled."""
 
     def __init__(self, code: bytes, path: str | os.PathLike[str] | None = None) -> None:
         """Load `code` from memory, or from a file written to `path`. Raises ArtifactError if it cannot be loaded."""
-        self._library, self._descriptor = open_library(code, path)
+        self._library, descriptor = open_library(code, path)
+        # Not at exit: other threads may still be running the model then.
+        weakref.finalize(self, _unload, self._library._handle, descriptor).atexit = False
         pointer, status = ctypes.c_void_p, ctypes.c_int32
         run, plan = self._function("tcomp_run", status, pointer), self._function("tcomp_plan", None, pointer, pointer)
         if run is None or plan is None:
-            self.close()
             raise ArtifactError(f"the artifact's code lacks the function {'tcomp_run' if run is None else 'tcomp_plan'}")
         self.run, self.plan = run, plan
         self.run_profiled = self._function("tcomp_run_profiled", status, pointer, pointer)
         self.pool_create = self._function("tcomp_pool_create", pointer, status, pointer)
         self.pool_destroy = self._function("tcomp_pool_destroy", None, pointer)
+        self.pool_forget = self._function("tcomp_pool_forget", None, pointer)
+        self.pool_version = self._function("tcomp_pool_version", status)
 
     def _function(self, name: str, result: type[ctypes._SimpleCData[Any]] | None, *arguments: type) -> ctypes._NamedFuncPointer | None:
         if not hasattr(self._library, name):
@@ -46,11 +50,11 @@ class NativeCode:
         function.restype, function.argtypes = result, arguments
         return function
 
-    def close(self) -> None:
-        """Unload. No function may be running, nor be called later."""
-        dlclose(self._library._handle)
-        if self._descriptor is not None:
-            os.close(self._descriptor)
+
+def _unload(handle: int, descriptor: int | None) -> None:
+    dlclose(handle)
+    if descriptor is not None:
+        os.close(descriptor)
 
 
 def open_library(code: bytes, path: str | os.PathLike[str] | None = None) -> tuple[ctypes.CDLL, int | None]:

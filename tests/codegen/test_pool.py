@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import ctypes
 import os
 import platform
@@ -18,8 +19,10 @@ import pytest
 
 from tcomp.codegen.elf import link
 from tcomp.codegen.llvm.machine_code import compile_ir
-from tcomp.codegen.llvm.thread_pool import EXPORTS, IMPORTS, pool_ir
+from tcomp.codegen.llvm.thread_pool import EXPORTS, IMPORTS, VERSION, pool_ir
 from tcomp.errors import TargetError
+from tcomp.runtime import pool as runtime_pool
+from tcomp.runtime.pool import View
 from tcomp.target import CpuTarget
 
 HOST = CpuTarget.parse(f"cpu -march={platform.machine()}")
@@ -95,6 +98,8 @@ def linked(target: CpuTarget = HOST) -> bytes:
 
 
 class Pool:
+    kept: View
+
     def __init__(self, library: ctypes.CDLL, threads: int, cpus: list[int] | None = None) -> None:
         self.library, self.threads = library, threads
         library.tcomp_pool_create.restype = ctypes.c_void_p
@@ -110,6 +115,17 @@ class Pool:
         function.restype, function.argtypes = None, [ctypes.c_void_p] * 3 + [ctypes.c_int64] * 3
         address = ctypes.cast(getattr(self.library, body), ctypes.c_void_p)
         function(self.address, address, closure, low, count, delay)
+
+    def view(self, threads: int) -> Pool:
+        """The same workers, for regions of another number of threads."""
+        other = copy.copy(self)
+        whole = View.from_address(self.address)
+        other.kept = View(whole.parallel_for, threads, whole.workers)
+        other.address, other.threads = ctypes.addressof(other.kept), threads
+        return other
+
+    def forget(self) -> None:
+        self.library.tcomp_pool_forget(ctypes.c_void_p(self.address))
 
     def close(self) -> None:
         self.library.tcomp_pool_destroy(ctypes.c_void_p(self.address))
@@ -172,6 +188,96 @@ def test_many_pools_at_once_on_few_cores(library: ctypes.CDLL) -> None:
     for thread in threads:
         thread.join(60)
     assert [total.value for total in totals] == [expected_sum(0, 500)] * 4
+
+
+def chunks(pool: Pool, extent: int) -> list[tuple[int, int]]:
+    """Those that the bodies of one region got."""
+    found: list[tuple[int, int]] = []
+    pool.parallel_for(BODY(lambda closure, begin, end: found.append((begin, end))), None, extent)
+    return sorted(found)
+
+
+def test_a_caller_does_not_wait_for_workers_that_others_use(library: ctypes.CDLL) -> None:
+    """The first region ends only after the second, from another thread, has run: on its caller alone."""
+    pool = Pool(library, 3)
+    started, done = threading.Event(), threading.Event()
+    seen: list[tuple[int, int]] = []
+
+    def second() -> None:
+        assert started.wait(30)
+        seen.extend(chunks(pool, 7))
+        done.set()
+
+    other = threading.Thread(target=second)
+    other.start()
+    waited: list[bool] = []
+
+    def body(closure: object, begin: int, end: int) -> None:
+        started.set()
+        waited.append(done.wait(30))
+
+    pool.parallel_for(BODY(body), None, 3)
+    other.join()
+    assert waited == [True] * 3 and seen == [(0, 7)]
+    assert chunks(pool, 3) == [(0, 1), (1, 2), (2, 3)]  # the workers are free again
+    pool.close()
+
+
+def test_callers_at_the_same_time_lose_no_iteration(library: ctypes.CDLL) -> None:
+    pool = Pool(library, 3)
+    total = ctypes.c_int64(0)
+    callers = [threading.Thread(target=pool.regions, args=("sum", ctypes.addressof(total), 0, 5000)) for _ in range(4)]
+    for caller in callers:
+        caller.start()
+    for caller in callers:
+        caller.join(60)
+    assert total.value == 4 * expected_sum(0, 5000)
+    pool.close()
+
+
+def test_regions_in_regions_run_on_their_caller(library: ctypes.CDLL) -> None:
+    pool = Pool(library, 3)
+    seen: list[list[tuple[int, int]]] = []
+    pool.parallel_for(BODY(lambda closure, begin, end: seen.append(chunks(pool, 4))), None, 3)
+    assert seen == [[(0, 4)]] * 3
+    pool.close()
+
+
+def test_views_share_workers_that_start_when_they_are_needed(library: ctypes.CDLL) -> None:
+    others = workers()
+    pool = Pool(library, 1)
+    narrow, wide = pool.view(2), pool.view(5)
+    for view, extent, chunked, started in ((wide, 1, 1, 0), (narrow, 9, 2, 1), (wide, 3, 3, 2), (wide, 9, 5, 4), (narrow, 9, 2, 4)):
+        assert len(chunks(view, extent)) == chunked
+        assert len(workers() - others) == started
+    pool.close()
+    assert workers() <= others
+
+
+def test_a_child_of_fork_forgets_the_workers(library: ctypes.CDLL) -> None:
+    """The fork happens in the midst of a region: the child's copy of the pool says that the workers are busy."""
+    pool = Pool(library, 2)
+    inside, leave = threading.Event(), threading.Event()
+
+    def body(closure: object, begin: int, end: int) -> None:
+        inside.set()
+        leave.wait(30)
+
+    busy = threading.Thread(target=pool.parallel_for, args=(BODY(body), None, 2))
+    busy.start()
+    assert inside.wait(30)
+    child = os.fork()
+    if child == 0:
+        pool.forget()
+        os._exit(0 if [chunks(pool, 4) for _ in range(3)] == [[(0, 2), (2, 4)]] * 3 else 1)
+    leave.set()
+    busy.join()
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+    pool.close()
+
+
+def test_the_runtime_knows_this_version(library: ctypes.CDLL) -> None:
+    assert library.tcomp_pool_version() == VERSION == runtime_pool.VERSION
 
 
 def workers() -> set[str]:

@@ -227,9 +227,12 @@ FILTER_MANIFEST: dict[str, Any] = {
 }
 
 
+def affine_objects() -> list[bytes]:
+    return [compile_ir(pool_ir(TRIPLE)), compile_ir(AFFINE_MAIN), *map(compile_ir, AFFINE_KERNELS)]
+
+
 def affine_code() -> bytes:
-    objects = [compile_ir(pool_ir(TRIPLE)), compile_ir(AFFINE_MAIN), *map(compile_ir, AFFINE_KERNELS)]
-    return link(objects, ["tcomp_run", "tcomp_plan", *EXPORTS], imports=IMPORTS)
+    return link(affine_objects(), ["tcomp_run", "tcomp_plan", *EXPORTS], imports=IMPORTS)
 
 
 def filter_code() -> bytes:

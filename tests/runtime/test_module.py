@@ -20,7 +20,7 @@ import pytest
 from tcomp.codegen.elf import link
 from tcomp.errors import ArtifactError, InputError
 from tcomp.runtime import Module, TensorSpec, host, numpy_dtype, read_artifact
-from tcomp.runtime.loaded_model import admit
+from tcomp.runtime.arrays import admit
 from tests.runtime import native_models as models
 
 W = models.W

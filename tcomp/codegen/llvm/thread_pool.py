@@ -1,8 +1,8 @@
 """The thread pool, as LLVM IR that is compiled for the target and linked into every multi-threaded model.
 
 The caller of a parallel region splits it into contiguous chunks, writes one into the mailbox of each worker (128 bytes: a cache line and
-its prefetched neighbour) and increments its `seq`; the worker runs the chunk and sets `done` to that. Regions do not nest. Both sides spin
-for 50 us, after the first three offering their core to other threads, then sleep in the kernel on the word they watch (Dekker's protocol):
+its prefetched neighbour) and increments its `seq`; the worker runs the chunk and sets `done` to that. Both sides spin for 50 us, after the
+first three offering their core to other threads, then sleep in the kernel on the word they watch (Dekker's protocol):
 
     sleeper:  flag := 1;  fence;  while word is old: futex_wait(word, old)
     waker:    word := new;  fence;  if flag: futex_wake(word)
@@ -10,13 +10,21 @@ for 50 us, after the first three offering their core to other threads, then slee
 One of the (sequentially consistent) fences comes first: then either the waker reads flag = 1, or the sleeper reads the new word. Between
 that read and its sleep the kernel compares the word again. A stale flag costs a system call only. Words wrap around; they are compared
 for equality. The floating-point mode of the caller travels with the chunk: otherwise results could depend on which thread computes them.
+
+A process has one pool, which serves all models, also those linked with a copy of this code that is not used. A region takes the workers by
+setting `busy`; where another one has them, it does not wait: its caller runs all of it, at once. So any number of threads may call, and
+regions may nest. A caller sees the pool through a `%pool`, of which there may be many copies, each with its own number of threads; workers
+are started by the first region that wants them, and stay until the pool is destroyed.
 """
 
 from __future__ import annotations
 
 from tcomp.errors import TargetError
 
-EXPORTS = ("tcomp_pool_create", "tcomp_pool_destroy")  # what a model's shared object exports of the pool
+VERSION = 2  # of what EXPORTS promise: of `tcomp_pool` in tcomp.h, and of who may call when; `tcomp.runtime.pool` knows the same
+EXPORTS = ("tcomp_pool_create", "tcomp_pool_destroy", "tcomp_pool_forget", "tcomp_pool_version")  # what a model's shared object exports
+CAPACITY = 4096  # threads; their mailboxes take 512 KiB of addresses, and memory once they are used
+RETRY = 1000  # regions that run on fewer threads than they want before the system, having refused to start one, is asked again
 LIBRARY = {
     "aligned_alloc": "ptr (i64, i64)", "free": "void (ptr)", "pthread_create": "i32 (ptr, ptr, ptr, ptr)", "pthread_join": "i32 (i64, ptr)",
     "pthread_setaffinity_np": "i32 (i64, i64, ptr)", "sched_yield": "i32 ()", "syscall": "i64 (i64, ...)",
@@ -31,11 +39,16 @@ _POST = """\
   %seq = load atomic i32, ptr %box monotonic, align 4
   %seq.next = add i32 %seq, 1
   store atomic i32 %seq.next, ptr %box release, align 4"""
-_THREADS = "  %threads.at = getelementptr %pool, ptr %pool, i64 0, i32 1"
+_TEAM = """\
+  %team.at = getelementptr %pool, ptr %pool, i64 0, i32 2
+  %team = load ptr, ptr %team.at"""
+_BUSY = "  %busy.at = getelementptr %team, ptr %team, i64 0, i32 2"
+_RUNNING = "  %running.at = getelementptr %team, ptr %team, i64 0, i32 3"
+_REFUSED = "  %refused.at = getelementptr %team, ptr %team, i64 0, i32 4"
 
 
 def _box(name: str, number: str) -> str:
-    return f"  %{name} = getelementptr %pool, ptr %pool, i64 0, i32 3, i64 %{number}"
+    return f"  %{name} = getelementptr %team, ptr %team, i64 0, i32 6, i64 %{number}"
 
 
 def _at(box: str, *fields: str) -> str:
@@ -125,8 +138,10 @@ def pool_ir(triple: str) -> str:
 target triple = "{triple}"
 
 %mailbox = type {{ {", ".join(MAILBOX.values())}, [64 x i8] }}
-;           0 parallel_for 1 threads, caller included
-%pool = type {{ ptr, i32, [116 x i8], [0 x %mailbox] }}
+;           0 parallel_for 1 threads, caller included 2 team
+%pool = type {{ ptr, i32, ptr }}
+;           2 busy 3 running, caller included 4 regions until a thread is started again, after one was refused
+%team = type {{ %pool, [104 x i8], i32, i32, i32, [116 x i8], [0 x %mailbox] }}
 
 @signals = internal constant i64 {blocked}
 @name = internal constant [6 x i8] c"tcomp\\00"
@@ -228,20 +243,42 @@ exit:
 
 define internal void @tcomp_pool_parallel_for(ptr %pool, ptr %body, ptr %closure, i64 %extent) {{
 entry:
-{_THREADS}
+  %threads.at = getelementptr %pool, ptr %pool, i64 0, i32 1
   %threads = load i32, ptr %threads.at
   %most = sext i32 %threads to i64
   %fewer = icmp slt i64 %extent, %most
-  %chunks = select i1 %fewer, i64 %extent, i64 %most
-  %alone = icmp sle i64 %chunks, 1
-  br i1 %alone, label %serial, label %fork
+  %wanted = select i1 %fewer, i64 %extent, i64 %most
+  %alone = icmp sle i64 %wanted, 1
+  br i1 %alone, label %serial, label %take
 serial:
   %empty = icmp sle i64 %extent, 0
   br i1 %empty, label %end, label %inline
 inline:
   call void %body(ptr %closure, i64 0, i64 %extent)
   br label %end
+take:
+{_TEAM}
+{_BUSY}
+  %claim = cmpxchg ptr %busy.at, i32 0, i32 1 acquire monotonic
+  %taken = extractvalue {{ i32, i1 }} %claim, 1
+  br i1 %taken, label %count, label %serial
+count:
+{_RUNNING}
+  %running32 = load i32, ptr %running.at
+  %running = sext i32 %running32 to i64
+  %enough = icmp sge i64 %running, %wanted
+  br i1 %enough, label %fork, label %recruit
+recruit:
+  %target32 = trunc i64 %wanted to i32
+  %started32 = call i32 @start(ptr %team, i32 %target32, ptr null)
+  %started = sext i32 %started32 to i64
+  %none = icmp sle i64 %started, 1
+  br i1 %none, label %leave, label %fork
+leave:
+  store atomic i32 0, ptr %busy.at release, align 4
+  br label %serial
 fork:
+  %chunks = phi i64 [ %wanted, %count ], [ %started, %recruit ]
   %base = udiv i64 %extent, %chunks
   %product = mul i64 %base, %chunks
   %extra = sub i64 %extent, %product
@@ -289,40 +326,51 @@ join:
   %k.next = add i64 %k, 1
   %joined = add i64 %k.next, 1
   %all = icmp eq i64 %joined, %chunks
-  br i1 %all, label %end, label %join
+  br i1 %all, label %release, label %join
+release:
+  store atomic i32 0, ptr %busy.at release, align 4
+  br label %end
 end:
   ret void
 }}
 
-; NULL if there is no memory. Has fewer threads than wanted if the system refuses to start more.
-define ptr @tcomp_pool_create(i32 %threads, ptr %cpus) {{
+; Start threads until `wanted` run, unless the system has refused one lately. Returns how many do. Only for who holds the workers.
+define internal i32 @start(ptr %team, i32 %wanted, ptr %cpus) noinline {{
 entry:
   %mask = alloca [16 x i64], align 64
-  %positive = icmp sgt i32 %threads, 1
-  %n32 = select i1 %positive, i32 %threads, i32 1
-  %n = zext i32 %n32 to i64
-  %bytes = shl i64 %n, 7
-  %pool = call ptr @aligned_alloc(i64 128, i64 %bytes)
-  %failed = icmp eq ptr %pool, null
-  br i1 %failed, label %end, label %fill
-fill:
-  store ptr @tcomp_pool_parallel_for, ptr %pool
-{_THREADS}
-  store i32 1, ptr %threads.at
-  br i1 %positive, label %start, label %end
-start:
-  %i = phi i64 [ 1, %fill ], [ %i.next, %next ]
+{_RUNNING}
+{_REFUSED}
+  %running32 = load i32, ptr %running.at
+  %running = zext i32 %running32 to i64
+  %pause = load i32, ptr %refused.at
+  %paused = icmp sgt i32 %pause, 0
+  br i1 %paused, label %later, label %head
+later:
+  %shorter = sub i32 %pause, 1
+  store i32 %shorter, ptr %refused.at
+  ret i32 %running32
+head:
+  %i = phi i64 [ %running, %entry ], [ %i.next, %next ]
+  %count = trunc i64 %i to i32
+  %more = icmp slt i32 %count, %wanted
+  %room = icmp slt i32 %count, {CAPACITY}
+  %again = and i1 %more, %room
+  br i1 %again, label %begin, label %end
+begin:
   %slot = sub i64 %i, 1
 {_box("box", "slot")}
   store <16 x i8> zeroinitializer, ptr %box, align 16
 {_at("box", "thread")}
   %error = call i32 @pthread_create(ptr %thread.at, ptr null, ptr @tcomp_pool_worker, ptr %box)
-  %refused = icmp ne i32 %error, 0
-  br i1 %refused, label %end, label %started
+  %failed = icmp ne i32 %error, 0
+  br i1 %failed, label %refuse, label %started
+refuse:
+  store i32 {RETRY}, ptr %refused.at
+  ret i32 %count
 started:
   %i.next = add i64 %i, 1
-  %running = trunc i64 %i.next to i32
-  store i32 %running, ptr %threads.at
+  %now = trunc i64 %i.next to i32
+  store i32 %now, ptr %running.at
   %anywhere = icmp eq ptr %cpus, null
   br i1 %anywhere, label %next, label %choose
 choose:
@@ -342,10 +390,48 @@ pin:
   %ignored = call i32 @pthread_setaffinity_np(i64 %thread, i64 128, ptr %mask)
   br label %next
 next:
-  %more = icmp ult i64 %i.next, %n
-  br i1 %more, label %start, label %end
+  br label %head
 end:
-  ret ptr %pool
+  ret i32 %count
+}}
+
+define i32 @tcomp_pool_version() {{
+  ret i32 {VERSION}
+}}
+
+; NULL if there is no memory.
+define ptr @tcomp_pool_create(i32 %threads, ptr %cpus) {{
+entry:
+  %team = call ptr @aligned_alloc(i64 128, i64 {128 * (2 + CAPACITY)})
+  %failed = icmp eq ptr %team, null
+  br i1 %failed, label %end, label %fill
+fill:
+  %positive = icmp sgt i32 %threads, 1
+  %some = select i1 %positive, i32 %threads, i32 1
+  %large = icmp sgt i32 %some, {CAPACITY}
+  %most = select i1 %large, i32 {CAPACITY}, i32 %some
+  store ptr @tcomp_pool_parallel_for, ptr %team
+  %threads.at = getelementptr %pool, ptr %team, i64 0, i32 1
+  store i32 %most, ptr %threads.at
+  %team.at = getelementptr %pool, ptr %team, i64 0, i32 2
+  store ptr %team, ptr %team.at
+  call void @tcomp_pool_forget(ptr %team)
+  %running = call i32 @start(ptr %team, i32 %most, ptr %cpus)
+  br label %end
+end:
+  ret ptr %team
+}}
+
+; In a child of fork, which has no workers.
+define void @tcomp_pool_forget(ptr %pool) {{
+{_TEAM}
+{_BUSY}
+{_RUNNING}
+{_REFUSED}
+  store i32 0, ptr %busy.at
+  store i32 1, ptr %running.at
+  store i32 0, ptr %refused.at
+  ret void
 }}
 
 ; The pool must be idle; it may be NULL.
@@ -354,9 +440,10 @@ entry:
   %nothing = icmp eq ptr %pool, null
   br i1 %nothing, label %end, label %begin
 begin:
-{_THREADS}
-  %threads = load i32, ptr %threads.at
-  %workers32 = sub i32 %threads, 1
+{_TEAM}
+{_RUNNING}
+  %running = load i32, ptr %running.at
+  %workers32 = sub i32 %running, 1
   %workers = zext i32 %workers32 to i64
   br label %head
 head:
@@ -375,7 +462,7 @@ stop:
   %i.next = add i64 %i, 1
   br label %head
 release:
-  call void @free(ptr %pool)
+  call void @free(ptr %team)
   br label %end
 end:
   ret void

@@ -15,8 +15,8 @@
  *     tcomp_call call = {inputs, outputs, weights, aligned_alloc(64, round_up_to_64(sizes[0])), NULL, NULL, 0, 0, 0};
  *     int32_t error = run(&call);
  *
- * Different calls may run at the same time if they share neither outputs, workspace, dims nor pool. The code must come from a source you
- * trust: loading a model is loading native code.
+ * Different calls may run at the same time if they share neither outputs, workspace nor dims; they may share a pool, also one that the code
+ * of another model made. The code must come from a source you trust: loading a model is loading native code.
  */
 #ifndef TCOMP_H
 #define TCOMP_H
@@ -27,18 +27,23 @@
 extern "C" {
 #endif
 
-/* The first field is the only one that code outside the pool may use. `parallel_for` calls body(closure, begin, end) on contiguous,
- * disjoint chunks that cover [0, extent), the first of them on the calling thread, and returns when all are done. Chunks are balanced to
- * within one; empty ones are not called. One region at a time; bodies must not start regions. Another implementation may be
- * substituted, since results do not depend on the partition. */
+/* `parallel_for` calls body(closure, begin, end) on contiguous, disjoint chunks that cover [0, extent), the first of them on the calling
+ * thread, and returns when all are done. Chunks are balanced to within one; empty ones are not called. Any number of threads may call it,
+ * bodies as well: where the workers are busy with another region, it does not wait, but runs body(closure, 0, extent). Another implementation
+ * may be substituted: models use the first field alone, and results do not depend on the partition.
+ *
+ * A copy of the structure is another view of the same workers, and may have another number of threads (1 to 4096). Workers are started by the
+ * first region that wants them. */
 typedef struct tcomp_pool tcomp_pool;
 struct tcomp_pool {
   void (*parallel_for)(tcomp_pool *self, void (*body)(void *closure, int64_t begin, int64_t end), void *closure, int64_t extent);
+  int32_t threads; /* the most that a region uses, its caller included */
+  void *workers;
 };
 
 typedef struct tcomp_call {
   const void *const *inputs; /* one per manifest input: dense, row-major, aligned to the element size */
-  void *const *outputs;      /* one per manifest output: as large as tcomp_plan says, aligned to 64 bytes, overlapping nothing */
+  void *const *outputs;      /* one per manifest output: as large as tcomp_plan says, aligned to the element size, overlapping nothing; fastest at 64 bytes */
   const void *weights;       /* the weights section, aligned to 64 bytes; read only */
   void *workspace;           /* as large as tcomp_plan says, aligned to 64 bytes; contents mean nothing before and after */
   int64_t *dims;             /* one per manifest dim, in its order; NULL if there is none */
@@ -60,12 +65,19 @@ typedef int32_t tcomp_run_fn(tcomp_call *call);
 typedef void tcomp_plan_fn(const int64_t *dims, int64_t *sizes);
 
 /* Only in models built for more than one thread. `threads` includes the caller. `cpus`, if not NULL, holds `threads` CPU numbers (below
- * 1024) to pin the workers to; the first entry is the caller's and is ignored. Returns NULL if there is no memory, and
- * makes a smaller pool if the system refuses to start more threads. A pool does not survive fork(). */
+ * 1024) to pin the workers to that this starts; the first entry is the caller's and is ignored. Returns NULL if there is no memory; regions run
+ * on fewer threads while the system refuses to start more. The library must stay loaded as long as the pool is. */
 typedef tcomp_pool *tcomp_pool_create_fn(int32_t threads, const int32_t *cpus);
 
-/* Joins the workers. The pool must be idle; NULL is allowed. */
+/* Joins the workers. `pool` is what tcomp_pool_create returned, and must be idle; NULL is allowed. */
 typedef void tcomp_pool_destroy_fn(tcomp_pool *pool);
+
+/* To be called in a child of fork() before the pool is used there: the child has none of its workers. */
+typedef void tcomp_pool_forget_fn(tcomp_pool *pool);
+
+/* Of all this about pools; a program that was written for this header checks it, once. */
+#define TCOMP_POOL_VERSION 2
+typedef int32_t tcomp_pool_version_fn(void);
 
 #ifdef __cplusplus
 }
