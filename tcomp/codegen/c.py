@@ -261,6 +261,8 @@ class CText(SourceText):
                 return f"({c_type(e.dtype)}){self.term(e.args[0], PREFIX)}"
             case "bitcast":
                 return f"((union {{ {c_type(e.args[0].dtype)} from; {c_type(e.dtype)} to; }}){{ {self.term(e.args[0])} }}).to"
+            case "checked":  # this code clamps, and tells nothing
+                return self.term(e.args[0], precedence)
             case "select":
                 return self.choice(e, precedence)
             case "isnan" | "isinf":

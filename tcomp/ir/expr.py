@@ -12,6 +12,7 @@ compare structure at the price of a pointer. (Use `equal`, `not_equal`, `<`, ...
     bitcast     a                   -                      the same bits read as `dtype`
     fma         a, b, c             -                      a * b + c rounded once
     ldexp       a, n                -                      a * 2 ** n rounded once; n is a float with the value of an integer
+    checked     i, n, given         -                      i; where not 0 <= i < n, the run ends with an error about the index `given`
     exp ...     a                   -                      elementary functions (`UNARY`)
     read        indices...          Tensor or Buffer       one element
     reduce      body                (Reducer, axes)        reduction of `body` over the axes, the last axis fastest
@@ -44,7 +45,7 @@ UNARY = (
     "atan", "sinh", "cosh", "asinh", "acosh", "atanh", "isnan", "isinf", "popcount",
 )  # fmt: skip
 PREDICATES = ("isnan", "isinf")
-ARITY = {"select": 3, "fma": 3, "ldexp": 2} | dict.fromkeys(UNARY, 1) | dict.fromkeys(BINARY, 2)  # of what `operation` makes
+ARITY = {"select": 3, "fma": 3, "checked": 3, "ldexp": 2} | dict.fromkeys(UNARY, 1) | dict.fromkeys(BINARY, 2)  # of what `operation` makes
 
 
 @dataclass(frozen=True, slots=True)
@@ -295,6 +296,18 @@ def bitcast(a: Expr, dtype: str) -> Expr:
     return a if a.dtype == dtype else _make("bitcast", dtype, (a,))
 
 
+def checked(index: Expr, extent: Dim, given: Expr | None = None) -> Expr:
+    """`index`, an int64; the run ends with an error about the index `given` (default: the same) where it is not in 0 <= index < extent.
+
+    Nothing else follows from the check: what must not be accessed out of range is clamped as well.
+    """
+    n, (lo, hi) = as_expr(extent), bounds(index)
+    least = bounds(n)[0]
+    if lo is not None and lo >= 0 and hi is not None and least is not None and hi < least:
+        return index
+    return _make("checked", INDEX, (index, n, index if given is None else given))
+
+
 def fma(a: Expr, b: Expr, c: Expr) -> Expr:
     """a * b + c with a single rounding."""
     return _make("fma", a.dtype, (a, b, c))
@@ -399,6 +412,8 @@ def operation(op: str, *args: Expr) -> Expr:
     """The operator `op`, one of `ARITY`, applied to as many operands."""
     if op in BINARY or op in UNARY:
         return binary(op, *args) if op in BINARY else unary(op, *args)
+    if op == "checked":
+        return checked(*args)
     return (select if op == "select" else fma if op == "fma" else ldexp)(*args)
 
 

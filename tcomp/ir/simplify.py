@@ -68,6 +68,8 @@ def _rule(e: Expr) -> Expr | None:
                 return (_floordiv if e.op == "truncdiv" else _mod)(*args)
             case "min" | "max":
                 return _min_max(e)
+            case "checked" if _nonnegative(args[0]) and prove(args[0] < args[1]):
+                return args[0]
             case "select" if args[0].op == "not":
                 return select(args[0].args[0], args[2], args[1])
     if e.op in ("lt", "le", "eq", "ne") and args[0].dtype == INDEX:

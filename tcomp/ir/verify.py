@@ -98,6 +98,8 @@ def _verify_node(e: Expr, require: Require) -> None:
 
 
 def _defined(op: str, dtype: str) -> bool:
+    if op == "checked":
+        return dtype == INDEX
     if op in E.COMPARISON or op in ("min", "max", "select"):
         return True
     if dtype == "bool":

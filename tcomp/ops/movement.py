@@ -12,7 +12,7 @@ from operator import add, mod, mul
 
 from tcomp.errors import IRError
 from tcomp.ir import loops as L, te
-from tcomp.ir.expr import Dim, Expr, ExprLike, as_dim, as_expr, cast, const, maximum, minimum, row_major, select
+from tcomp.ir.expr import Dim, Expr, ExprLike, as_dim, as_expr, cast, checked, const, maximum, minimum, row_major, select
 from tcomp.ir.graph import Operator
 from tcomp.ir.simplify import prove, same_dim, simplify
 from tcomp.ir.te import Tensor
@@ -205,8 +205,8 @@ Index = tuple[Expr, ...]
 
 
 def valid_index(index: Expr, extent: Dim) -> Expr:
-    """`index` (any integer type) wrapped if negative and kept within 0 <= result < extent."""
-    return clamped(_from_end(index, extent), extent)
+    """`index` (any integer type) wrapped if negative, then kept within 0 <= result < extent: where it lies outside, the run reports it."""
+    return clamped(checked(_from_end(index, extent), extent, cast(index, "int64")), extent)
 
 
 def _from_end(index: Expr, extent: Dim) -> Expr:

@@ -19,7 +19,7 @@ from tcomp.runtime.bound import Call as BoundCall
 from tcomp.runtime.frame import OWN_BYTES, Frame, Plan, address_of, new_arrays
 from tcomp.runtime.host import check_target, default_threads
 from tcomp.runtime.loaded_model import MEMORY_LIMIT, LoadedModel, check_sizes
-from tcomp.runtime.native_code import NativeCode
+from tcomp.runtime.native_code import Call, NativeCode
 from tcomp.runtime.pool import shared_pool
 from tcomp.runtime.workspace import Workspace, give_back, take
 
@@ -133,7 +133,7 @@ class Module(LoadedModel):
         frame.fill(places)
         error = (run or self._code.run)(frame.address)
         if error:  # the frame is not used again: the code left a status in it
-            self._fail(error)
+            self._fail(error, frame.call)
         if self._grows:
             outputs = self._slice(outputs, plan, list(frame.dims))
         if workspace is not None:
@@ -155,7 +155,7 @@ class Module(LoadedModel):
         def call() -> None:
             if error := run(address):
                 frame.call.status = 0
-                self._fail(error)
+                self._fail(error, frame.call)
 
         def call_and_slice() -> list[Array]:
             frame.prepare(plan)
@@ -165,9 +165,11 @@ class Module(LoadedModel):
 
         return arrays, outputs, call_and_slice if self._grows else call
 
-    def _fail(self, error: int) -> NoReturn:
+    def _fail(self, error: int, call: Call) -> NoReturn:
         messages = self.manifest.errors
-        raise InputError(f"the model stopped: {messages[error - 1] if 1 <= error <= len(messages) else f'unknown error {error}'}")
+        what = messages[error - 1] if 1 <= error <= len(messages) else f"unknown error {error}"
+        why = f"the index is {call.index}, and there are {call.extent} elements" if call.extent else ""
+        raise InputError(f"the model stopped: {what}", why=why)
 
     def _frame(self) -> Frame:
         return Frame(self.artifact.weights, len(self._names), len(self._output_names), len(self._dim_index), self._pool_at)

@@ -196,6 +196,8 @@ class FunctionBuilder(SourceText):
                 return self.loaded(e.dtype, f"{name}[{self.value(position)}]")
             case "select":
                 return self.select(e)
+            case "checked":  # GPUs clamp and tell nothing
+                return self.value(e.args[0])
             case "cast":
                 return self.cast(e, e.args[0], e.dtype)
             case "bitcast":

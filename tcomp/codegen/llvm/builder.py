@@ -75,6 +75,22 @@ _FLOAT_OPS = {"add": "fadd", "sub": "fsub", "mul": "fmul", "div": "fdiv"}
 _INT_OPS = {op: op for op in ("add", "sub", "mul", "and", "or", "xor")}
 _INTRINSICS = {op: op for op in ("sqrt", "floor", "ceil", "trunc")} | {"round": "roundeven", "abs": "fabs", "popcount": "ctpop"}
 
+# The first thread that finds an index out of range says so in the call.
+_REPORT = """define internal void @tcomp_outside(ptr %call, i64 %index, i64 %extent) cold noinline #0 {
+  %status = getelementptr i8, ptr %call, i64 48
+  %pair = cmpxchg ptr %status, i64 0, i64 1 monotonic monotonic
+  %first = extractvalue { i64, i1 } %pair, 1
+  br i1 %first, label %tell, label %end
+tell:
+  %index.at = getelementptr i8, ptr %call, i64 56
+  store i64 %index, ptr %index.at
+  %extent.at = getelementptr i8, ptr %call, i64 64
+  store i64 %extent, ptr %extent.at
+  br label %end
+end:
+  ret void
+}"""
+
 
 class Module:
     """What all functions of one LLVM module share."""
@@ -84,6 +100,7 @@ class Module:
         self.functions: list[str] = []
         self.declarations: dict[str, str] = {}
         self.regions = 0
+        self.uses_report = False
         self.native_half = target.half_arithmetic
 
     def text(self) -> str:
@@ -93,7 +110,12 @@ class Module:
         if self.target.arch == "x86_64":
             attributes += f' "prefer-vector-width"="{bits}" "min-legal-vector-width"="{bits}"'
         notes = "".join(f"; {line}\n" for note in self.notes for line in note.splitlines())
-        parts = [f'{notes}target triple = "{self.target.triple}"', *self.declarations.values(), *self.functions]
+        parts = [
+            f'{notes}target triple = "{self.target.triple}"',
+            *self.declarations.values(),
+            *self.functions,
+            *[_REPORT] * self.uses_report,
+        ]
         return "\n".join(parts) + f"\nattributes #0 = {{ {attributes} }}\n"
 
     def type(self, dtype: str, lanes: int = 1) -> str:

@@ -59,6 +59,7 @@ class _Entry(_Sized):
 
     def emit(self, name: str, ticks: str = "") -> None:
         self.ticks, self.number, self.bases = ticks, 0, dict[tuple[str, int], str]()
+        self.exits = list[str]()  # blocks in which the run may end, and the number of the kernel before
         fields = {name: self.op(f"load ptr, ptr {self.field(name)}") for name in CALL_FIELDS[:5]}
         self.pointers[self.dims] = fields["dims"]
         for ref in _refs(self.program.steps):
@@ -69,9 +70,15 @@ class _Entry(_Sized):
         self.line("ret i32 0")
         if self.can_stop:
             self.start("stopped")
+            number = self.op(f"phi i64 {', '.join(self.exits)}")
             status = self.op(f"load i64, ptr {self.field('status')}")
-            self.line(f"ret i32 {self.op(f'trunc i64 {status} to i32')}")
+            result = self.op(f"select i1 {self.op(f'icmp sgt i64 {status}, 0')}, i64 {number}, i64 {status}")
+            self.line(f"ret i32 {self.op(f'trunc i64 {result} to i32')}")
         self.module.functions.append(self.text(f"define i32 @{name}(ptr %call{ticks}) #0"))
+
+    def stop_if_asked(self, label: str = "") -> None:
+        self.exits.append(f"[ {self.number}, %{self.block} ]")
+        super().stop_if_asked(label)
 
     def element(self, base: str, index: int) -> str:
         return self.op(f"load ptr, ptr {self.op(f'getelementptr ptr, ptr {base}, i64 {index}')}")
@@ -106,16 +113,16 @@ class _Entry(_Sized):
     def run(self, call: Call) -> None:
         arguments = ["ptr %call"] + [f"ptr {self.place(r)}" for r in call.buffers] + [f"i64 {self.index(s)}" for s in call.scalars]
         text = f"call void {symbol(call.symbol)}({', '.join(arguments)})"
+        self.number += 1
         if not self.ticks:
             self.line(text)
             return self.stop_if_asked()
         start = self.clock()
         self.line(text)
         taken = self.op(f"sub i64 {self.clock()}, {start}")
-        place = self.op(f"getelementptr i64, ptr %ticks, i64 {self.number}")
+        place = self.op(f"getelementptr i64, ptr %ticks, i64 {self.number - 1}")
         total = self.op(f"add i64 {self.op(f'load i64, ptr {place}')}, {taken}")
         self.line(f"store i64 {total}, ptr {place}")
-        self.number += 1
         self.stop_if_asked()
 
     def clock(self) -> str:

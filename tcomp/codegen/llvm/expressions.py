@@ -97,8 +97,8 @@ class KernelModule(Module):
         return {s.buffer for s in L.walk(stmt) if isinstance(s, L.Store | L.Accumulate)}
 
     def unsafe(self, e: Expr) -> bool:
-        """Whether evaluating `e` where it is not wanted might fault."""
-        return bool(self.buffers(e)) and any(n.op == "read" and not self.in_bounds(n) for n in E.walk(e))
+        """Whether evaluating `e` where it is not wanted might fault, or report an index."""
+        return bool(self.buffers(e)) and any((n.op == "read" and not self.in_bounds(n)) or n.op == "checked" for n in E.walk(e))
 
 
 class Expressions(Builder):
@@ -409,6 +409,8 @@ class Expressions(Builder):
                 return self.fma(*args)
             case "ldexp":
                 return self.ldexp(*args)
+            case "checked":
+                return self.checked(*args)
             case "lt" | "le" | "eq" | "ne":
                 return self.compare(e.op, *args)
             case "floordiv" | "mod" | "truncdiv" | "truncmod" if is_integer(e.dtype):
@@ -448,6 +450,25 @@ class Expressions(Builder):
         narrow = self.op(f"trunc i64 {count.ref} to i32") if count.ref[0] == "%" else count.ref
         vector = self.spread(Value(narrow, "int32"), self.lanes)
         return Value(self.op(f"icmp {test} <{self.lanes} x i32> {lanes}, {vector}"), "bool", self.lanes)
+
+    def checked(self, index: Value, extent: Value, given: Value) -> Value:
+        """The index; the first active lane in which it is out of range is reported, and the code goes on."""
+        lanes, type_, (i, n, told) = self.alike(index, extent, given)
+        outside = Value(self.op(f"icmp uge {type_} {i}, {n}"), "bool", lanes)  # as unsigned integers, negative ones are the largest
+        if self.mask is not None:
+            outside = self.arithmetic("and", [outside, self.mask], "bool")
+        bad, end = self.labels("outside", "end")
+        bits = self.op(f"bitcast <{outside.lanes} x i1> {outside.ref} to i{outside.lanes}") if outside.lanes > 1 else outside.ref
+        self.branch(self.op(f"icmp ne i{outside.lanes} {bits}, 0"), bad, end)
+        self.start(bad)
+        if lanes > 1:
+            lane = self.call("cttz", f"i{lanes}", (f"i{lanes}", bits), ("i1", "true"), suffix=(f"i{lanes}",))
+            told, n = (self.op(f"extractelement {type_} {x}, i{lanes} {lane}") for x in (told, n))
+        self.line(f"call void @tcomp_outside(ptr %call, i64 {told}, i64 {n})")
+        self.module.uses_report = True
+        self.jump(end)
+        self.start(end)
+        return index
 
     def select(self, e: Expr) -> Value:
         """A choice: both sides are computed unless that might fault."""

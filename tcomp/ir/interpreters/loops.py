@@ -297,6 +297,8 @@ class _Text:
                 return f"({args[1]} if {args[0]} else {args[2]})"
             case "cast" if (fast := self.conversion(e, args[0])) is not None:
                 return fast
+            case "checked":
+                return f"{self.constant(_checked)}({', '.join(args)})"
             case "reduce":
                 raise IRError("a loop program contains a `reduce` expression", hint="lower it to a loop with L.Accumulate")
         kind = e.args[0].dtype
@@ -351,6 +353,12 @@ def _bad() -> NoReturn:
 
 def _tuple(items: Sequence[str]) -> str:
     return "".join(f"{item}, " for item in items) if items else "()"
+
+
+def _checked(index: int, extent: int, given: int) -> int:
+    if not 0 <= index < extent:
+        raise InputError(f"index {given} is out of range", why=f"there are {extent} elements")
+    return index
 
 
 def _general(e: Expr) -> Callable[..., Any]:

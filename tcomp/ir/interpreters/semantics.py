@@ -35,6 +35,8 @@ def apply(op: str, dtype: str, args: Sequence[Array]) -> Array:
         match op:
             case "cast":
                 return cast(args[0], dtype)
+            case "checked":
+                return args[0]
             case "bitcast":
                 return cast(args[0], dtype) if dtype == "bool" else np.asarray(args[0]).view(to_numpy(dtype))
         function = (_BOOL if kind == "bool" else _FLOAT if is_float(kind) else _INTEGER).get(op)

@@ -153,6 +153,8 @@ class Evaluator:
         undefined = [where for _, where in args]
         if e.op == "select" and (undefined[1] is not None or undefined[2] is not None):
             undefined[1:] = [np.where(args[0][0], *(False if where is None else where for where in undefined[1:]))]
+        if e.op == "checked" and (outside := (args[0][0] < 0) | (args[0][0] >= args[1][0])).any():
+            undefined.append(outside)
         return result, reduce(_either, undefined)
 
     def _read(self, e: Expr, grid: Grid) -> Value:

@@ -1,0 +1,104 @@
+"""Indices out of range are reported: the first one, by the kernel that uses it, and never one that is not wanted."""
+
+from __future__ import annotations
+
+import ctypes
+
+import numpy as np
+import pytest
+from onnx import helper, numpy_helper
+
+import tcomp
+from tcomp.codegen.llvm.kernel import emit_kernel
+from tcomp.codegen.llvm.machine_code import compile_ir
+from tcomp.errors import InputError
+from tcomp.ir import expr as E
+from tcomp.ir.expr import Expr, cast, checked, maximum, minimum, select
+from tcomp.ir.interpreters.loops import run_kernel
+from tcomp.ir.loops import PARALLEL, SERIAL, VECTORIZED, Buffer, If, Kernel, loop, store
+from tcomp.runtime.native_code import Call
+from tests.codegen.jit import HOST, kernel, load_objects
+from tests.codegen.test_llvm import python_pool
+
+N, COUNT = 10, 32
+X, INDEX, OUT = Buffer("x", "float32", (N,)), Buffer("index", "int32", (COUNT,)), Buffer("out", "float32", (COUNT,))
+
+
+def picked(i: Expr) -> Expr:
+    at = cast(INDEX[i], "int64")
+    return X[maximum(minimum(checked(at, N), N - 1), 0)]
+
+
+KERNELS = {
+    "serial": loop("i", COUNT, lambda i: store(OUT, (i,), picked(i)), SERIAL),
+    "parallel": loop("i", COUNT, lambda i: store(OUT, (i,), picked(i)), PARALLEL),
+    "vectorized": loop("i", COUNT // 8, lambda i: loop("v", 8, lambda v: store(OUT, (i * 8 + v,), picked(i * 8 + v)), VECTORIZED)),
+}
+HALF = {  # only the first 16 results are wanted
+    "a branch": loop("i", COUNT, lambda i: If(i < 16, store(OUT, (i,), picked(i)), None)),
+    "a selection": loop("i", COUNT, lambda i: store(OUT, (i,), select(i < 16, picked(i), 0.0))),
+    "lanes of a selection": loop("v", COUNT, lambda v: store(OUT, (v,), select(v < 16, picked(v), 0.0)), VECTORIZED),
+    "lanes of a branch": loop("v", COUNT, lambda v: If(v < 16, store(OUT, (v,), picked(v)), None), VECTORIZED),
+    "one index for all lanes": loop(
+        "v", 16, lambda v: store(OUT, (v,), select(v < cast(INDEX[31], "int64"), picked(E.as_expr(16)), 0.0)), VECTORIZED
+    ),
+}
+
+
+def run(k: Kernel, index: np.ndarray) -> tuple[Call, np.ndarray]:
+    function = ctypes.CFUNCTYPE(None, *[ctypes.c_void_p] * 4)(load_objects(compile_ir(emit_kernel(k, HOST), HOST))(k.name))
+    pool, _, _keep = python_pool(2)
+    call, out = Call(pool=ctypes.addressof(pool)), np.zeros(COUNT, np.float32)
+    function(ctypes.byref(call), np.arange(N, dtype=np.float32).ctypes.data, index.ctypes.data, out.ctypes.data)
+    return call, out
+
+
+@pytest.mark.parametrize("wrong", [N, -1, 2**31 - 1, -(2**31)])
+@pytest.mark.parametrize("name", KERNELS)
+def test_the_index_is_reported(name: str, wrong: int) -> None:
+    k = kernel("k", [X, INDEX], [OUT], KERNELS[name])
+    index = np.arange(COUNT, dtype=np.int32) % N
+    call, out = run(k, index)
+    assert call.status == 0
+    np.testing.assert_array_equal(out, index)
+    index[13] = wrong
+    call, _ = run(k, index)
+    assert (call.status, call.index, call.extent) == (1, wrong, N)
+    arrays = {X: np.arange(N, dtype=np.float32), INDEX: index, OUT: np.zeros(COUNT, np.float32)}
+    with pytest.raises(InputError, match=f"index {wrong} is out of range(.|\n)*{N} elements"):
+        run_kernel(k, arrays, {})
+
+
+@pytest.mark.parametrize("name", HALF)
+def test_what_is_not_wanted_is_not_reported(name: str) -> None:
+    k = kernel("k", [X, INDEX], [OUT], HALF[name])
+    index = np.where(np.arange(COUNT) < 16, np.arange(COUNT) % N, 99).astype(np.int32)
+    index[31] = -5
+    call, out = run(k, index)
+    assert call.status == 0
+    arrays = {X: np.arange(N, dtype=np.float32), INDEX: index, OUT: np.zeros(COUNT, np.float32)}
+    run_kernel(k, arrays, {})
+    np.testing.assert_array_equal(out, arrays[OUT])
+    index[:] = 99
+    assert run(k, index)[0].status == 1
+
+
+def test_no_check_where_the_range_is_known() -> None:
+    i = E.loop_var("i", 10)
+    assert checked(i, 10) is i
+    assert checked(i + 1, 10) is not i + 1
+
+
+@pytest.mark.parametrize("wrong", [5, -6, 2**40])
+@pytest.mark.parametrize("threads", [1, 2])
+def test_a_model_says_where_and_which(wrong: int, threads: int) -> None:
+    nodes = [helper.make_node("Gather", ["table", "ids"], ["rows"], "embed"), helper.make_node("Relu", ["rows"], ["y"], "act")]
+    table = numpy_helper.from_array(np.arange(20, dtype=np.float32).reshape(5, 4), "table")
+    ids, y = helper.make_tensor_value_info("ids", 7, ["n"]), helper.make_tensor_value_info("y", 1, ["n", 4])
+    graph = helper.make_graph(nodes, "g", [ids], [y], [table])
+    module = tcomp.compile(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=10), threads=threads)
+    right = np.array([0, 4, -5, -1, 2])
+    np.testing.assert_array_equal(module.run({"ids": right})["y"], np.arange(20).reshape(5, 4)[right])
+    with pytest.raises(InputError, match=f"out of range in embed \\+ act(.|\n)*the index is {wrong}, and there are 5 elements"):
+        module.run({"ids": np.array([0, 1, wrong, 2])})
+    np.testing.assert_array_equal(module.run({"ids": right})["y"], np.arange(20).reshape(5, 4)[right])
