@@ -27,9 +27,9 @@ from tcomp.ir.verify import verify_kernel
 from tcomp.schedules.instructions import fma_tile, isa_of, mma, sdot, vpdpbusd
 from tcomp.schedules.primitives.editing import rebuild
 from tcomp.target import CpuTarget, CudaTarget, Target
-from tests.codegen import cuda_host
+from tests.codegen.cuda import cuda_host
+from tests.codegen.cuda.warp_products import product
 from tests.codegen.jit import HOST, compile_kernel, spill_count
-from tests.codegen.warp_products import product
 
 GPU = CudaTarget.parse("cuda")
 ARM = CpuTarget.parse("cpu -march=aarch64 -mcpu=neoverse-n1")

@@ -17,7 +17,7 @@ from tcomp.backends import workers
 from tcomp.codegen.cuda import launch_plan, nvrtc
 from tcomp.runtime.cuda import CupyDevice
 from tcomp.runtime.plan import KernelCode
-from tests.codegen import cuda_host
+from tests.codegen.cuda import cuda_host
 
 
 @contextmanager

@@ -15,7 +15,7 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from tests.codegen import cuda_host
+from tests.codegen.cuda import cuda_host
 
 LOST = "the context of the device is lost"  # as a note in a kernel
 

@@ -12,7 +12,7 @@ import pytest
 from tcomp.errors import DeviceError, InputError
 from tcomp.runtime import cuda
 from tcomp.runtime.cuda import CudaModule, CupyDevice
-from tests.codegen import cuda_host
+from tests.codegen.cuda import cuda_host
 from tests.gpu.fake_cupy import SIGNATURES, Array, CUDARuntimeError, FakeCupy
 from tests.gpu.test_models import NET, compiled, floats, model, node, reference
 

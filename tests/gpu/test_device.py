@@ -24,7 +24,7 @@ from tcomp.schedules.gpu.default import schedule
 from tcomp.schedules.knobs import Knobs
 from tcomp.schedules.lowering import lower
 from tcomp.target import CudaTarget
-from tests.codegen import warp_products
+from tests.codegen.cuda import warp_products
 from tests.gpu import gpu_faults
 from tests.gpu.test_gpu_operators import CASES, near
 from tests.gpu.test_models import MIXED, NET, branching, reference, stopping

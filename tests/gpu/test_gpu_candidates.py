@@ -13,7 +13,7 @@ from tcomp.autotune.measurement import builder
 from tcomp.autotune.tasks import Program, sample
 from tcomp.target import CudaTarget
 from tests.autotune.spaces import product
-from tests.codegen.test_cuda import needs_nvrtc
+from tests.codegen.cuda.test_cuda import needs_nvrtc
 from tests.gpu import gpu_faults
 
 pytestmark = needs_nvrtc

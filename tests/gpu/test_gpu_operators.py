@@ -18,7 +18,7 @@ from tcomp.pipeline import compile_model
 from tcomp.runtime import Artifact
 from tcomp.runtime.cuda import CudaModule
 from tcomp.target import CudaTarget
-from tests.codegen.test_cuda import needs_compiler, needs_nvrtc
+from tests.codegen.cuda.test_cuda import needs_compiler, needs_nvrtc
 from tests.gpu.emulation import HostDevice
 from tests.gpu.test_models import compiled, floats, model, node, reference
 

@@ -25,7 +25,7 @@ from tcomp.pipeline import compile_model
 from tcomp.runtime.cuda import CudaModule
 from tcomp.target import CudaTarget
 from tests.autotune.spaces import product, scaled
-from tests.codegen.test_cuda import needs_compiler
+from tests.codegen.cuda.test_cuda import needs_compiler
 from tests.gpu.emulation import text_as_code
 from tests.gpu.fake_cupy import CUDARuntimeError, FakeCupy, at
 from tests.gpu.gpu_faults import FAULTS, task

@@ -7,7 +7,7 @@ import pytest
 from tcomp.errors import TargetError
 from tcomp.options import CompileOptions
 from tcomp.pipeline import compile_model
-from tests.codegen.test_cuda import needs_nvrtc
+from tests.codegen.cuda.test_cuda import needs_nvrtc
 from tests.gpu.test_models import MIXED
 
 

@@ -18,7 +18,7 @@ from tcomp.runtime import Artifact, cuda
 from tcomp.runtime.cuda import CudaModule, CupyDevice, best_code
 from tcomp.runtime.plan import KernelCode, Plan
 from tcomp.target import CudaTarget, Target
-from tests.codegen import cuda_host
+from tests.codegen.cuda import cuda_host
 from tests.gpu.emulation import HostDevice, decoded, text_as_code
 
 pytestmark = pytest.mark.skipif(cuda_host.compiler() is None, reason="there is no C++ compiler")

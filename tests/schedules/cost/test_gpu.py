@@ -19,7 +19,7 @@ from tcomp.schedules.gpu.default import schedule
 from tcomp.schedules.knobs import Knobs
 from tcomp.schedules.lowering import lower
 from tcomp.target import CudaTarget
-from tests.codegen.test_cuda import needs_nvrtc
+from tests.codegen.cuda.test_cuda import needs_nvrtc
 from tests.schedules.gpu.test_default import MEDIUM
 from tests.schedules.programs import Program, programs
 

@@ -15,8 +15,8 @@ from tcomp.schedules.gpu.default import schedule
 from tcomp.schedules.knobs import Knobs, Option, decode, encode
 from tcomp.schedules.schedule import Schedule
 from tcomp.target import CudaTarget
-from tests.codegen import cuda_host
-from tests.codegen.test_cuda import needs_nvrtc
+from tests.codegen.cuda import cuda_host
+from tests.codegen.cuda.test_cuda import needs_nvrtc
 from tests.schedules.gpu.test_default import agree, emulated, lowered, product
 from tests.schedules.gpu.test_pipeline import races, stages_of
 from tests.schedules.gpu.test_warps import product as on_tensor_cores

@@ -21,7 +21,7 @@ from tcomp.schedules.knobs import Knobs
 from tcomp.schedules.lowering import lower
 from tcomp.schedules.schedule import Schedule, prove
 from tcomp.target import CudaTarget
-from tests.codegen import cuda_host
+from tests.codegen.cuda import cuda_host
 from tests.schedules.programs import Program, layouts, programs
 from tests.schedules.running import expected, interpreted
 

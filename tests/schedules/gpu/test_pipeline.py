@@ -19,10 +19,10 @@ from tcomp.schedules.gpu.default import schedule
 from tcomp.schedules.knobs import Knobs
 from tcomp.schedules.schedule import Schedule
 from tcomp.target import CudaTarget
-from tests.codegen import cuda_host
-from tests.codegen.block_races import Block
-from tests.codegen.block_tiles import tile
-from tests.codegen.test_cuda import needs_nvrtc
+from tests.codegen.cuda import cuda_host
+from tests.codegen.cuda.block_races import Block
+from tests.codegen.cuda.block_tiles import tile
+from tests.codegen.cuda.test_cuda import needs_nvrtc
 from tests.schedules.gpu.test_default import FAMILIES, agree, batched, emulated, image, lowered, product
 from tests.schedules.programs import Program
 from tests.schedules.running import expected, interpreted

@@ -15,7 +15,7 @@ from tcomp.schedules.gpu.default import schedule
 from tcomp.schedules.gpu.precision import with_precision
 from tcomp.schedules.lowering import lower
 from tcomp.target import CudaTarget
-from tests.codegen import cuda_host
+from tests.codegen.cuda import cuda_host
 from tests.schedules.gpu.test_default import image, lowered, needs_compiler, product
 from tests.schedules.programs import Program
 

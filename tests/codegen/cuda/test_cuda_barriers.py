@@ -11,7 +11,7 @@ from tcomp.ir import te
 from tcomp.ir.expr import Expr, as_expr
 from tcomp.ir.loops import Accumulate, Allocate, Buffer, For, If, Kernel, Stmt, block, loop, store
 from tcomp.target import CudaTarget
-from tests.codegen.block_races import Block
+from tests.codegen.cuda.block_races import Block
 
 SUM = te.sum(te.placeholder((4,), "float32")[0], te.reduce_axis(4)).attr[0]
 THREADS = 4

@@ -19,11 +19,11 @@ from tcomp.ir.loops import Accumulate, Allocate, Buffer, Call, If, Kernel, Stmt,
 from tcomp.schedules import Schedule
 from tcomp.schedules.instructions import bulk_copy
 from tcomp.target import CudaTarget
-from tests.codegen import cuda_host
-from tests.codegen.block_tiles import tile
-from tests.codegen.test_cuda import needs_nvrtc
+from tests.codegen.cuda import cuda_host
+from tests.codegen.cuda.block_tiles import tile
+from tests.codegen.cuda.test_cuda import needs_nvrtc
+from tests.codegen.cuda.warp_products import pack, product_of_groups
 from tests.codegen.test_instructions import needs_compiler, operands, run_on_host
-from tests.codegen.warp_products import pack, product_of_groups
 
 HOPPER = CudaTarget.parse("cuda -arch=sm_90a")
 

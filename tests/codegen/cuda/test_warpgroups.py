@@ -20,10 +20,10 @@ from tcomp.ir.text.parser import parse_kernel
 from tcomp.ir.verify import verify_kernel
 from tcomp.schedules.instructions import mma, wgmma
 from tcomp.target import CudaTarget
-from tests.codegen import cuda_host
-from tests.codegen.test_cuda import needs_nvrtc
+from tests.codegen.cuda import cuda_host
+from tests.codegen.cuda.test_cuda import needs_nvrtc
+from tests.codegen.cuda.warp_products import product_of_groups
 from tests.codegen.test_instructions import needs_compiler, operands, run_on_host
-from tests.codegen.warp_products import product_of_groups
 
 HOPPER = CudaTarget.parse("cuda -arch=sm_90a")
 BYTES = {"float16": 2, "bfloat16": 2, "float32": 4, "int8": 1, "uint8": 1}

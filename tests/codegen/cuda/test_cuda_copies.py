@@ -17,8 +17,8 @@ from tcomp.ir.expr import Expr, cast, evaluate_int, select
 from tcomp.ir.interpreters.loops import run_kernel
 from tcomp.ir.loops import VECTORIZED, Allocate, Buffer, For, If, Kernel, Stmt, block, loop, store
 from tcomp.target import CudaTarget
-from tests.codegen import cuda_host
-from tests.codegen.test_cuda import needs_nvrtc
+from tests.codegen.cuda import cuda_host
+from tests.codegen.cuda.test_cuda import needs_nvrtc
 
 TARGET = CudaTarget.parse("cuda")
 needs_compiler = pytest.mark.skipif(cuda_host.compiler() is None, reason="there is no C++ compiler")
