@@ -124,7 +124,8 @@ class _Parser(Tokens):
     def prefixed(self) -> Expr:
         token = self.token
         if token.kind == "sign" and token.text in _PREFIX:
-            return self.made(E.unary, _PREFIX[self.take()], self.operators_above(UNARY_PRECEDENCE))
+            smallest = self.take() == "-" and self.token.kind == "number"
+            return self.made(E.unary, _PREFIX[token.text], self.number(smallest) if smallest else self.operators_above(UNARY_PRECEDENCE))
         if token.kind == "number":
             return self.number()
         if self.accept("("):
@@ -139,8 +140,10 @@ class _Parser(Tokens):
                 return self.call()
         return self.made(E.read, *self.place()) if self.peek("[", 1) else self.known(self.variables)
 
-    def number(self) -> Expr:
-        """A literal, whose suffix says its dtype."""
+    def number(self, negated: bool = False) -> Expr:
+        """A literal, whose suffix says its dtype; behind a minus sign (`negated`) it may be one more than the largest."""
+        if self.token.kind != "number":
+            self.fail(f"expected a number, found {self.found()}")
         suffix = self.token.suffix
         digits = self.token.text.removesuffix(suffix)
         if len(digits) > DIGITS:
@@ -149,8 +152,7 @@ class _Parser(Tokens):
         dtype = _SUFFIXES.get(suffix, INDEX if whole else "float64")
         if not whole and not is_float(dtype):
             self.fail(f"a fraction of type {dtype}")
-        # One more than the largest, for the smallest behind a minus sign.
-        if not is_float(dtype) and int(digits) > integer_range(dtype)[1] + (dtype in SIGNED):
+        if not is_float(dtype) and int(digits) > integer_range(dtype)[1] + (negated and dtype in SIGNED):
             self.fail(f"{digits} does not fit in {dtype}")
         self.take()
         return const(float(digits) if is_float(dtype) else int(digits), dtype)

@@ -1,0 +1,313 @@
+"""What is fuzzed: for each reader, files or texts to start from, how they are damaged, and what is done with the result.
+
+Whatever a reader refuses must be a `TcompError`; what it accepts must print, verify and be read again without another error.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import struct
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from functools import cache, cached_property
+from pathlib import Path
+from random import Random
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import onnx
+import onnx.backend.test
+from onnx import ModelProto
+
+from tcomp.errors import UnsupportedError
+from tcomp.frontends.onnx import import_model
+from tcomp.ir import expr as E
+from tcomp.ir.graph import Graph, content_hash
+from tcomp.ir.loops import Buffer
+from tcomp.ir.te import print_te
+from tcomp.ir.text import parser
+from tcomp.ir.verify import verify_graph, verify_kernel, verify_program, verify_te
+from tcomp.ops import OPERATORS
+from tcomp.runtime import Module, read_artifact
+from tcomp.runtime.loaded_model import LoadedModel
+from tcomp.runtime.manifest import parse_manifest
+from tcomp.runtime.plan import Plan, dim_values, evaluate
+from tests.fuzz.mutations import damaged_bytes, damaged_json, damaged_message, damaged_text
+from tests.runtime import native_models
+from tests.schedules.dice import Seeded
+from tests.schedules.random_loops import imperative
+
+GOLDEN = Path(__file__).parents[1] / "golden"
+
+
+class Target(ABC):
+    """A reader."""
+
+    @cached_property
+    @abstractmethod
+    def corpus(self) -> Sequence[bytes]:
+        """What is damaged: valid files or texts."""
+
+    @abstractmethod
+    def damage(self, rng: Random, data: bytes) -> bytes: ...
+
+    @abstractmethod
+    def read(self, data: bytes) -> None:
+        """Raises a TcompError, or works."""
+
+    def case(self, rng: Random) -> bytes:
+        return self.damage(rng, rng.choice(self.corpus))
+
+
+class Manifests(Target):
+    """The manifest of an artifact; what a module does with one that is accepted, without its code."""
+
+    @cached_property
+    def corpus(self) -> Sequence[bytes]:
+        found = [manifest_of(data) for data in packed_models()]
+        work = {"flops": ["mul", ["dim", 0], 4], "slots": 1, "divisions": 0, "bytes": ["add", ["floordiv", ["dim", 0], 2], 4]}
+        noted = json.loads(found[0])
+        noted["notes"] = {"kernels": ["k"], "facts": [{"work": work, "layout": "(a,b)", "not_fused": ["why"]}]}
+        noted["errors"] = ["index out of bounds"]
+        return [*found, json.dumps(noted).encode()]
+
+    def damage(self, rng: Random, data: bytes) -> bytes:
+        return damaged_json(rng, data)
+
+    def read(self, data: bytes) -> None:
+        use_manifest(parse_manifest(data))
+
+
+def use_manifest(manifest: Any) -> None:
+    uncoded: Any = type("Uncoded", (LoadedModel,), {"threads": 1})
+    uncoded.__abstractmethods__ = frozenset()  # there is no code to prepare or run
+    model = uncoded(SimpleNamespace(manifest=manifest, where=""))
+    repr(model)
+    arrays = {}
+    for spec, (_, dtype) in zip(model.inputs, model._admission, strict=True):
+        shape = tuple(2 if isinstance(d, str) else d if d < 99 else 1 for d in spec.shape)
+        arrays[spec.name] = np.zeros(shape if len(shape) < 9 else (), dtype)
+    if "facts" in manifest.notes:
+        model.facts(arrays)
+    else:
+        model._bind(tuple(array.shape for array in arrays.values()))
+
+
+class Artifacts(Target):
+    """A whole file: damaged as bytes, or in its sections and table of sections with checksums that match again."""
+
+    @cached_property
+    def corpus(self) -> Sequence[bytes]:
+        return packed_models()
+
+    def damage(self, rng: Random, data: bytes) -> bytes:
+        match rng.randrange(4):
+            case 0:
+                return damaged_bytes(rng, data[:4096] if rng.randrange(8) == 0 else data)
+            case 1:
+                return resealed(damaged_bytes(rng, data[:128]) + data[128:])
+        fields = list(struct.unpack_from("<8sII6Q", data))
+        changed = damaged_json(rng, manifest_of(data))
+        fields[7], fields[8] = len(data), len(changed)
+        if rng.randrange(3) == 0:
+            fields[rng.randrange(1, 9)] ^= 1 << rng.randrange(32)
+        return resealed(struct.pack("<8sII6Q", *fields) + data[64:] + changed)
+
+    def read(self, data: bytes) -> None:
+        artifact = read_artifact(data)
+        artifact.verify()
+        for weight in artifact.manifest.weights:
+            assert artifact.weight(weight.name).size == weight.size
+        use_manifest(artifact.manifest)
+        if artifact.code == self.codes[0] and artifact.manifest == self.manifest:
+            Module(artifact, threads=1)
+
+    @cached_property
+    def codes(self) -> Sequence[bytes]:
+        return [read_artifact(data).code for data in self.corpus]
+
+    @cached_property
+    def manifest(self) -> Any:
+        return read_artifact(self.corpus[0]).manifest
+
+
+def packed_models() -> list[bytes]:
+    """Artifacts of two tiny models."""
+    affine = native_models.packed(native_models.affine_code(), native_models.AFFINE_MANIFEST, [("w", native_models.W)])
+    return [affine, native_models.packed(native_models.filter_code(), native_models.FILTER_MANIFEST, [])]
+
+
+def manifest_of(data: bytes) -> bytes:
+    *_, place, size = struct.unpack_from("<8sII6Q", data)
+    return data[place : place + size]
+
+
+def resealed(data: bytes) -> bytes:
+    """The file with the checksum of its header and manifest, as far as it says where that is."""
+    if len(data) < 128:
+        return data
+    *_, place, size = struct.unpack_from("<8sII6Q", data)
+    digest = hashlib.sha256(data[:64] + data[place : place + size]).digest() if place + size <= 1 << 40 else bytes(32)
+    return data[:64] + digest + data[96:]
+
+
+class LaunchPlans(Target):
+    """The launch plan of a CUDA artifact."""
+
+    @cached_property
+    def corpus(self) -> Sequence[bytes]:
+        launch = {"function": "k_0", "grid": [["floordiv", ["add", ["scalar", 0], 31], 32], 1, 1], "block": [256, 1, 1], "buffers": [0, 1],
+                  "scalars": [0], "shared": 1024, "barriers": 0}  # fmt: skip
+        index = {**launch, "function": "i_0", "grid": [1, 1, 1], "buffers": [0]}
+        entry = {"cubin": {"sm_90a": "AAAA"}, "ptx": "AAAA"}
+        call = {
+            "call": "k",
+            "label": "conv1",
+            "buffers": [["input", 0, 0], ["workspace", 0, ["mul", ["dim", 0], 4]]],
+            "scalars": [["dim", 0]],
+        }
+        inner = [call, {"copy": ["workspace", 0, ["mul", ["loop", "i"], 64]], "from": ["weights", 0, 0], "bytes": ["mul", ["dim", 1], 4]}]
+        steps = [
+            call,
+            {"branch": ["workspace", 0, 8], "then": [call], "else": []},
+            {"repeat": "i", "trips": ["max", ["dim", 0], 3], "body": inner, "condition": ["workspace", 0, 0]},
+            {"index": ["workspace", 0, 16], "value": ["mod", ["dim", 0], 3]},
+        ]
+        kernels = {"k": {"launches": [launch], **entry}, "tcomp_set_index": {"launches": [index], **entry}}
+        plan = {
+            "kernels": kernels,
+            "steps": steps,
+            "workspace": ["mul", ["dim", 0], 64],
+            "sizes": [["mul", ["dim", 1], 4]],
+            "outputs": [[["dim", 0], 4]],
+        }
+        return [json.dumps(plan).encode()]
+
+    def damage(self, rng: Random, data: bytes) -> bytes:
+        return damaged_json(rng, data)
+
+    def read(self, data: bytes) -> None:
+        plan = Plan(data, 2, 1, 1)
+        plan.count([3, 5])
+        plan.workspace_size(dim_values([3, 5]))
+        for size in (d for shape in plan.outputs for d in shape):
+            evaluate(size, dim_values([3, 5]))
+
+
+class Texts(Target):
+    """Printed IR of one kind."""
+
+    def __init__(
+        self, parse: Callable[[str], Any], show: Callable[[Any], str], verify: Callable[[Any], None], corpus: Callable[[], list[str]]
+    ):
+        self.parse, self.show, self.verify, self.make = parse, show, verify, corpus
+
+    @cached_property
+    def corpus(self) -> Sequence[bytes]:
+        return [text.encode() for text in self.make()]
+
+    def damage(self, rng: Random, data: bytes) -> bytes:
+        return damaged_text(rng, data)
+
+    def read(self, data: bytes) -> None:
+        found = self.parse(data.decode())
+        shown = self.show(found)
+        self.verify(found)
+        assert self.show(self.parse(shown)) == shown, "what was printed reads back as something else"
+
+
+def kernels() -> list[str]:
+    random = [str(imperative(Seeded(f"fuzz {n}"))[0]) for n in range(60)]
+    return [*random, *((GOLDEN / name).read_text() for name in ("gemm_kernel.txt", "instruction_kernel.txt", "other_kernel.txt"))]
+
+
+@cache
+def imported() -> tuple[Graph, ...]:
+    """The graphs of some of the models below."""
+    found = []
+    for data in onnx_files()[::2]:
+        with suppress(UnsupportedError):
+            found.append(import_model(data))
+    return tuple(found)
+
+
+@cache
+def constants() -> dict[str, np.ndarray]:
+    return {content_hash(array): array for graph in imported() for array in map(np.asarray, graph.constants.values())}
+
+
+def graphs() -> list[str]:
+    return [*map(str, imported())]
+
+
+def tensor_expressions() -> list[str]:
+    return [(GOLDEN / name).read_text() for name in ("attention_te.txt", "extern_te.txt")]
+
+
+def expressions() -> list[str]:
+    return ["(i * 4 + j) // 8 % 3 - max(i, -5)", "select((i < 3) & (j != 2), x[i + 1], 0.5f)", "let t = i * i; u = t + j in t * u << 2",
+            "sum(k in 0..7: x[k] * 2.5f)", "float32(i) / 3.0f + exp(x[0])", "bitcast(x[i], int32) ^ 77i32", "~((i <= j) | (100 < j))"]  # fmt: skip
+
+
+def read_expression(text: str) -> Any:
+    names = {"i": E.loop_var("i", 9), "j": E.dim("j", 0, 5), "x": Buffer("x", "float32", (64,))}
+    return parser.parse_expr(text, names)
+
+
+def onnx_files() -> list[bytes]:
+    """Small models of the ONNX backend suite."""
+    folder = Path(onnx.backend.test.__file__).parent / "data"
+    return [path.read_bytes() for path in sorted(folder.rglob("model.onnx")) if path.stat().st_size < 4000]
+
+
+class OnnxModels(Target):
+    """Models: fields of their protobuf messages, or bytes, damaged. `files` makes the models to start from."""
+
+    def __init__(self, files: Callable[[], list[bytes]]) -> None:
+        self.files = files
+
+    @cached_property
+    def corpus(self) -> Sequence[bytes]:
+        return self.files()
+
+    def damage(self, rng: Random, data: bytes) -> bytes:
+        if rng.randrange(8) == 0:
+            return damaged_bytes(rng, data)
+        model = ModelProto.FromString(data)
+        damaged_message(rng, model)
+        return model.SerializeToString()
+
+    def read(self, data: bytes) -> None:
+        graph = import_model(data)
+        verify_graph(graph)
+        str(graph)
+
+
+def operator_models() -> list[bytes]:
+    """The one-node models of the ONNX backend suite, with their functions expanded as well (10 seconds to make)."""
+    from tests.conformance.suite import Suite
+
+    found = [case.model.SerializeToString() for case in Suite().cases.values() if case.model is not None]
+    return [data for data in found if len(data) < 4000]
+
+
+def nothing(value: Any) -> None:
+    """No verifier."""
+
+
+TARGETS: dict[str, Target] = {
+    "manifest": Manifests(),
+    "artifact": Artifacts(),
+    "plan": LaunchPlans(),
+    "kernel": Texts(parser.parse_kernel, str, verify_kernel, kernels),
+    "te": Texts(parser.parse_te, print_te, verify_te, tensor_expressions),
+    "program": Texts(parser.parse_program, str, verify_program, lambda: [(GOLDEN / "program.txt").read_text()]),
+    "graph": Texts(lambda text: parser.parse_graph(text, OPERATORS, constants()), str, verify_graph, graphs),
+    "expression": Texts(read_expression, str, nothing, expressions),
+    "layout": Texts(lambda text: parser.parse_layout(text, 4), str, nothing, lambda: ["(a/16,b,c,d,a%16)", "(a,c+1+1,d+1+2,b/4,b%4)"]),
+    "onnx": OnnxModels(onnx_files),
+    "operators": OnnxModels(operator_models),
+}
