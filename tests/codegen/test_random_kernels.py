@@ -1,4 +1,4 @@
-"""Random loop programs: native code == the scalar interpreter, bit for bit."""
+"""Random loop programs: native code == the scalar interpreter, bit for bit, between inaccessible pages."""
 
 from __future__ import annotations
 
@@ -15,6 +15,7 @@ from tcomp.ir.interpreters.loops import run_kernel
 from tcomp.ir.loops import Accumulate, Allocate, Buffer, For, If, Kernel, Stmt, block, store, walk
 from tcomp.target import CpuTarget, Target
 from tests.codegen.jit import BODY, HOST, PARALLEL_FOR, compile_kernel
+from tests.runtime.guarded import between_guards
 
 N = E.dim("n", 1, 9)  # the symbolic size, also an extent of loops
 SIZE = 40  # elements of an input
@@ -161,11 +162,16 @@ def kernels(draw: st.DrawFn) -> Kernel:
 def compare(kernel: Kernel, n: int, target: Target, pool: int | None) -> None:
     rng = np.random.default_rng(n)
     arrays = {b: rng.integers(0, 2 if b.dtype == "bool" else 50, [int(d) for d in b.shape]).astype(b.dtype) for b in kernel.buffers}
-    native = {b: a.copy() for b, a in arrays.items()}
+    given, native = {b.name: a.copy() for b, a in arrays.items()}, compile_kernel(kernel, target)
     run_kernel(kernel, arrays, {N: n})
-    compile_kernel(kernel, target)(*native.values(), n, pool=pool)
-    for b in kernel.outputs:
-        np.testing.assert_array_equal(native[b], arrays[b], err_msg=f"{b.name}, n = {n}\n{kernel}")
+    for at_start in (False, True):
+        with between_guards(given, at_start) as (placed, faults):
+            native(*placed, n, pool=pool)
+            found = [a.copy() for a in placed]
+        assert not faults, f"{faults}, n = {n}\n{kernel}"
+        for b, array in zip(kernel.buffers, found, strict=True):
+            if b in kernel.outputs:
+                np.testing.assert_array_equal(array, arrays[b], err_msg=f"{b.name}, n = {n}\n{kernel}")
 
 
 @settings(max_examples=120, deadline=None, derandomize=True)

@@ -14,6 +14,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m tests.conformance", description=__doc__)
     parser.add_argument("--filter", default="", help="only cases whose name contains one of these words (comma-separated)")
     parser.add_argument("--interpreter", action="store_true", help="import and NumPy reference only, no native code")
+    parser.add_argument("--guarded", action="store_true", help="native code with inaccessible pages around every buffer")
     parser.add_argument("--inline", action="store_true", help="in this process, for debugging")
     parser.add_argument("--workers", type=int, default=2)
     parser.add_argument("--timeout", type=float, default=120.0, help="seconds a case")
@@ -21,7 +22,7 @@ def main() -> int:
     parser.add_argument("--refused", action="store_true", help="list refused cases as well")
     parser.add_argument("--update-exclusions", action="store_true", help="write the refused cases of a full run to exclusions.txt")
     args = parser.parse_args()
-    suite, level = Suite(), "interpreter" if args.interpreter else "native"
+    suite, level = Suite(), "interpreter" if args.interpreter else "guarded" if args.guarded else "native"
     cases = [name for name in suite.cases if any(word in name for word in args.filter.split(","))]
     if args.inline:
         results = [suite.run(name, LEVELS[level], report.TOLERANCES.get(name, (0.0, 0.0))) for name in cases]

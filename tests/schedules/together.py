@@ -1,4 +1,4 @@
-"""Machine code of many scheduled kernels, compiled together, each called once between guard zones."""
+"""Machine code of many scheduled kernels, compiled together, each called between inaccessible pages."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ from tcomp.ir.loops import GPU_AXES, SERIAL, Allocate, Buffer, For, Kernel, Stmt
 from tcomp.runtime.native_code import Call
 from tcomp.schedules.primitives.editing import rebuild, swap_buffer
 from tests.codegen.jit import HOST, engine
+from tests.runtime.guarded import between_guards
 from tests.schedules.running import POOL
 from tests.schedules.subject import Failure, Subject, compare
 
-GUARD = 128  # bytes on both sides of an array
 Case = tuple[Subject, Kernel]  # the kernel as scheduled
 
 
@@ -77,20 +77,19 @@ def _define(module: KernelModule, kernel: Kernel) -> None:
 
 
 def _call(address: int, kernel: Kernel, subject: Subject) -> None:
-    """One call, every array between guard zones that must not change."""
+    """Two calls: every array ends at an inaccessible page, then starts at one."""
     dims, arrays = subject.dims, subject.arrays()
     temporaries = kernel.buffers[len(arrays) :]
     arrays += [np.full([evaluate_int(as_expr(d), dims) for d in b.shape], 85).astype(to_numpy(b.dtype)) for b in temporaries]
-    blocks = [np.full(2 * GUARD + a.nbytes, 0xA5, np.uint8) for a in arrays]
-    for block, a in zip(blocks, arrays, strict=True):
-        block[GUARD : GUARD + a.nbytes] = np.ascontiguousarray(a).reshape(-1).view(np.uint8)
-    types = [ctypes.c_void_p] * (1 + len(blocks)) + [ctypes.c_int64] * len(kernel.scalars)
-    call = ctypes.byref(Call(pool=ctypes.addressof(POOL)))
-    ctypes.CFUNCTYPE(None, *types)(address)(call, *(b.ctypes.data + GUARD for b in blocks), *(dims[v] for v in kernel.scalars))
-    for b, block in zip(kernel.buffers, blocks, strict=True):
-        if np.any(block[:GUARD] != 0xA5) or np.any(block[-GUARD:] != 0xA5):
-            raise Failure("machine code writes out of bounds", f"beside {b.name}")
+    names = {f"{n}:{b.name}": np.ascontiguousarray(a) for n, (b, a) in enumerate(zip(kernel.buffers, arrays, strict=True))}
+    types = [ctypes.c_void_p] * (1 + len(arrays)) + [ctypes.c_int64] * len(kernel.scalars)
     count = len(kernel.buffers) - len(temporaries)
-    outputs = [b for b in kernel.buffers[:count] if b in kernel.outputs]
-    found = [block[GUARD:-GUARD].view(a.dtype) for b, block, a in zip(kernel.buffers, blocks, arrays, strict=True) if b in outputs]
-    compare("wrong in machine code", replace(kernel, outputs=tuple(outputs)), found, subject.plain)
+    for at_start in (False, True):
+        with between_guards(names, at_start) as (placed, faults):
+            places, call = [a.ctypes.data for a in placed], ctypes.byref(Call(pool=ctypes.addressof(POOL)))
+            ctypes.CFUNCTYPE(None, *types)(address)(call, *places, *(dims[v] for v in kernel.scalars))
+            found = [a.reshape(-1).copy() for b, a in zip(kernel.buffers[:count], placed, strict=False) if b in kernel.outputs]
+        if faults:
+            raise Failure("machine code leaves its buffers", "; ".join(faults))
+        outputs = tuple(b for b in kernel.buffers[:count] if b in kernel.outputs)
+        compare("wrong in machine code", replace(kernel, outputs=outputs), found, subject.plain)

@@ -225,7 +225,7 @@ class Expressions(Builder):
     def strided(self, buffer: Buffer, address: Address, lanes: int) -> str:
         """Every `stride`-th element, by contiguous loads that stay within the first and last element, and shuffles."""
         scalar, type_, stride = self.module.memory_type(buffer.dtype), self.module.memory_type(buffer.dtype, lanes), address.stride
-        starts = [n * lanes for n in range(stride - 1)] + [(lanes - 1) * (stride - 1)] if stride > 0 else [1 - lanes]
+        starts = [min(n * lanes, (lanes - 1) * (stride - 1)) for n in range(stride)] if stride > 0 else [1 - lanes]
         parts = []
         for start in starts:
             place = self.op(f"getelementptr {scalar}, ptr {address.pointer}, i64 {start}")

@@ -52,6 +52,8 @@ def _initialise() -> None:
     llvm.initialize_all_asmprinters()
     # The pre-allocation scheduler hoists loads above the multiply-adds of a register tile, which then spills.
     llvm.set_option("tcomp", "-enable-misched=false")
+    # Without optimisation it folds loads of 4 bytes into operands of 16 (vblendvps), which may lie on a page that is not there.
+    llvm.set_option("tcomp", "-fast-isel=false")
     # Looks for cheaper spellings of vector code that is already as it should be, for half of the optimiser's time.
     llvm.set_option("tcomp", "-disable-vector-combine")
 
