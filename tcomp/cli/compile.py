@@ -107,7 +107,7 @@ def compile(
             record |= {"tuned": report.tuned, "not_followed": report.not_followed}
         return output.print_json(record | ({"stages": {s: report.stages[s] for s in stages}} if to_stdout else {}))
     for stage in stages if to_stdout else ():
-        print(report.stages[stage])
+        print(output.safe(report.stages[stage]))
     say = output.message if to_stdout else output.line  # stdout holds the listings alone
     say(f"compiled {model} for {machine}")
     if machine.precision is not None:

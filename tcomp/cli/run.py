@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import time
+import zipfile
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, BinaryIO
 
 from tcomp.cli import options as opt, output
 from tcomp.errors import InputError
@@ -18,6 +19,7 @@ if TYPE_CHECKING:
 _PEERS = ("onnxruntime", "openvino", "torch")
 _AGAINST = f"Some of {','.join(_PEERS)}. Default: ONNX Runtime, where installed."
 _SECONDS = "Time for each contender and number of threads."
+MAX_MEMBER = 200  # characters of a name in a .npz file: file systems allow 255 bytes, often
 MAX_ROWS = 30  # kernels of a profile that get a line of their own: what fits a screen
 
 
@@ -25,7 +27,9 @@ def run(
     model: opt.AnyModel,
     *,
     input: opt.Inputs = None,
-    save: Annotated[Path | None, opt.option("--save", "FILE.npz", "Save the outputs, by name.")] = None,
+    save: Annotated[
+        Path | None, opt.option("--save", "FILE.npz", "Save the outputs, by name (with _ for / and other signs of paths).")
+    ] = None,
     profile: Annotated[bool, opt.flag("--profile", opt.PROFILE)] = False,
     options: opt.ModelOptions,
     threads: opt.Threads = None,
@@ -36,8 +40,6 @@ def run(
 
     Inputs that are not given are random. An ONNX model is compiled first.
     """
-    import numpy as np
-
     from tcomp.cli.inputs import open_model
     from tcomp.runtime import Module
     from tcomp.runtime.artifact import replacing
@@ -53,10 +55,11 @@ def run(
     results = module.run(feeds.arrays)
     elapsed = time.perf_counter() - start
     if save is not None:
-        if len({name.replace("/", "_") for name in results}) < len(results) or "file" in results:
+        members = {_member(name): array for name, array in results.items()}
+        if len(members) < len(results):
             raise InputError(f"cannot write {save}", why="the outputs' names clash in a .npz file")
         with replacing(save, error=InputError) as (file,):
-            np.savez(file, allow_pickle=False, **results)
+            _write_npz(file, members)
     kernels = _profiled(module, feeds.arrays) if profile else None
 
     summaries = [_summary(name, a) for name, a in results.items()]
@@ -80,6 +83,22 @@ def run(
         output.line(f"wrote {save}", "dim")
     if kernels is not None:
         _show(f"{output.count(len(kernels), 'kernel')}, {output.seconds(sum(k['seconds'] for k in kernels))} a run (mean of 10)", kernels)
+
+
+def _member(name: str) -> str:
+    """The name of an output as that of a file in an archive, which stays in the folder where it is unpacked."""
+    plain = "".join("_" if c in "/\\:" or not c.isprintable() else c for c in name)[:MAX_MEMBER]
+    return f"_{plain[1:]}" if plain[:1] in (".", "") else plain
+
+
+def _write_npz(file: BinaryIO, arrays: Mapping[str, np.ndarray]) -> None:
+    """What `numpy.savez` writes, which cannot be given every name."""
+    import numpy as np
+
+    with zipfile.ZipFile(file, "w") as archive:
+        for name, array in arrays.items():
+            with archive.open(f"{name}.npy", "w", force_zip64=True) as member:
+                np.lib.format.write_array(member, array, allow_pickle=False)
 
 
 def _summary(name: str, array: np.ndarray) -> dict[str, Any]:

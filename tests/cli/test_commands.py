@@ -13,6 +13,7 @@ import pytest
 
 import tcomp as package
 from tcomp.runtime import load
+from tests.cli.conftest import save
 
 COMMANDS = ("compile", "run", "bench", "check", "verify", "explain", "doctor", "demo")
 
@@ -133,6 +134,37 @@ def test_run_on_files_and_save(tcomp, models, artifact):
     assert y["shape"] == [4, 5] and y["mean"] == pytest.approx(0.2) and len(y["first"]) == 5
     np.savez("all.npz", x=x)
     assert tcomp.json("run", artifact, "--input", "all.npz")["outputs"] == record["outputs"]
+
+
+HOSTILE = ["allow_pickle", "file", "../../up", "a/b", ".hidden", "\x1b]0;title\x07", "\x9b2J\u202e", "n" * 300]  # names of outputs
+
+
+@pytest.fixture
+def hostile(tmp_path):
+    nodes = [("Relu", ["x" if not n else HOSTILE[n - 1]], [name]) for n, name in enumerate(HOSTILE)]
+    return save(tmp_path / "hostile.onnx", nodes, {"x": ("float32", [2])}, {name: ("float32", [2]) for name in HOSTILE})
+
+
+def test_saved_outputs_stay_in_the_folder_of_their_archive(tcomp, hostile):
+    tcomp("run", hostile, "--input", "x=2", "--save", "out.npz")
+    with np.load("out.npz", allow_pickle=False) as saved:
+        arrays = dict(saved)
+    assert list(arrays) == ["allow_pickle", "file", "_._.._up", "a_b", "_hidden", "_]0;title_", "_2J_", "n" * 200]
+    assert all(a.tolist() == [2, 2] for a in arrays.values())
+
+
+LINES = ["check", "compile", "compile --emit graph --emit-to -", "run", "run --profile", "explain"]
+
+
+@pytest.mark.parametrize("form", ["", " --json"])
+def test_names_do_not_control_the_terminal(tcomp, hostile, form):
+    for line, status in [*((line, 0) for line in LINES), ("run --input z=1", 2)]:
+        command, *options = (line + form).split()
+        done = tcomp(command, hostile, *options, status=status)
+        text = done.stdout + done.stderr
+        assert text.replace("\n", "").isprintable(), (line, text)
+        if (line, form) == ("run", " --json"):
+            assert [out["name"] for out in json.loads(done.stdout)["outputs"]] == HOSTILE
 
 
 def test_run_fills_inputs_with_numbers(tcomp, models):
