@@ -8,13 +8,13 @@ C programs use `include/tcomp.h` and the files that `Artifact.extract` writes.
 
 from tcomp.runtime.artifact import Artifact, plan_weights, read_artifact, write_artifact
 from tcomp.runtime.host import default_threads
-from tcomp.runtime.loaded_model import LoadedModel
+from tcomp.runtime.loaded_model import LoadedModel, RunRecord
 from tcomp.runtime.manifest import Dim, Manifest, TensorSpec, numpy_dtype
 from tcomp.runtime.module import Module
 
 load = Module.load
 
 __all__ = [
-    "Artifact", "Dim", "LoadedModel", "Manifest", "Module", "TensorSpec", "default_threads", "load", "numpy_dtype", "plan_weights",
-    "read_artifact", "write_artifact",
+    "Artifact", "Dim", "LoadedModel", "Manifest", "Module", "RunRecord", "TensorSpec", "default_threads", "load", "numpy_dtype",
+    "plan_weights", "read_artifact", "write_artifact",
 ]  # fmt: skip

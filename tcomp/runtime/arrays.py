@@ -117,12 +117,13 @@ def given_outputs(
             raise _unusable(spec, value, dtype, shape)
         begin = address_of(value)
         end = begin + size
-        if size and any(b < end and begin < e for b, e in taken):
-            what = f"the array for output {spec.name!r} overlaps an input, or the array for another output"
-            raise InputError(what, hint="give each its own memory")
+        for other, other_end in taken if size else ():
+            if begin < other_end and other < end:
+                what = f"the array for output {spec.name!r} overlaps an input, or the array for another output"
+                raise InputError(what, hint="give each its own memory")
         taken.append((begin, end))
         found.append(value)
-    if len(out) > sum(array is not None for array in found):
+    if len(out) > len(taken) - len(inputs):
         unknown = [str(name) for name in out if name not in {spec.name for spec in specs}]
         raise InputError(f"`out` names unknown outputs: {', '.join(unknown)}", hint=f"the model has {', '.join(map(str, specs))}")
     return found

@@ -10,6 +10,7 @@ from __future__ import annotations
 import ctypes
 import re
 import threading
+import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from functools import partial
@@ -112,6 +113,7 @@ class CudaModule(LoadedModel):
         return given_outputs(out, self.outputs, wanted, [a for a in arrays if isinstance(a, np.ndarray)])
 
     def _execute(self, values: list[Any], out: Mapping[str, object] | None = None) -> list[Any]:
+        start = time.perf_counter()
         with self._lock, self._device.guarded():
             device, arrays = self._device, self._admitted(values)
             session = self._session(arrays)
@@ -132,7 +134,8 @@ class CudaModule(LoadedModel):
                 if not stays and outputs[-1].nbytes:
                     device.download(outputs[-1], source)
             device.synchronize()
-            return outputs
+        self._tell(start, arrays, outputs, session.workspace)
+        return outputs
 
     def _session(self, arrays: Sequence[Any]) -> _Session:
         """The session of these shapes of inputs; those used last are remembered."""
@@ -151,7 +154,7 @@ class _Session:
         device, plan = module._device, module._plan
         self.dims = module._bind(shapes)
         values = dim_values(self.dims)
-        workspace = plan.workspace_size(values)
+        self.workspace = workspace = plan.workspace_size(values)
         self.shapes = [tuple(evaluate(d, values) for d in shape) for shape in plan.outputs]
         check_sizes(workspace, self.shapes, dict(zip(module._dim_index, self.dims, strict=True)))
         result_sizes = [prod(s) * d.itemsize for s, d in zip(self.shapes, module._output_dtypes, strict=True)]

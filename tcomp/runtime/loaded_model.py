@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import os
+import time
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, NoReturn
+from typing import Any, NamedTuple, NoReturn
 
 import numpy as np
 
@@ -35,6 +36,19 @@ class KernelFacts:
     not_fused: tuple[str, ...]
 
 
+class RunRecord(NamedTuple):
+    """One run of a model: `start` by time.perf_counter and its `seconds`, both without the checks before; bytes of inputs, outputs and
+    workspace; and `status`, 0 if all went well (see tcomp_run_fn in include/tcomp.h)."""
+
+    model: LoadedModel
+    start: float
+    seconds: float
+    inputs: int
+    outputs: int
+    workspace: int
+    status: int
+
+
 class LoadedModel(ABC):
     """A compiled model that can be run: a `Module` on CPUs, a `CudaModule` on a GPU.
 
@@ -43,9 +57,11 @@ class LoadedModel(ABC):
     inputs, outputs: tuples of TensorSpec, in the order of the graph
     threads: int, those of this machine that run the model
     max_memory: int | None, the most bytes of workspace and outputs of a run
+    hook: None, or a function that is called after every run, with its RunRecord, in the thread that ran it; what it raises, the run raises
     """
 
     threads: int
+    hook: Callable[[RunRecord], object] | None = None
 
     def __init__(self, artifact: Artifact, max_memory: int | None = None) -> None:
         if max_memory is not None and (isinstance(max_memory, bool) or not isinstance(max_memory, int) or max_memory < 0):
@@ -156,6 +172,12 @@ class LoadedModel(ABC):
         wrong = {"missing": [n for n in self._names if n not in inputs], "unknown": [str(n) for n in inputs if n not in self._names]}
         what = [f"{word} {', '.join(names)}" for word, names in wrong.items() if names]
         raise InputError(f"the inputs do not match the model: {'; '.join(what)}", hint=f"it takes {', '.join(map(str, self.inputs))}")
+
+    def _tell(self, start: float, inputs: Sequence[Array], outputs: Sequence[Array], workspace: int, status: int = 0) -> None:
+        """Call the hook."""
+        if self.hook is not None:
+            seconds = time.perf_counter() - start
+            self.hook(RunRecord(self, start, seconds, sum(a.nbytes for a in inputs), sum(a.nbytes for a in outputs), workspace, status))
 
     def _check_memory(self, workspace: int, outputs: int) -> None:
         """Raises InputError if so many bytes are more than the caller allows for a run."""

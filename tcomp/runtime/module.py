@@ -131,7 +131,13 @@ class Module(LoadedModel):
             workspace = take(plan.workspace)
             frame.call.workspace = workspace.address
         frame.fill(places)
-        error = (run or self._code.run)(frame.address)
+        run = run or self._code.run
+        if self.hook is None:
+            error = run(frame.address)
+        else:
+            start = time.perf_counter()
+            error = run(frame.address)
+            self._tell(start, values, outputs, plan.workspace, error)
         if error:  # the frame is not used again: the code left a status in it
             self._fail(error, frame.call)
         if self._grows:
@@ -153,7 +159,11 @@ class Module(LoadedModel):
         frame.alive = workspace, arrays, outputs
 
         def call() -> None:
-            if error := run(address):
+            start = None if self.hook is None else time.perf_counter()
+            error = run(address)
+            if start is not None:
+                self._tell(start, arrays, outputs, plan.workspace, error)
+            if error:
                 frame.call.status = 0
                 self._fail(error, frame.call)
 

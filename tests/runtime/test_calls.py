@@ -6,6 +6,7 @@ import gc
 import os
 import signal
 import threading
+import time
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +16,7 @@ import pytest
 from tcomp.codegen.elf import link
 from tcomp.codegen.llvm.thread_pool import EXPORTS, IMPORTS
 from tcomp.errors import ArtifactError, InputError
-from tcomp.runtime import Module, workspace
+from tcomp.runtime import Module, RunRecord, workspace
 from tests.runtime import native_models as models
 from tests.runtime.test_module import DLPack, random, reference
 
@@ -287,3 +288,26 @@ def test_this_process_is_not_left_with_anything(affine: bytes) -> None:
     del modules, callers, caller
     gc.collect()
     assert (tasks(), Path("/proc/self/maps").read_text().count("tcomp-model")) == before
+
+
+# ---- what is observed -------------------------------------------------------------------------
+
+
+def test_a_hook_is_told_of_every_run(affine: bytes, filtering: bytes) -> None:
+    module, x = Module.load(affine, threads=2), random(100)
+    seen: list[RunRecord] = []
+    module(x, ONE)
+    module.hook = seen.append
+    before = time.perf_counter()
+    module.run({"x": x, "s": ONE})
+    module.bind({"x": x, "s": ONE}).run()
+    assert [(r.model, r.inputs, r.outputs, r.workspace, r.status) for r in seen] == [(module, 1604, 1600, 1600, 0)] * 2
+    assert before <= seen[0].start <= seen[0].start + seen[0].seconds <= seen[1].start <= time.perf_counter()
+    module.hook = None
+    module(x, ONE)
+    assert len(seen) == 2
+    other = Module.load(filtering)
+    other.hook = seen.append
+    with pytest.raises(InputError, match="NaN"):
+        other([np.nan])
+    assert seen[2].status == 1
