@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import time
 import zipfile
 from collections.abc import Mapping, Sequence
@@ -18,6 +19,7 @@ if TYPE_CHECKING:
 
 _PEERS = ("onnxruntime", "openvino", "torch")
 _AGAINST = f"Some of {','.join(_PEERS)}. Default: ONNX Runtime, where installed."
+_TRACE = "Write when each kernel ran in which thread, in a second run, for https://ui.perfetto.dev or chrome://tracing."
 _SECONDS = "Time for each contender and number of threads."
 MAX_MEMBER = 200  # characters of a name in a .npz file: file systems allow 255 bytes, often
 MAX_ROWS = 30  # kernels of a profile that get a line of their own: what fits a screen
@@ -31,6 +33,7 @@ def run(
         Path | None, opt.option("--save", "FILE.npz", "Save the outputs, by name (with _ for / and other signs of paths).")
     ] = None,
     profile: Annotated[bool, opt.flag("--profile", opt.PROFILE)] = False,
+    trace: Annotated[Path | None, opt.option("--trace", "FILE.json", _TRACE)] = None,
     options: opt.ModelOptions,
     threads: opt.Threads = None,
     seed: opt.Seed = 0,
@@ -41,9 +44,11 @@ def run(
     Inputs that are not given are random. An ONNX model is compiled first.
     """
     from tcomp.cli.inputs import open_model
-    from tcomp.runtime import Module
+    from tcomp.runtime import Module, chrome_trace
     from tcomp.runtime.artifact import replacing
 
+    if trace is not None:
+        opt.check_writable(trace)
     if save is not None:
         save = save if save.suffix == ".npz" else save.with_name(save.name + ".npz")
         opt.check_writable(save)
@@ -61,12 +66,16 @@ def run(
         with replacing(save, error=InputError) as (file,):
             _write_npz(file, members)
     kernels = _profiled(module, feeds.arrays) if profile else None
+    if trace is not None:
+        spans = module.trace(feeds.arrays)
+        with replacing(trace, error=InputError) as (file,):
+            file.write(json.dumps(chrome_trace(spans)).encode())
 
     summaries = [_summary(name, a) for name, a in results.items()]
     if as_json:
         record: dict[str, Any] = {"threads": module.threads, "seconds": elapsed, "random_inputs": feeds.random}
         record["inputs"] = {name: {"dtype": a.dtype.name, "shape": a.shape} for name, a in feeds.arrays.items()}
-        optional = {"precision": opened.precision, "saved": save, "kernels": kernels}
+        optional = {"precision": opened.precision, "saved": save, "trace": trace, "kernels": kernels}
         return output.print_json(record | {"outputs": summaries} | {name: value for name, value in optional.items() if value is not None})
     feeds.explain()
     rows = []
@@ -79,8 +88,8 @@ def run(
     if opened.precision:
         output.line(output.PRODUCTS_IN.format(opened.precision), "dim")
     output.line(f"first run: {output.seconds(elapsed)}, {output.count(module.threads, 'thread')}", "dim")
-    if save is not None:
-        output.line(f"wrote {save}", "dim")
+    for written in filter(None, (save, trace)):
+        output.line(f"wrote {written}", "dim")
     if kernels is not None:
         _show(f"{output.count(len(kernels), 'kernel')}, {output.seconds(sum(k['seconds'] for k in kernels))} a run (mean of 10)", kernels)
 

@@ -17,6 +17,7 @@ from tcomp.runtime.artifact import Artifact
 from tcomp.runtime.bound import Bound, Call
 from tcomp.runtime.manifest import TensorSpec, numpy_dtype
 from tcomp.runtime.plan import size_of
+from tcomp.runtime.trace import Span
 
 MEMORY_LIMIT = 1 << 46  # bytes; more than any machine has, less than overflows
 _UNKNOWN = -1  # a data-dependent dim before the run
@@ -140,6 +141,22 @@ class LoadedModel(ABC):
             raise InputError(f"runs must be at least 1, not {runs}")
         self.run(inputs)
         return self._profile(inputs, runs)
+
+    def trace(self, inputs: Mapping[str, object]) -> list[Span]:
+        """When each kernel ran, and its parts in each thread, in one run, after one that is not recorded; see `tcomp.runtime.chrome_trace`.
+
+        On a GPU, kernels follow each other, with what passes between them left out. Raises as `profile` does.
+        """
+        self.run(inputs)
+        return self._trace(inputs)
+
+    def _trace(self, inputs: Mapping[str, object]) -> list[Span]:
+        """See `trace`; the model has run once with these inputs."""
+        spans, start = [], 0.0
+        for name, seconds in self._profile(inputs, 1):
+            spans.append(Span(name, False, 0, start, seconds))
+            start += seconds
+        return spans
 
     def facts(self, inputs: Mapping[str, object]) -> list[KernelFacts]:
         """What each kernel has to do for inputs of these shapes, and how it came about; in the order of `profile`. Raises ArtifactError for

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import ctypes
+import logging
 import os
+import threading
 import time
 from collections.abc import Callable, Mapping
 from itertools import islice
@@ -21,10 +23,12 @@ from tcomp.runtime.host import check_target, default_threads
 from tcomp.runtime.loaded_model import MEMORY_LIMIT, LoadedModel, check_sizes
 from tcomp.runtime.native_code import Call, NativeCode
 from tcomp.runtime.pool import shared_pool
+from tcomp.runtime.trace import Events, Span, TracedView
 from tcomp.runtime.workspace import Workspace, give_back, take
 
 Run: TypeAlias = Callable[[int], int]  # takes the address of the call
 
+_log = logging.getLogger("tcomp")
 USABLE = 0x101  # NumPy's flags C_CONTIGUOUS and ALIGNED
 MAX_PLANS = 256  # sets of input shapes remembered, a few hundred bytes each
 MAX_FRAMES = 16  # idle frames, of at most 65 KiB each: as many calls at the same time need no new ones
@@ -61,6 +65,7 @@ class Module(LoadedModel):
         self._pool_at = ctypes.addressof(self._view) if self._view is not None else None
         self._grows = any(dim.data_dependent for dim in self.manifest.dims)
         self._plans: dict[tuple[Shape, ...], Plan] = {}
+        _log.debug("loaded %s for %d threads", artifact.where, self.threads)
         self._frames: list[Frame] = []  # of no call; taken and given back without a lock, by single operations
 
     @classmethod
@@ -88,24 +93,43 @@ class Module(LoadedModel):
             return CudaModule(artifact, max_memory=max_memory)
         return cls(artifact, threads, code_path, max_memory)
 
-    def _profile(self, inputs: Mapping[str, object], runs: int) -> list[tuple[str, float]]:
-        names = self.manifest.notes.get("kernels")
-        run_profiled = self._code.run_profiled
+    def _profiled(self) -> tuple[list[str], Callable[..., int]]:
+        """The names of the kernels, and the function that takes their times."""
+        names, run_profiled = self.manifest.notes.get("kernels"), self._code.run_profiled
         if run_profiled is None or not isinstance(names, list):
             raise ArtifactError("the artifact cannot be profiled", where=self.artifact.where, hint="compile it again")
+        return [*map(str, names)], run_profiled
+
+    def _trace(self, inputs: Mapping[str, object]) -> list[Span]:
+        names, run_profiled = self._profiled()
+        events, ticks = Events(), (ctypes.c_int64 * len(names))()
+        frame, *_ = self._bound_frame([admit(v, *a) for v, a in zip(self._ordered(inputs), self._admission, strict=True)], None)
+        if self._view is not None and self._code.pool_trace is not None:
+            traced = TracedView(self._view, events.address)
+            self._code.pool_trace(ctypes.addressof(traced))
+            frame.call.pool = ctypes.addressof(traced)
+        start = time.perf_counter()
+        error = run_profiled(frame.address, ticks, events.address)
+        seconds = time.perf_counter() - start
+        if error:
+            self._fail(error, frame.call)
+        return events.spans(names, threading.get_native_id(), seconds)
+
+    def _profile(self, inputs: Mapping[str, object], runs: int) -> list[tuple[str, float]]:
+        names, run_profiled = self._profiled()
         ticks, wall = (ctypes.c_int64 * len(names))(), 0.0
 
         def timed(call: int) -> int:
             nonlocal wall
             start = time.perf_counter()
-            error = int(run_profiled(call, ticks))
+            error = int(run_profiled(call, ticks, None))
             wall += time.perf_counter() - start
             return error
 
         for _ in range(runs):
             self._execute(self._ordered(inputs), None, timed)
         rate = wall / runs / (sum(ticks) or 1)
-        return [(str(name), count * rate) for name, count in zip(names, ticks, strict=True)]
+        return [(name, count * rate) for name, count in zip(names, ticks, strict=True)]
 
     def _execute(self, values: list[Any], out: Mapping[str, object] | None = None, run: Run | None = None) -> list[Array]:
         """The outputs; `run` takes the place of the native function that is called."""
@@ -150,13 +174,8 @@ class Module(LoadedModel):
 
     def _prepared(self, values: list[Any], out: Mapping[str, object] | None) -> tuple[list[Array], list[Array], BoundCall]:
         arrays = [admit(value, spec, dtype, copy=False) for value, (spec, dtype) in zip(values, self._admission, strict=True)]
-        plan = self._make_plan(tuple([array.shape for array in arrays]))
-        outputs = self._outputs(plan, arrays, out or {})
-        workspace, frame, run = Workspace(plan.workspace), self._frame(), self._code.run
-        frame.prepare(plan)
-        frame.call.workspace, address = workspace.address, frame.address
-        frame.fill([*map(address_of, arrays), *map(address_of, outputs)])
-        frame.alive = workspace, arrays, outputs
+        frame, plan, workspace, outputs = self._bound_frame(arrays, out)
+        run, address = self._code.run, frame.address
 
         def call() -> None:
             start = None if self.hook is None else time.perf_counter()
@@ -174,6 +193,17 @@ class Module(LoadedModel):
             return self._slice(outputs, plan, list(frame.dims))
 
         return arrays, outputs, call_and_slice if self._grows else call
+
+    def _bound_frame(self, arrays: list[Array], out: Mapping[str, object] | None) -> tuple[Frame, Plan, Workspace, list[Array]]:
+        """A frame of these inputs and outputs, with a workspace of its own."""
+        plan = self._make_plan(tuple([array.shape for array in arrays]))
+        outputs = self._outputs(plan, arrays, out or {})
+        workspace, frame = Workspace(plan.workspace), self._frame()
+        frame.prepare(plan)
+        frame.call.workspace = workspace.address
+        frame.fill([*map(address_of, arrays), *map(address_of, outputs)])
+        frame.alive = workspace, arrays, outputs
+        return frame, plan, workspace, outputs
 
     def _fail(self, error: int, call: Call) -> NoReturn:
         messages = self.manifest.errors

@@ -37,10 +37,11 @@ class NativeCode:
         if run is None or plan is None:
             raise ArtifactError(f"the artifact's code lacks the function {'tcomp_run' if run is None else 'tcomp_plan'}")
         self.run, self.plan = run, plan
-        self.run_profiled = self._function("tcomp_run_profiled", status, pointer, pointer)
+        self.run_profiled = self._function("tcomp_run_profiled", status, pointer, pointer, pointer)
         self.pool_create = self._function("tcomp_pool_create", pointer, status, pointer)
         self.pool_destroy = self._function("tcomp_pool_destroy", None, pointer)
         self.pool_forget = self._function("tcomp_pool_forget", None, pointer)
+        self.pool_trace = self._function("tcomp_pool_trace", None, pointer)
         self.pool_version = self._function("tcomp_pool_version", status)
 
     def _function(self, name: str, result: type[ctypes._SimpleCData[Any]] | None, *arguments: type) -> ctypes._NamedFuncPointer | None:

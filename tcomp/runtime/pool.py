@@ -10,6 +10,7 @@ are needed.
 from __future__ import annotations
 
 import ctypes
+import logging
 import os
 import threading
 import weakref
@@ -17,6 +18,7 @@ import weakref
 from tcomp.errors import ArtifactError, InputError
 from tcomp.runtime.native_code import NativeCode
 
+_log = logging.getLogger("tcomp")
 VERSION = 2  # of the pool's interface in the code of models
 
 
@@ -83,6 +85,7 @@ def shared_pool(code: NativeCode) -> Pool:
         if pool is None:
             pool = Pool(code)
             _current.pool = weakref.ref(pool)
+            _log.debug("made the thread pool of process %d", os.getpid())
             if not _current.watches_forks:
                 os.register_at_fork(after_in_child=_current.after_fork)
                 _current.watches_forks = True

@@ -6,6 +6,7 @@ import os
 import subprocess
 import sys
 import time
+from itertools import pairwise
 from pathlib import Path
 
 import numpy as np
@@ -134,6 +135,27 @@ def test_run_on_files_and_save(tcomp, models, artifact):
     assert y["shape"] == [4, 5] and y["mean"] == pytest.approx(0.2) and len(y["first"]) == 5
     np.savez("all.npz", x=x)
     assert tcomp.json("run", artifact, "--input", "all.npz")["outputs"] == record["outputs"]
+
+
+@pytest.mark.parametrize("threads", [1, 2])
+def test_a_trace_has_the_kernels_of_each_thread(tcomp, tmp_path, threads):
+    nodes = [("MatMul", ["x", "x"], ["p"]), ("Softmax", ["p"], ["q"]), ("MatMul", ["q", "x"], ["y"])]
+    model = save(tmp_path / "m.onnx", nodes, {"x": ("float32", [512, 512])}, {"y": ("float32", [512, 512])})
+    record = tcomp.json("run", model, "--trace", "t.json", "--profile", "--threads", threads)
+    assert record["trace"] == "t.json"
+    events = json.loads((tmp_path / "t.json").read_text())["traceEvents"]
+    kernels = [e for e in events if e.get("cat") == "kernel"]
+    assert [e["name"] for e in kernels] == [k["name"] for k in record["kernels"]]
+    caller = {e["tid"] for e in kernels}
+    assert len(caller) == 1 and all(a["ts"] + a["dur"] <= b["ts"] + 1e-6 for a, b in pairwise(kernels))
+    chunks = [e for e in events if e.get("cat") == "chunk"]
+    assert len({e["tid"] for e in chunks} | caller) == threads
+    for chunk in chunks:  # lies within its kernel, which waits for it
+        assert any(
+            k["name"] == chunk["name"] and k["ts"] <= chunk["ts"] and chunk["ts"] + chunk["dur"] <= k["ts"] + k["dur"] + 1e-6
+            for k in kernels
+        )
+    assert {e["args"]["name"] for e in events if e["ph"] == "M"} == {"caller", "worker 1"} - ({"worker 1"} if threads == 1 else set())
 
 
 HOSTILE = ["allow_pickle", "file", "../../up", "a/b", ".hidden", "\x1b]0;title\x07", "\x9b2J\u202e", "n" * 300]  # names of outputs

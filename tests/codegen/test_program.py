@@ -46,7 +46,7 @@ class Model:
         self.program = program
         self.interpreted = {k.name: interpreted(k) for k in kernels}
         self.entry = ctypes.CFUNCTYPE(ctypes.c_int32, ctypes.c_void_p)(address("tcomp_run"))
-        self.profiled = ctypes.CFUNCTYPE(ctypes.c_int32, ctypes.c_void_p, ctypes.c_void_p)(address("tcomp_run_profiled"))
+        self.profiled = ctypes.CFUNCTYPE(ctypes.c_int32, *[ctypes.c_void_p] * 3)(address("tcomp_run_profiled"))
         self.plan_entry = ctypes.CFUNCTYPE(None, ctypes.c_void_p, ctypes.c_void_p)(address("tcomp_plan"))
 
     def plan(self, *dims: int) -> list[int]:
@@ -69,7 +69,7 @@ class Model:
         arrays = [(ctypes.c_void_p * (len(a) + 1))(*(x.ctypes.data for x in a), None) for a in (inputs, outputs)]
         parts = [ctypes.addressof(a) for a in arrays] + [a.ctypes.data for a in (weights, workspace, values)]
         call = ctypes.byref(NativeCall(*parts))
-        self.status = self.entry(call) if ticks is None else self.profiled(call, ticks.ctypes.data)
+        self.status = self.entry(call) if ticks is None else self.profiled(call, ticks.ctypes.data, None)
         for got, array in zip(outputs, wanted, strict=True):
             np.testing.assert_array_equal(got, array)
         assert after == tuple(values[: len(dims)])

@@ -311,3 +311,16 @@ def test_a_hook_is_told_of_every_run(affine: bytes, filtering: bytes) -> None:
     with pytest.raises(InputError, match="NaN"):
         other([np.nan])
     assert seen[2].status == 1
+
+
+def test_a_model_without_times_of_kernels_has_no_trace(affine: bytes) -> None:
+    with pytest.raises(ArtifactError, match="cannot be profiled"):
+        Module.load(affine).trace({"x": random(3), "s": ONE})
+
+
+def test_what_happens_is_logged_under_one_name(affine: bytes, caplog: pytest.LogCaptureFixture) -> None:
+    gc.collect()
+    with caplog.at_level("DEBUG", "tcomp"):
+        Module.load(affine, threads=3)
+    assert {record.name for record in caplog.records} == {"tcomp"}
+    assert "loaded the given bytes for 3 threads" in caplog.messages

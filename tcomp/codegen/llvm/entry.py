@@ -1,7 +1,8 @@
 """The entry functions of a model, on a CPU, that `emit_program` makes of a `Program`:
 
 - `i32 tcomp_run(ptr call)`; call: a `tcomp_call` (runtime/include/tcomp.h), whose status it returns
-- `i32 tcomp_run_profiled(ptr call, ptr ticks)`: the same; adds the clock ticks of call n (see `calls`) to ticks[n]
+- `i32 tcomp_run_profiled(ptr call, ptr ticks, ptr events)`: the same; adds the clock ticks of call n (see `calls`) to ticks[n], and records
+  each call, unless `events` is null
 - `void tcomp_plan(ptr dims, ptr sizes)`: sizes[0] = bytes of workspace, then all output extents; -1, -2 as tcomp.h says
 """
 
@@ -10,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 
 from tcomp.codegen.llvm.builder import CALL_FIELDS, Value, symbol
+from tcomp.codegen.llvm.events import EVENT_IR
 from tcomp.codegen.llvm.expressions import KernelModule
 from tcomp.codegen.llvm.kernel import Function, define
 from tcomp.ir import expr as E
@@ -33,7 +35,8 @@ def emit_program(program: Program, target: CpuTarget) -> str:
         types = ["ptr"] * (1 + len(call.buffers)) + ["i64"] * len(call.scalars)
         module.declarations[call.symbol] = f"declare void {symbol(call.symbol)}({', '.join(types)})"
     _Entry(module, program).emit("tcomp_run")
-    _Entry(module, program).emit("tcomp_run_profiled", ", ptr %ticks")
+    _Entry(module, program).emit("tcomp_run_profiled", ", ptr %ticks, ptr %events")
+    module.functions.append(EVENT_IR)
     _Plan(module, program).emit()
     return module.text()
 
@@ -55,7 +58,7 @@ class _Sized(Function):
 
 
 class _Entry(_Sized):
-    """`tcomp_run`, or with `ticks`, a parameter more, `tcomp_run_profiled`."""
+    """`tcomp_run`, or with `ticks`, more parameters, `tcomp_run_profiled`."""
 
     def emit(self, name: str, ticks: str = "") -> None:
         self.ticks, self.number, self.bases = ticks, 0, dict[tuple[str, int], str]()
@@ -119,7 +122,9 @@ class _Entry(_Sized):
             return self.stop_if_asked()
         start = self.clock()
         self.line(text)
-        taken = self.op(f"sub i64 {self.clock()}, {start}")
+        end = self.clock()
+        self.line(f"call void @tcomp_event(ptr %events, i64 {self.number - 1}, i64 0, i64 {start}, i64 {end})")
+        taken = self.op(f"sub i64 {end}, {start}")
         place = self.op(f"getelementptr i64, ptr %ticks, i64 {self.number - 1}")
         total = self.op(f"add i64 {self.op(f'load i64, ptr {place}')}, {taken}")
         self.line(f"store i64 {total}, ptr {place}")

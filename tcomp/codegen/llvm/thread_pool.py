@@ -19,10 +19,12 @@ are started by the first region that wants them, and stay until the pool is dest
 
 from __future__ import annotations
 
+from tcomp.codegen.llvm.events import EVENT_IR
 from tcomp.errors import TargetError
 
 VERSION = 2  # of what EXPORTS promise: of `tcomp_pool` in tcomp.h, and of who may call when; `tcomp.runtime.pool` knows the same
-EXPORTS = ("tcomp_pool_create", "tcomp_pool_destroy", "tcomp_pool_forget", "tcomp_pool_version")  # what a model's shared object exports
+# What a model's shared object exports of the pool.
+EXPORTS = ("tcomp_pool_create", "tcomp_pool_destroy", "tcomp_pool_forget", "tcomp_pool_version", "tcomp_pool_trace")
 CAPACITY = 4096  # threads; their mailboxes take 512 KiB of addresses, and memory once they are used
 RETRY = 1000  # regions that run on fewer threads than they want before the system, having refused to start one, is asked again
 LIBRARY = {
@@ -118,9 +120,10 @@ define internal void @set_mode(i64 %mode) alwaysinline {
   call void @llvm.aarch64.set.fpcr(i64 %mode)
   ret void
 }"""
-_ARCHES = {  # numbers of the system calls futex, prctl, rt_sigprocmask; an instruction that takes 10 to 60 ns; functions: ticks, mode
-    "x86_64": (202, 157, 14, "call void @llvm.x86.sse2.pause()", _X86_64),
-    "aarch64": (98, 167, 135, "call void @llvm.aarch64.isb(i32 15)", _AARCH64),  # `yield` is a no-op on most cores
+# Numbers of the system calls futex, prctl, rt_sigprocmask, gettid; an instruction that takes 10 to 60 ns; functions: ticks, mode.
+_ARCHES = {
+    "x86_64": (202, 157, 14, 186, "call void @llvm.x86.sse2.pause()", _X86_64),
+    "aarch64": (98, 167, 135, 178, "call void @llvm.aarch64.isb(i32 15)", _AARCH64),  # `yield` is a no-op on most cores
 }
 
 
@@ -130,7 +133,7 @@ def pool_ir(triple: str) -> str:
     name = triple.partition("-")[0]
     if (name := {"arm64": "aarch64", "amd64": "x86_64"}.get(name, name)) not in _ARCHES:
         raise TargetError(f"there is no thread pool for {triple!r}", hint=f"use 1 thread, or one of {', '.join(_ARCHES)}")
-    futex, prctl, sigprocmask, pause, functions = _ARCHES[name]
+    futex, prctl, sigprocmask, gettid, pause, functions = _ARCHES[name]
     # All but ILL, TRAP, BUS, FPE and SEGV, which belong to the thread that causes them.
     blocked = (1 << 64) - 1 - sum(1 << signal - 1 for signal in (4, 5, 7, 8, 11))
     declarations = "\n".join(f"declare {t.replace('(', f'@{name}(', 1)}" for name, t in LIBRARY.items())
@@ -142,6 +145,8 @@ target triple = "{triple}"
 %pool = type {{ ptr, i32, ptr }}
 ;           2 busy 3 running, caller included 4 regions until a thread is started again, after one was refused
 %team = type {{ %pool, [104 x i8], i32, i32, i32, [116 x i8], [0 x %mailbox] }}
+
+%traced = type {{ %pool, ptr }}
 
 @signals = internal constant i64 {blocked}
 @name = internal constant [6 x i8] c"tcomp\\00"
@@ -331,6 +336,40 @@ release:
   store atomic i32 0, ptr %busy.at release, align 4
   br label %end
 end:
+  ret void
+}}
+
+{EVENT_IR}
+define internal void @traced_body(ptr %closure, i64 %begin, i64 %end) {{
+  %body = load ptr, ptr %closure
+  %inner.at = getelementptr ptr, ptr %closure, i64 1
+  %inner = load ptr, ptr %inner.at
+  %events.at = getelementptr ptr, ptr %closure, i64 2
+  %events = load ptr, ptr %events.at
+  %start = call i64 @clock()
+  call void %body(ptr %inner, i64 %begin, i64 %end)
+  %stop = call i64 @clock()
+  %thread = call i64 (i64, ...) @syscall(i64 {gettid})
+  call void @tcomp_event(ptr %events, i64 -1, i64 %thread, i64 %start, i64 %stop)
+  ret void
+}}
+
+define internal void @parallel_for_traced(ptr %pool, ptr %body, ptr %closure, i64 %extent) {{
+  %outer = alloca [3 x ptr]
+  store ptr %body, ptr %outer
+  %inner.at = getelementptr ptr, ptr %outer, i64 1
+  store ptr %closure, ptr %inner.at
+  %from.at = getelementptr %traced, ptr %pool, i64 0, i32 1
+  %events = load ptr, ptr %from.at
+  %events.at = getelementptr ptr, ptr %outer, i64 2
+  store ptr %events, ptr %events.at
+  call void @tcomp_pool_parallel_for(ptr %pool, ptr @traced_body, ptr %outer, i64 %extent)
+  ret void
+}}
+
+; Make a view of the pool, with events behind it, record each chunk.
+define void @tcomp_pool_trace(ptr %traced) {{
+  store ptr @parallel_for_traced, ptr %traced
   ret void
 }}
 
