@@ -183,8 +183,10 @@ class Module(LoadedModel):
             if start is not None:
                 self._tell(start, arrays, outputs, plan.workspace, error)
             if error:
-                frame.call.status = 0
-                self._fail(error, frame.call)
+                try:
+                    self._fail(error, frame.call)
+                finally:  # ready for the next run
+                    frame.call.status = frame.call.index = frame.call.extent = 0
 
         def call_and_slice() -> list[Array]:
             frame.prepare(plan)
