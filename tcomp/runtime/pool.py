@@ -63,11 +63,12 @@ class _Current:
     def __init__(self) -> None:
         self.lock = threading.RLock()  # a signal handler may load a module, too
         self.pool: weakref.ref[Pool] | None = None
+        self.all = weakref.WeakSet[Pool]()  # also one that a signal handler made while another was being made
         self.watches_forks = False
 
     def after_fork(self) -> None:
         self.lock = threading.RLock()  # another thread may have held it, which the child does not have
-        if self.pool is not None and (pool := self.pool()) is not None:
+        for pool in self.all:
             pool.forget()
 
 
@@ -83,7 +84,7 @@ def shared_pool(code: NativeCode) -> Pool:
     with _current.lock:
         pool = _current.pool() if _current.pool is not None else None
         if pool is None:
-            pool = Pool(code)
+            _current.all.add(pool := Pool(code))
             _current.pool = weakref.ref(pool)
             _log.debug("made the thread pool of process %d", os.getpid())
             if not _current.watches_forks:
