@@ -35,6 +35,9 @@ def check_target(triple: str, features: tuple[str, ...]) -> None:
     if wanted != here or sys.platform != "linux" or "linux" not in triple:
         why = f"this machine is {here} {sys.platform}"
         raise ArtifactError(f"the artifact was compiled for {triple}", why=why, hint="compile the model for this machine")
+    if features and not _cpu_flags():
+        why, hint = "/proc/cpuinfo cannot be read", "mount /proc"
+        raise ArtifactError("this machine does not tell whether it has the instructions that the artifact uses", why=why, hint=hint)
     names = _KERNEL_NAMES.get(wanted, {})
     if missing := [feature for feature in features if names.get(_plain(feature), _plain(feature)) not in _cpu_flags()]:
         hint = "compile the model for this machine, or for an older one (--target 'cpu -mcpu=x86-64-v3')"

@@ -123,7 +123,7 @@ def test_operators_mean_what_the_interpreter_says(dtype: str) -> None:
     kernel = Kernel("f", (left, right, *outputs), outputs, (), body)
     expected, found = ([np.zeros(a.shape, o.dtype) for o in outputs] for _ in range(2))
     run_kernel(kernel, dict(zip(kernel.buffers, (a.copy(), b.copy(), *expected), strict=True)))
-    library, _ = open_library(c_backend().link_kernel(kernel, {}))
+    library = open_library(c_backend().link_kernel(kernel, {}))
     library["f"](None, *(ctypes.c_void_p(x.ctypes.data) for x in (a, b, *found)))
     for name, wanted, got in zip(results, expected, found, strict=True):
         rtol = 0.0 if not is_float(wanted.dtype.name) else 1e-6 if wanted.dtype.itemsize == 4 else 1e-14

@@ -17,6 +17,12 @@ def affine(affine_code: bytes) -> bytes:
 
 
 @pytest.fixture(scope="session")
+def difference() -> bytes:
+    """The artifact of y = s * x - w: of the same signature and size."""
+    return models.packed(models.affine_code("fsub"), models.AFFINE_MANIFEST, [("w", models.W)])
+
+
+@pytest.fixture(scope="session")
 def filtering() -> bytes:
     """The artifact of a model with a data-dependent extent and an error."""
     return models.packed(models.filter_code(), models.FILTER_MANIFEST, [])

@@ -227,12 +227,13 @@ FILTER_MANIFEST: dict[str, Any] = {
 }
 
 
-def affine_objects() -> list[bytes]:
-    return [compile_ir(pool_ir(TRIPLE)), compile_ir(AFFINE_MAIN), *map(compile_ir, AFFINE_KERNELS)]
+def affine_objects(shift: str = "fadd") -> list[bytes]:
+    return [compile_ir(pool_ir(TRIPLE)), compile_ir(AFFINE_MAIN), *(compile_ir(kernel.replace("fadd", shift)) for kernel in AFFINE_KERNELS)]
 
 
-def affine_code() -> bytes:
-    return link(affine_objects(), ["tcomp_run", "tcomp_plan", *EXPORTS], imports=IMPORTS)
+def affine_code(shift: str = "fadd") -> bytes:
+    """Other code with another instruction for the sum."""
+    return link(affine_objects(shift), ["tcomp_run", "tcomp_plan", *EXPORTS], imports=IMPORTS)
 
 
 def filter_code() -> bytes:

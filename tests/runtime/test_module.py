@@ -300,26 +300,9 @@ def test_unloading_frees_descriptors_threads_and_mappings(affine: bytes, tmp_pat
     module = Module.load(path, threads=3)
     module(random(2), np.float32(1))
     during = resources()
-    assert during[0] > before[0] and during[1] == before[1] + 2 and during[2] > before[2]
+    assert during[0] == before[0] and during[1] == before[1] + 2 and during[2] > before[2]
     del module
     assert resources() == before
-
-
-def test_without_memory_files_code_is_loaded_from_a_temporary_file(affine: bytes, monkeypatch: pytest.MonkeyPatch) -> None:
-    def refuse(*_: Any) -> int:
-        raise OSError("not permitted")
-
-    monkeypatch.setattr(os, "memfd_create", refuse)
-    x = random(2)
-    assert np.array_equal(Module.load(affine)(x, np.float32(1)), reference(x, 1))
-
-
-def test_code_can_be_kept_in_a_file_for_profilers(affine: bytes, tmp_path: Path) -> None:
-    path = tmp_path / "model.so"
-    for _ in range(2):
-        module = Module.load(affine, code_path=path)
-        assert np.array_equal(module(random(2), np.float32(1)), reference(random(2), 1))
-        assert str(path) in Path("/proc/self/maps").read_text()
 
 
 def test_other_machines_are_refused_before_loading(affine_code: bytes) -> None:

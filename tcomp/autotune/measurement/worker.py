@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import base64
 import ctypes
-import os
 import resource
 import time
 from _ctypes import dlclose
@@ -184,7 +183,7 @@ class _Cpu(Device):
     """The thread pool, and the other data of a model. Arrays are those of NumPy. `harness` is what `builder.harness` makes."""
 
     def __init__(self, threads: int, harness: str, flush_bytes: int) -> None:
-        self.threads, self.library = threads, open_library(base64.b64decode(harness))[0]
+        self.threads, self.library = threads, open_library(base64.b64decode(harness))
         self.call = Call()
         if threads > 1:
             self.library.tcomp_pool_create.restype = ctypes.c_void_p
@@ -208,10 +207,8 @@ class _Cpu(Device):
         return array
 
     def load(self, built: Built, arrays: Sequence[Array], cleanup: ExitStack) -> Callable[[], object]:
-        library, descriptor = open_library(base64.b64decode(built["code"]))
+        library = open_library(base64.b64decode(built["code"]))
         cleanup.callback(dlclose, library._handle)
-        if descriptor is not None:
-            cleanup.callback(os.close, descriptor)
         places = [ctypes.c_void_p(a.ctypes.data) for a in arrays]
         return partial(library.kernel, ctypes.byref(self.call), *places, *map(ctypes.c_int64, built["scalars"]))
 
