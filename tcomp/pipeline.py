@@ -10,7 +10,6 @@ package    code, weights and manifest -> artifact
 
 from __future__ import annotations
 
-import tempfile
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import nullcontext
 from dataclasses import replace
@@ -31,6 +30,7 @@ from tcomp.passes import algorithms, canonicalize, cse, dce, dead_elements, fold
 from tcomp.passes.memory_plan import plan_memory
 from tcomp.passes.runner import run_passes
 from tcomp.runtime import Artifact, read_artifact, write_artifact
+from tcomp.runtime.artifact import scratch_file
 from tcomp.schedules.knobs import Decisions, Knobs
 
 if TYPE_CHECKING:
@@ -128,7 +128,7 @@ def package(graph: Graph, kernels: Mapping[Node, CompiledKernel], options: Compi
     code = options.backend.link(program, distinct := {k.symbol: k.code for k in kernels.values()})
     report.kernels, report.distinct_kernels = len(kernels), len(distinct)
     report.arena, report.arena_lower_bound = plan.size, plan.lower_bound
-    with nullcontext(options.file) if options.file is not None else tempfile.TemporaryFile() as image:
+    with nullcontext(options.file) if options.file is not None else scratch_file() as image:
         described = manifest(graph, dims, options.backend.target, options.threads, kernels, report.not_fused)
         write_artifact(image, code, weights, described)
         return read_artifact(image)

@@ -1,17 +1,18 @@
 """The manifest of an artifact: its signature and all else that is not code or weights, as canonical JSON.
 
-    {"format": 2, "producer": "tcomp 0.1",
+    {"format": 3, "producer": "tcomp 0.1",
      "triple": "x86_64-unknown-linux-gnu", "cpu": "skylake-avx512", "features": ["avx512f", "fma"],
      "inputs":  [{"name": "x", "dtype": "float32", "shape": ["n", 4]}],
      "outputs": [{"name": "y", "dtype": "float32", "shape": ["2*n", 4]}],
      "dims":    [{"name": "n", "min": 1, "max": 512, "data_dependent": false}],
      "threads": 2, "errors": ["index out of bounds in node gather_3"],
-     "weights": [{"name": "w", "offset": 0, "size": 16, "sha256": "..."}],
+     "weights": [{"name": "w", "offset": 0, "size": 16, "crc32": "...", "sha256": "..."}],
      "code_sha256": "...", "notes": {}}
 
 `features` lists, by LLVM's names, the instruction-set extensions that the code uses. An output's shape is for people (its extents come
 from `tcomp_plan`), except that an integer there is a promise. `max` may be null: unbounded. `threads` may be null: as many as the machine
-offers. Dims come in the order of `tcomp_call.dims`; those not data-dependent must occur in an input's shape. `notes` is free.
+offers. Dims come in the order of `tcomp_call.dims`; those not data-dependent must occur in an input's shape. The
+checksums of a weight are those of its blocks of a mebibyte (the last may be shorter), joined, in hexadecimal digits. `notes` is free.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ import numpy as np
 from tcomp.errors import ArtifactError
 from tcomp.runtime.schema import Count, load_json, read, refuse
 
-FORMAT = 2
+FORMAT = 3
 MANIFEST_LIMIT = 64 << 20  # bytes: far more than any model's, far less than a hostile header could ask for
 MAX_AXES = 64  # NumPy's limit
 
@@ -79,11 +80,12 @@ class TensorSpec:
 
 @dataclass(frozen=True, slots=True)
 class Weight:
-    """A constant: where it lies in the weights section (bytes), and the SHA-256 of its contents."""
+    """A constant: where it lies in the weights section (bytes), and the checksums of its blocks."""
 
     name: str
     offset: Count
     size: Count
+    crc32: str
     sha256: str
 
 

@@ -12,10 +12,11 @@ from typing import Any
 import ml_dtypes
 import numpy as np
 import pytest
-from hypothesis import HealthCheck, given, settings, strategies as st
+from hypothesis import HealthCheck, assume, given, settings, strategies as st
 
-from tcomp.errors import ArtifactError, TcompError
+from tcomp.errors import ArtifactError
 from tcomp.runtime import Module, plan_weights, read_artifact, write_artifact
+from tcomp.runtime.artifact import scratch_file
 from tests.runtime import native_models as models
 
 CODE = b"\x7fELF stands for itself here"
@@ -132,6 +133,112 @@ def test_damaged_weights_are_found_on_request_and_named() -> None:
         artifact.verify()
 
 
+@given(st.data())
+@settings(max_examples=100, deadline=None, derandomize=True)
+def test_every_damage_to_weights_is_found(data: st.DataObject) -> None:
+    """Of single bytes, of several, of whole pages; also by pages that changed places."""
+    damaged, at = _LONG.copy(), st.integers(_WEIGHTS_AT, _LONG.size - 1)
+    kind = data.draw(st.sampled_from(("byte", "bytes", "zeros", "swap")))
+    if kind == "byte":
+        damaged[data.draw(at)] ^= data.draw(st.integers(1, 255))
+    elif kind == "bytes":
+        for place in data.draw(st.lists(at, min_size=2, max_size=9)):
+            damaged[place] = data.draw(st.integers(0, 255))
+    else:
+        one, other = (data.draw(st.integers(_WEIGHTS_AT // 4096, _LONG.size // 4096 - 1)) * 4096 for _ in range(2))
+        damaged[one : one + 4096], damaged[other : other + 4096] = (
+            _LONG[other : other + 4096] if kind == "swap" else 0,
+            _LONG[one : one + 4096],
+        )
+    assume(not np.array_equal(damaged, _LONG))
+    artifact = read_artifact(damaged.data)
+    for checksum in ("crc32", "sha256"):
+        with pytest.raises(ArtifactError, match="damaged"):
+            artifact.verify(checksum)
+
+
+_LONG = np.frombuffer(
+    pack([("long", np.random.default_rng(0).bytes(5 << 18)), ("odd", b"odd"), ("last", np.random.default_rng(1).bytes(9000))]), np.uint8
+)
+_WEIGHTS_AT = int(_LONG[32:40].view(np.uint64)[0])
+
+
+def test_large_weights_are_checked_by_several_threads_or_by_one_if_need_be(monkeypatch: pytest.MonkeyPatch) -> None:
+    read_artifact(_LONG.data).verify()
+
+    def refuse(*_: Any) -> None:
+        raise RuntimeError("can't start new thread")
+
+    monkeypatch.setattr("threading.Thread.start", refuse)
+    read_artifact(_LONG.data).verify()
+    assert pack([("w", bytes(3 << 20)), ("v", bytes(10))])
+
+
+def test_without_mapping_a_file_may_change(tmp_path: Path) -> None:
+    path = tmp_path / "model.tcomp"
+    path.write_bytes(_LONG)
+    with open(path, "r+b") as file:
+        artifacts = [read_artifact(path, mmap=False), read_artifact(file, mmap=False)]
+        file.truncate(0)
+    for artifact in artifacts:
+        artifact.verify()
+        assert artifact.weights.ctypes.data % 64 == 0 and not artifact.weights.flags.writeable and bytes(artifact.image) == _LONG.tobytes()
+
+
+def test_the_artifact_cannot_be_written_to(tmp_path: Path) -> None:
+    path = tmp_path / "model.tcomp"
+    path.write_bytes(pack())
+    for artifact in (read_artifact(path), read_artifact(path, mmap=False), read_artifact(pack())):
+        assert artifact.image.readonly
+        with pytest.raises(ValueError, match="read-only"):
+            artifact.weight("w")[0] = 1
+
+
+def test_a_mapping_ends_with_the_last_array_over_it(tmp_path: Path) -> None:
+    path = tmp_path / "model.tcomp"
+    path.write_bytes(pack())
+    descriptors = os.listdir("/proc/self/fd")
+    weight = read_artifact(path).weight("w")
+    assert os.listdir("/proc/self/fd") == descriptors and str(path) in Path("/proc/self/maps").read_text()
+    assert weight.tobytes() == models.W.tobytes()
+    del weight
+    assert str(path) not in Path("/proc/self/maps").read_text()
+
+
+@pytest.mark.parametrize("source", [5, None, 1.5, True, ["model.tcomp"], object()])
+def test_what_is_no_source(source: Any) -> None:
+    with pytest.raises(ArtifactError, match="give a path"):
+        Module.load(source)
+
+
+def test_bytes_of_any_kind() -> None:
+    data = bytearray(pack())
+    spread = np.zeros((len(data), 2), np.uint8)
+    spread[:, 0] = data
+    for source in (data, memoryview(data), memoryview(spread[:, 0]), memoryview(data).toreadonly()):
+        read_artifact(source).verify()
+
+
+def test_a_nul_in_a_path_is_refused(tmp_path: Path) -> None:
+    artifact, path = read_artifact(pack()), tmp_path / "a\0b"
+    for use in (read_artifact, artifact.save, artifact.extract, lambda p: write_artifact(p, CODE, [], models.AFFINE_MANIFEST)):
+        with pytest.raises(ArtifactError, match="null"):
+            use(path)
+
+
+def test_a_full_disk() -> None:
+    with open("/dev/full", "wb") as file, pytest.raises(ArtifactError, match="cannot write the artifact"):
+        write_artifact(file, CODE, [], models.AFFINE_MANIFEST)
+
+
+def test_without_a_temporary_folder_an_artifact_is_made_in_memory(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr(tempfile, "tempdir", os.fspath(tmp_path / "missing"))
+    with scratch_file() as file:
+        write_artifact(file, CODE, [("w", models.W)], models.AFFINE_MANIFEST)
+        artifact = read_artifact(file)
+    artifact.verify()
+
+
 def test_manifest_fields_are_checked() -> None:
     tensor = {"name": "y", "dtype": "float32", "shape": [1]}
     for changes, message in (
@@ -168,17 +275,18 @@ def test_damage_is_refused(affine: bytes, data: st.DataObject) -> None:
     """Header, manifest and code are always checked: damage there never goes unnoticed, nor reaches native code."""
     damaged = bytearray(affine)
     used = int(np.frombuffer(affine, np.uint64, 6, 16)[0] + np.frombuffer(affine, np.uint64, 6, 16)[1])
+    signature = range(96, 160)  # means nothing to those who do not ask for it
     if data.draw(st.booleans()):
         damaged = damaged[: data.draw(st.integers(0, len(damaged) - 1))]
     else:
         for _ in range(data.draw(st.integers(1, 3))):
-            at = data.draw(st.one_of(st.integers(0, 127), st.integers(0, used - 1)))
+            at = data.draw(st.one_of(st.integers(0, 191), st.integers(0, used - 1)))
             damaged[at] ^= data.draw(st.integers(1, 255))
     try:
         module = Module.load(bytes(damaged), threads=1)
     except ArtifactError:
         return
-    assert len(damaged) == len(affine)  # only padding was hit
+    assert all(before == after or at in signature for at, (before, after) in enumerate(zip(affine, damaged, strict=True)))
     x = np.ones((2, 4), np.float32)
     assert np.array_equal(module(x, np.float32(2)), 2 * x + models.W)
 
@@ -196,9 +304,10 @@ def test_a_hostile_manifest_cannot_exhaust_memory_or_the_stack() -> None:
         b'{"format":1}',
         b'{"format":2}',
     ):
-        head = struct.pack("<8sII6Q", b"\x89TCOMP\r\n", 1, 0, 128, 0, 0x1000000, 0, 128, len(text))
-        for offset in (0x1000000, 1 << 62, 4096):
-            head = head[:32] + struct.pack("<Q", offset) + head[40:]
-            data = (head + hashlib.sha256(head + text).digest()).ljust(128, b"\0") + text
-            with pytest.raises(TcompError):
-                read_artifact(data + bytes(max(0, 4096 - len(data)) if offset == 4096 else 0))
+        end = -(-(192 + len(text)) // 64) * 64
+        weights_at = -(-end // 4096) * 4096
+        for offset in (weights_at, 1 << 62, 0):
+            head = struct.pack("<8sII6Q", b"\x89TCOMP\r\n", 2, 0, end, 0, offset, 0, 192, len(text))
+            data = (head + hashlib.sha256(head + text).digest()).ljust(192, b"\0") + text
+            with pytest.raises(ArtifactError, match="JSON|manifest" if offset == weights_at else "damaged"):
+                read_artifact(data.ljust(weights_at, b"\0"))
