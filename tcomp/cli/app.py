@@ -20,6 +20,7 @@ from tcomp.cli.compile import check, compile, explain
 from tcomp.cli.machine import demo, doctor
 from tcomp.cli.options import flag
 from tcomp.cli.run import bench, run
+from tcomp.cli.sign import sign
 from tcomp.cli.tuning import export, import_, merge, report, show, tune
 from tcomp.cli.verify import verify
 from tcomp.errors import TcompError
@@ -120,6 +121,9 @@ _COMMANDS: dict[Callable[..., None], str] = {
     check: "tcomp check model.onnx\ntcomp check model.onnx --json | jq .missing",
     verify: "tcomp verify model.onnx\ntcomp verify bert.onnx --dim seq=16 --full",
     explain: "tcomp explain model.onnx\ntcomp explain model.onnx --target 'cpu -mcpu=znver4'",
+    sign: """
+        tcomp sign model.tcomp --key private.pem
+        tcomp sign model.tcomp --key private.pem -o signed.tcomp""",
     doctor: "tcomp doctor\ntcomp doctor --json",
     demo: "tcomp demo\ntcomp demo --model squeezenet --threads 1",
 }

@@ -10,7 +10,7 @@ import time
 from collections.abc import Callable, Mapping
 from itertools import islice
 from math import prod
-from typing import Any, NoReturn, TypeAlias
+from typing import TYPE_CHECKING, Any, NoReturn, TypeAlias
 
 from numpy import ndarray
 
@@ -25,6 +25,9 @@ from tcomp.runtime.native_code import Call, NativeCode
 from tcomp.runtime.pool import shared_pool
 from tcomp.runtime.trace import Events, Span, TracedView
 from tcomp.runtime.workspace import Workspace, give_back, take
+
+if TYPE_CHECKING:
+    from tcomp.runtime.signing import Key
 
 Run: TypeAlias = Callable[[int], int]  # takes the address of the call
 
@@ -76,16 +79,28 @@ class Module(LoadedModel):
         verify: bool = False,
         code_path: str | os.PathLike[str] | None = None,
         max_memory: int | None = None,
+        mmap: bool = True,
+        trusted: Key | None = None,
     ) -> LoadedModel:
         """Load an artifact: a path, an open file, the bytes of one, or an `Artifact`.
 
         `threads` overrides the number stored in the artifact. `verify` also checks the weights, which reads all of
-        them. The shared object lives in memory unless `code_path` names a file to load it from, where profilers and
-        debuggers find its symbols. `max_memory` is the most bytes that a run may take for its workspace and outputs: more is
-        refused before it is allocated. Raises ArtifactError if the file is damaged or this machine cannot run it.
+        them (20 ms for 100 MB). The shared object lives in memory unless `code_path` names a file to load it from, where
+        profilers and debuggers find its symbols; it is written unless it holds that code already. `max_memory` is the most bytes
+        that a run may take for its workspace and outputs: more is refused before it is allocated.
+
+        The file is mapped: whoever changes it in place changes the model, or ends the process; without `mmap` it is read into
+        memory. `trusted` is a public key of Ed25519 (a file in PEM, or its contents): only what its owner signed (`tcomp sign`)
+        is loaded, weights included, and it is read into memory, so that what was checked is what runs.
+
+        Raises ArtifactError if the file is damaged, not signed by that key, or for another machine; InputError for a bad key.
         """
-        artifact = source if isinstance(source, Artifact) else read_artifact(source)
-        if verify:
+        artifact = source if isinstance(source, Artifact) else read_artifact(source, mmap and trusted is None)
+        if trusted is not None:
+            from tcomp.runtime.signing import check_signature  # not needed for others
+
+            check_signature(artifact, trusted)
+        elif verify:
             artifact.verify()
         if artifact.manifest.triple == "cuda":
             from tcomp.runtime.cuda import CudaModule  # not needed for others

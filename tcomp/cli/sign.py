@@ -1,0 +1,32 @@
+"""`tcomp sign`: an artifact that those who trust a key can tell from all others."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+from tcomp.cli import options as opt, output
+
+_KEY = "Private key of Ed25519, a file in PEM (openssl genpkey -algorithm ed25519)."
+
+
+def sign(
+    model: Annotated[Path, opt.argument("MODEL.tcomp", "An artifact that `tcomp compile` wrote.")],
+    *,
+    key: Annotated[Path, opt.option("--key", "PRIVATE.pem", _KEY)],
+    out: Annotated[Path | None, opt.out_file("Where to write it. Default: the model itself is replaced.")] = None,
+    as_json: opt.Json = False,
+) -> None:
+    """Sign a compiled model. `tcomp.load(model, trusted="public.pem")` then refuses any other, and this one once it is changed.
+
+    The public key: openssl pkey -in private.pem -pubout -out public.pem
+    """
+    from tcomp.runtime import read_artifact
+    from tcomp.runtime.signing import sign
+
+    out = out or model
+    artifact = read_artifact(model)
+    artifact.save(out, sign(artifact, key))
+    if as_json:
+        return output.print_json({"artifact": out})
+    output.line(f"wrote {out}, signed")
