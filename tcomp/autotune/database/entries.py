@@ -27,7 +27,7 @@ from tcomp.schedules.knobs import decode, encode
 from tcomp.schedules.trace import read_record
 from tcomp.target import Target
 
-LINE_LIMIT = 32 << 20  # characters of a line, or of a text in a row
+LINE_LIMIT = 4 << 20  # characters of a line, or of a text in a row
 REASON_LIMIT = 4000  # characters
 _LIST_LIMIT, _DEPTH_LIMIT = 4096, 8  # elements of a list, lists inside of each other
 
