@@ -15,7 +15,7 @@ from typing import Annotated, Any, get_type_hints
 import typer
 
 import tcomp
-from tcomp.cli import output
+from tcomp.cli import cache, output
 from tcomp.cli.compile import check, compile, explain
 from tcomp.cli.machine import demo, doctor
 from tcomp.cli.options import flag
@@ -134,7 +134,10 @@ _DATABASE_COMMANDS: dict[Callable[..., None], str] = {
     merge: "tcomp db merge tune.db other.db",
 }
 database = typer.Typer(no_args_is_help=True, help="Look into databases of tuning records, and move records between them.")
-for typer_group, commands in ((app, _COMMANDS), (database, _DATABASE_COMMANDS)):
+_CACHE_COMMANDS: dict[Callable[..., None], str] = {cache.show: "tcomp cache show", cache.clean: "tcomp cache clean"}
+kept = typer.Typer(no_args_is_help=True, help="Look into the cache of what was compiled before ($TCOMP_CACHE), and empty it.")
+for typer_group, commands in ((app, _COMMANDS), (database, _DATABASE_COMMANDS), (kept, _CACHE_COMMANDS)):
     for function, examples in commands.items():
         typer_group.command(function.__name__.rstrip("_"), epilog=_examples(examples))(guarded(function))
 app.add_typer(database, name="db")
+app.add_typer(kept, name="cache")

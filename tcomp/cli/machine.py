@@ -143,16 +143,11 @@ def _version(name: str) -> str | None:
 def _cache() -> dict[str, Any]:
     from tcomp import cache
 
-    folder = cache.folder()
-    files = [f for f in folder.rglob("*") if f.is_file()] if folder.is_dir() else []
-    existing = next(p for p in (folder, *folder.absolute().parents) if p.exists())
-    try:
-        with tempfile.TemporaryFile(dir=existing):
-            writable = "yes"
-    except OSError as error:
-        writable = f"no ({error.strerror}): kernels are compiled again each time; set TCOMP_CACHE to a folder that is"
-    size = f"{output.size(sum(f.stat().st_size for f in files))} in {output.count(len(files), 'file')}"
-    return {"folder": folder, "size": size, "writable": writable}
+    why = cache.problem()
+    files = [] if why else cache.entries()
+    size = f"{output.size(sum(f.size for f in files))} of {output.size(cache.size_limit())} in {output.count(len(files), 'file')}"
+    writable = f"no ({why}): kernels are compiled again each time; set TCOMP_CACHE to a folder that is" if why else "yes"
+    return {"folder": cache.folder(), "size": size, "writable": writable}
 
 
 def demo(
