@@ -17,6 +17,7 @@ import numpy as np
 
 from tcomp.autotune.features import Features, fingerprint
 from tcomp.errors import ArtifactError
+from tcomp.runtime.artifact import replacing
 from tcomp.target import Target
 
 if TYPE_CHECKING:
@@ -87,7 +88,8 @@ class CostModel:
             "sha256": _digest(trees),
             "trees": trees,
         }
-        Path(path).write_text(json.dumps(record, separators=(",", ":")) + "\n", encoding="utf-8")
+        with replacing(Path(path)) as (file,):
+            file.write(json.dumps(record, separators=(",", ":")).encode() + b"\n")
 
     @classmethod
     def load(cls, path: str | os.PathLike[str]) -> CostModel:
