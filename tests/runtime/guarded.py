@@ -234,10 +234,10 @@ def run_guarded(
     tables = [(ctypes.c_void_p * len(group))(*(m.address for m in group)) for group in (placed, results)]
     call = Call(*map(ctypes.addressof, tables), constants.address, workspace.address, dims.address)
     parts = [*placed, *results, constants, dims, _Workspace(workspace, regions) if regions else workspace]
-    ticks, names = (ctypes.c_int64 * 65536)(), model.manifest.notes.get("kernels", [])
+    names = model.manifest.notes.get("kernels", [])
     try:
         with faults(parts) as found:
-            status = code.run_profiled(ctypes.addressof(call), ticks) if code.run_profiled else code.run(ctypes.addressof(call))
+            status = code.run(ctypes.addressof(call))
             assert status == 0
         outputs = [m.data.view(d).reshape(shape).copy() for m, (shape, d, _) in zip(results, plan.outputs, strict=True)]
     finally:
