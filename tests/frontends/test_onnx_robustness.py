@@ -7,7 +7,7 @@ import pytest
 from onnx import AttributeProto, ModelProto, TensorProto, helper
 
 from tcomp.errors import ImportModelError, TcompError
-from tcomp.frontends.onnx import import_model, reader
+from tcomp.frontends.onnx import import_model, reader, signature
 
 F = "float32"
 X = np.arange(6, dtype=np.float32).reshape(2, 3)
@@ -238,3 +238,8 @@ def test_weights_cut_out_of_the_encoding_are_those_of_the_message(make_model):
     for t, original in zip(parsed.graph.initializer, model.graph.initializer, strict=True):
         t.raw_data = original.raw_data
     assert parsed == model
+
+
+def test_names_of_dims_that_look_like_odd_code_warn_nobody(recwarn):
+    assert signature.formula("1or 2", lambda name: 7) == 7
+    assert not recwarn.list

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import re
+import warnings
 from collections.abc import Callable, Mapping, Sequence
 
 from onnx import ValueInfoProto
@@ -81,7 +82,9 @@ def signature(
 def formula(text: str, size_of: Callable[[str], Dim]) -> Dim:
     """The size that a name or a formula of names, integers, `+ - * //` and parentheses stands for. Text that is no formula is a name."""
     try:
-        tree = ast.parse(text.strip(), mode="eval").body if len(text) <= MAX_FORMULA else None
+        with warnings.catch_warnings():  # of odd literals in the names of dims: they are no code of the user's
+            warnings.simplefilter("ignore")
+            tree = ast.parse(text.strip(), mode="eval").body if len(text) <= MAX_FORMULA else None
         return as_dim(_evaluated(tree, size_of)) if isinstance(tree, ast.BinOp) else size_of(text)
     except (SyntaxError, ValueError):
         return size_of(text)
