@@ -86,5 +86,9 @@ class DatabaseError(TcompError):
     """A database of tuning records is damaged, of another version, or cannot be read or written."""
 
 
+class StoppedError(TcompError):
+    """A run was stopped, by its timeout or by `cancel`; its outputs mean nothing."""
+
+
 class InputError(TcompError):
     """Inputs given to a module (or a command) do not fit its signature."""

@@ -112,7 +112,13 @@ class CudaModule(LoadedModel):
         wanted = [(s, d, prod(s) * d.itemsize) for s, d in zip(session.shapes, self._output_dtypes, strict=True)]
         return given_outputs(out, self.outputs, wanted, [a for a in arrays if isinstance(a, np.ndarray)])
 
-    def _execute(self, values: list[Any], out: Mapping[str, object] | None = None) -> list[Any]:
+    def cancel(self) -> None:
+        """Raises DeviceError."""
+        raise DeviceError("a run on a GPU cannot be stopped")
+
+    def _execute(self, values: list[Any], out: Mapping[str, object] | None = None, timeout: float | None = None) -> list[Any]:
+        if timeout is not None:
+            raise DeviceError("a run on a GPU cannot be stopped", hint="leave the timeout away")
         start = time.perf_counter()
         with self._lock, self._device.guarded():
             device, arrays = self._device, self._admitted(values)

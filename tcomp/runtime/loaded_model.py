@@ -75,8 +75,13 @@ class LoadedModel(ABC):
         self._dim_index = {dim.name: index for index, dim in enumerate(self.manifest.dims)}
 
     @abstractmethod
-    def _execute(self, values: list[Any], out: Mapping[str, object] | None = None) -> list[Any]:
+    def _execute(self, values: list[Any], out: Mapping[str, object] | None = None, timeout: float | None = None) -> list[Any]:
         """The outputs, in order, for inputs in order; those that `out` names, there."""
+
+    @abstractmethod
+    def cancel(self) -> None:
+        """Stop all runs that are under way in other threads, within milliseconds: they raise StoppedError. Raises DeviceError on a GPU,
+        where a kernel cannot be stopped."""
 
     @abstractmethod
     def _prepared(self, values: list[Any], out: Mapping[str, object] | None) -> tuple[list[Array], list[Array], Call]:
@@ -94,7 +99,7 @@ class LoadedModel(ABC):
         """Write the artifact to a file, atomically."""
         self.artifact.save(path)
 
-    def run(self, inputs: Mapping[str, object], out: Mapping[str, object] | None = None) -> dict[str, Array]:
+    def run(self, inputs: Mapping[str, object], out: Mapping[str, object] | None = None, timeout: float | None = None) -> dict[str, Array]:
         """Run the model on named inputs: output name -> ndarray, fresh unless `out` has one for it (from 1 KiB on, aligned to 64 bytes).
 
         Inputs are arrays (NumPy, or anything with `__dlpack__` or `__array__`) of exactly the declared element type, or Python numbers and
@@ -105,10 +110,12 @@ class LoadedModel(ABC):
         bounds for data-dependent extents), which overlap neither inputs nor each other. They are NumPy's, or of any library with
         `__dlpack__`, and are returned as NumPy arrays over the same memory. Runs are fastest where they are aligned to 64 bytes.
 
-        Raises InputError if a name, type, rank or extent does not fit, if the memory needed is beyond `max_memory`, or if the model itself
-        reports an error (an index out of bounds, ...).
+        `timeout` is in seconds: what runs longer is stopped. Ctrl-C stops a run of the main thread, and `cancel` those of all threads.
+
+        Raises StoppedError for a run that was stopped, InputError if a name, type, rank or extent does not fit, if the memory needed is
+        beyond `max_memory`, or if the model itself reports an error (an index out of bounds, ...).
         """
-        outputs, named = self._execute(self._ordered(inputs), out), {}
+        outputs, named = self._execute(self._ordered(inputs), out, timeout), {}
         for index, name in enumerate(self._output_names):  # half of the time of `dict(zip(...))`
             named[name] = outputs[index]
         return named

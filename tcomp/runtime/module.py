@@ -23,6 +23,7 @@ from tcomp.runtime.host import check_target, default_threads
 from tcomp.runtime.loaded_model import MEMORY_LIMIT, LoadedModel, check_sizes
 from tcomp.runtime.native_code import Call, NativeCode
 from tcomp.runtime.pool import shared_pool
+from tcomp.runtime.stopping import answer_interrupts, run_frame, stop
 from tcomp.runtime.trace import Events, Span, TracedView
 from tcomp.runtime.workspace import Workspace, give_back, take
 
@@ -69,6 +70,8 @@ class Module(LoadedModel):
         self._grows = any(dim.data_dependent for dim in self.manifest.dims)
         self._plans: dict[tuple[Shape, ...], Plan] = {}
         _log.debug("loaded %s for %d threads", artifact.where, self.threads)
+        self._running: set[Frame] = set()
+        answer_interrupts()
         self._frames: list[Frame] = []  # of no call; taken and given back without a lock, by single operations
 
     @classmethod
@@ -142,11 +145,13 @@ class Module(LoadedModel):
             return error
 
         for _ in range(runs):
-            self._execute(self._ordered(inputs), None, timed)
+            self._execute(self._ordered(inputs), run=timed)
         rate = wall / runs / (sum(ticks) or 1)
         return [(name, count * rate) for name, count in zip(names, ticks, strict=True)]
 
-    def _execute(self, values: list[Any], out: Mapping[str, object] | None = None, run: Run | None = None) -> list[Array]:
+    def _execute(
+        self, values: list[Any], out: Mapping[str, object] | None = None, timeout: float | None = None, run: Run | None = None
+    ) -> list[Array]:
         """The outputs; `run` takes the place of the native function that is called."""
         shapes, places = [], []
         for index, (spec, dtype) in enumerate(self._admission):
@@ -172,10 +177,10 @@ class Module(LoadedModel):
         frame.fill(places)
         run = run or self._code.run
         if self.hook is None:
-            error = run(frame.address)
+            error = run_frame(run, frame, self._running, timeout)
         else:
             start = time.perf_counter()
-            error = run(frame.address)
+            error = run_frame(run, frame, self._running, timeout)
             self._tell(start, values, outputs, plan.workspace, error)
         if error:  # the frame is not used again: the code left a status in it
             self._fail(error, frame.call)
@@ -190,18 +195,18 @@ class Module(LoadedModel):
     def _prepared(self, values: list[Any], out: Mapping[str, object] | None) -> tuple[list[Array], list[Array], BoundCall]:
         arrays = [admit(value, spec, dtype, copy=False) for value, (spec, dtype) in zip(values, self._admission, strict=True)]
         frame, plan, workspace, outputs = self._bound_frame(arrays, out)
-        run, address = self._code.run, frame.address
+        run, running = self._code.run, self._running
 
         def call() -> None:
             start = None if self.hook is None else time.perf_counter()
-            error = run(address)
+            error = run_frame(run, frame, running)
             if start is not None:
                 self._tell(start, arrays, outputs, plan.workspace, error)
             if error:
                 try:
                     self._fail(error, frame.call)
                 finally:  # ready for the next run
-                    frame.call.status = frame.call.index = frame.call.extent = 0
+                    frame.call.index = frame.call.extent = 0
 
         def call_and_slice() -> list[Array]:
             frame.prepare(plan)
@@ -210,6 +215,10 @@ class Module(LoadedModel):
             return self._slice(outputs, plan, list(frame.dims))
 
         return arrays, outputs, call_and_slice if self._grows else call
+
+    def cancel(self) -> None:
+        """Stop all runs that are under way in other threads, those of bound calls included: they raise StoppedError."""
+        stop(list(self._running), "cancel() was called")
 
     def _bound_frame(self, arrays: list[Array], out: Mapping[str, object] | None) -> tuple[Frame, Plan, Workspace, list[Array]]:
         """A frame of these inputs and outputs, with a workspace of its own."""

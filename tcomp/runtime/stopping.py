@@ -1,0 +1,101 @@
+"""Stopping a run: after a time, by another thread, or by Ctrl-C.
+
+Native code looks at the status of its call every few milliseconds at most, and ends when it is not 0 (`tcomp.codegen.llvm.checkpoints`).
+Python's own signal handlers wait until native code has returned; the byte that Python writes for each signal to the descriptor of
+`signal.set_wakeup_fd` does not: a thread reads it, and stops what runs in the main thread. The handler then runs. Where it returns instead
+of raising KeyboardInterrupt, the run starts again.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import threading
+from collections.abc import Callable
+from contextlib import suppress
+from threading import get_ident
+
+from tcomp.errors import InputError, StoppedError
+from tcomp.runtime.frame import Frame
+
+STOPPED = -1  # the status
+_main = threading.main_thread().ident
+_in_main: list[Frame] = []  # what runs in the main thread: more than one where signal handlers run models
+_watched = False
+
+
+def run_frame(run: Callable[[int], int], frame: Frame, running: set[Frame], timeout: float | None = None) -> int:
+    """The status of a run that `stop` may stop as long as its frame is in `running`. Raises StoppedError if it was stopped."""
+    if timeout is not None:
+        return _timed(run, frame, running, timeout)
+    call, here = frame.call, _in_main if get_ident() == _main else None
+    while True:
+        call.status, frame.stopped = 0, ""
+        running.add(frame)
+        if here is not None:
+            here.append(frame)
+        try:
+            status = run(frame.address)
+        finally:
+            running.discard(frame)
+            if here is not None:
+                here.remove(frame)
+        if status != STOPPED:
+            return status
+        if frame.stopped:
+            raise StoppedError("the run was stopped", why=frame.stopped)
+
+
+def _timed(run: Callable[[int], int], frame: Frame, running: set[Frame], timeout: float) -> int:
+    if not timeout > 0:
+        raise InputError(f"a timeout must be more than 0 seconds, not {timeout}")
+    timer = threading.Timer(timeout, stop, ([frame], f"it took longer than {timeout:g} s"))
+    timer.daemon = True
+    timer.start()
+    try:
+        return run_frame(run, frame, running)
+    finally:
+        timer.cancel()
+        timer.join()  # it must not stop the next run of the frame
+
+
+def stop(frames: list[Frame], why: str) -> None:
+    """Stop these runs."""
+    for frame in frames:
+        frame.stopped = why
+        frame.call.status = STOPPED
+
+
+def answer_interrupts() -> None:
+    """From now on, Ctrl-C stops what runs in the main thread; in a child made by fork, once this is called again. Does nothing in other
+    threads, and where a program uses the descriptor of wake-ups for itself: its signals are handled when the run is over."""
+    global _watched
+    if _watched or get_ident() != _main:
+        return
+    _watched = True
+    reader, writer = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
+    os.set_blocking(reader, True)
+    if (before := signal.set_wakeup_fd(writer, warn_on_full_buffer=False)) != -1:
+        signal.set_wakeup_fd(before)
+        os.close(reader)
+        os.close(writer)
+        return
+    threading.Thread(target=_watch, args=(reader,), name="tcomp-signals", daemon=True).start()
+    os.register_at_fork(after_in_child=lambda: _forget(writer))
+
+
+def _watch(reader: int) -> None:
+    while signals := os.read(reader, 64):
+        if signal.SIGINT in signals:
+            for frame in _in_main:
+                frame.call.status = STOPPED
+
+
+def _forget(writer: int) -> None:
+    """In a child, nobody reads the wake-ups of the parent's pipe; the next module starts another thread."""
+    global _watched
+    with suppress(ValueError):  # not the main thread
+        if (now := signal.set_wakeup_fd(-1)) not in (writer, -1):
+            signal.set_wakeup_fd(now)
+    _in_main.clear()
+    _watched = False
