@@ -24,7 +24,8 @@ Candidates = Mapping[str, Sequence[Decisions]]
 class Confirmation:
     """What is `kept`, by the keys of tasks, all that was `tried` in the model, and what the whole gains: seconds of a run (`before`,
     `after`) and their `ratio` from neighbouring runs; 1 if nothing is kept. `kernels` are the seconds (before, after) that those of each
-    task that was tuned take in a run; `notes` say why some were rolled back."""
+    task that was tuned take in a run; of those kept, `within_noise` are faster by no more than chance explains. `notes` say why some were
+    rolled back."""
 
     kept: dict[str, Decisions] = field(default_factory=dict)
     tried: dict[str, list[Decisions]] = field(default_factory=dict)
@@ -34,6 +35,7 @@ class Confirmation:
     kernels: dict[str, tuple[float, float]] = field(default_factory=dict)
     comparisons: int = 0
     notes: list[str] = field(default_factory=list)
+    within_noise: set[str] = field(default_factory=set)
 
     @property
     def rolled_back(self) -> set[str]:
@@ -65,6 +67,7 @@ def confirm(
         result.before = whole.seconds[0] if whole.before else 0.0
         result.after = result.before * result.ratio
         result.kernels |= {key: rounds.seconds for key, rounds in won.comparison.kernels.items() if key in won.decisions}
+        result.within_noise = {key for key in won.decisions if not won.comparison.kernels.get(key, Rounds()).won}
         result.notes = [*dict.fromkeys(result.notes)]
     return result
 
@@ -95,7 +98,18 @@ class _Judge:
         self.result.notes += (f"{failure.status}: {failure.reason}" for trial in found if (failure := trial.comparison.failure))
         # The best candidates of all kernels together only have to win, not by more than the others did: a single ratio is too uncertain.
         final = next((trial for trial in found if trial.decisions == best and trial.won), None)
-        return final or min((t for t in found if t.won), key=lambda t: t.ratio, default=_Trial({}, found[0].comparison))
+        final = final or min((t for t in found if t.won), key=lambda t: t.ratio, default=_Trial({}, found[0].comparison))
+        return self.without_slower(final)
+
+    def without_slower(self, trial: _Trial) -> _Trial:
+        """A trial that won, without the kernels in it that are slower in the model: others made up for them."""
+        while slower := [key for key, d in trial.decisions.items() if self.seen.get((key, encode(d)), Rounds()).lost]:
+            self.result.notes.append(f"{len(slower)} of {len(trial.decisions)} kernels are slower in the model: they are rolled back")
+            rest, last = {key: d for key, d in trial.decisions.items() if key not in slower}, trial
+            trial = self.compare(rest) if rest and self.time_left() else _Trial(rest, last.comparison)
+            if not trial.won:  # than what won with them, it is no slower
+                trial = _Trial(rest, last.comparison)
+        return trial
 
     def best(self, candidates: Candidates) -> dict[str, Decisions]:
         """Of each kernel, the candidate that was the fastest in the model, unless it is slower than the default schedule."""

@@ -81,6 +81,11 @@ class TaskStatus:
         return len(self.records) - self.earlier
 
     @property
+    def timed(self) -> bool:
+        """Whether `before` was measured, in the model or alone; else it is a bound, or nothing yet."""
+        return self.known or self.base is not None
+
+    @property
     def share(self) -> float:
         """The bound over the present time: 1 is as fast as the machine can be."""
         return self.bound / self.after if self.after else 0.0
@@ -243,6 +248,11 @@ class Result:
             lines.append(f"{1e3 * c.before:.4g} ms -> {1e3 * c.after:.4g} ms, {c.ratio:.3f} of the time, in a fresh process")
         lines.append(f"kernels tuned: {len(c.kept)}, rolled back: {len(c.rolled_back)}")
         names = {s.task.key: s.title for s in self.tasks}
-        kept = sorted((after - before, before, after, names.get(key, key)) for key, (before, after) in c.kernels.items() if key in c.kept)
-        lines += [f"  {1e6 * before:.1f} -> {1e6 * after:.1f} us  {name}" for _, before, after, name in kept]
+        noise = dict.fromkeys(c.within_noise, " (within noise)")
+        kept = sorted(
+            (after - before, before, after, names.get(key, key), noise.get(key, ""))
+            for key, (before, after) in c.kernels.items()
+            if key in c.kept
+        )
+        lines += [f"  {1e6 * before:.1f} -> {1e6 * after:.1f} us  {name}{noise}" for _, before, after, name, noise in kept]
         return "\n".join([*lines, *c.notes, *(["interrupted: `resume` goes on"] if self.interrupted else [])])

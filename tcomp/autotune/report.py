@@ -18,6 +18,7 @@ from tcomp.schedules.trace import Trace
 
 _WIDTH, _HEIGHT, _LEFT, _BOTTOM = 460, 240, 60, 34  # of a plot, and the margins with its scales, in pixels
 _INNER_WIDTH, _INNER_HEIGHT = _WIDTH - _LEFT - 10, _HEIGHT - _BOTTOM - 10
+_COLOURS = {"kept": "kept", "kept, within noise": "dim"}
 _STYLE = """
 body { font: 14px/1.45 system-ui, sans-serif; margin: 2em auto; max-width: 72em; padding: 0 1em; color: #1b2733; background: #fff }
 h1 { font-size: 1.5em } h2 { font-size: 1.2em; margin-top: 2.2em } h3 { font-size: 1em; margin: 1.6em 0 .3em; font-family: monospace }
@@ -75,21 +76,21 @@ def _kernels(tuned: Sequence[_Tuned]) -> str:
         times = [_time(r.cost) if r and r.cost else "-" for r in (default, best)]
         times.append(f"{(best.cost or 0) / default.cost:.3f}" if best and default and default.cost else "-")
         times += (_time(v.before), _time(v.after), f"{v.after / v.before:.3f}" if v.before else "-") if v else ("-", "-", "-")
-        verdict = (v.judgement, "kept" if v.kept else "back") if v else ("not confirmed", "dim")
+        verdict = (v.judgement, _COLOURS.get(v.judgement, "back")) if v else ("not confirmed", "dim")
         rows.append((t.title, len(t.records), sum(not r.ok for r in t.records), *times, verdict))
     columns = ("kernel.", "trials>", "failed>", "default>", "best>", "alone>", "before, in a run>", "after>", "in the model>", "")
     return _table(columns, rows)
 
 
 def _predictions(records: Sequence[Record]) -> str:
-    points = [(r.predicted, r.cost) for r in records if r.predicted and r.cost]
+    points = [(1e6 * r.predicted, 1e6 * r.cost) for r in records if r.predicted and r.cost]
     if not points:
         return ""
     ends = min(map(min, points)), max(map(max, points))
     plot = _Plot(ends, ends, True)
     plot.line(zip(ends, ends, strict=True), "#b9c4d0")
     plot.dots(points)
-    return plot.figure("predicted (s)", "measured (s)", f"{len(points)} candidates; on the line the prediction is right")
+    return plot.figure("predicted (µs)", "measured (µs)", f"{len(points)} candidates; on the line the prediction is right")
 
 
 def _convergence(t: _Tuned) -> str:
@@ -142,7 +143,7 @@ class _Plot:
         marks = [f'<rect x="{_LEFT}" y="10" width="{_INNER_WIDTH}" height="{_INNER_HEIGHT}" fill="none" stroke="#d5dce4"/>', *self._shapes]
         for fraction in (0.0, 0.25, 0.5, 0.75, 1.0):
             values = [low + fraction * (high - low) for low, high in (self._x, self._y)]
-            x, y = (f"{10**value:.2g}" if self._log else f"{value:.3g}" for value in values)
+            x, y = (f"{10**value:.3g}" if self._log else f"{value:.3g}" for value in values)
             marks.append(_text(_LEFT + fraction * _INNER_WIDTH, _HEIGHT - _BOTTOM + 14, x, "middle"))
             marks.append(_text(_LEFT - 6, _HEIGHT - _BOTTOM - fraction * _INNER_HEIGHT + 4, y, "end"))
         marks.append(_text((_LEFT + _WIDTH) / 2, _HEIGHT - 4, across, "middle"))

@@ -26,7 +26,7 @@ from tcomp.autotune.confirm import Confirmation, confirm
 from tcomp.autotune.database.entries import Record, Session, SessionState, Verdict, environment
 from tcomp.autotune.database.store import Database
 from tcomp.autotune.features import CandidateSummary
-from tcomp.autotune.measurement.measurer import ClusterMeasurer, Measurer
+from tcomp.autotune.measurement.measurer import Cluster, ClusterMeasurer, Measurer
 from tcomp.autotune.measurement.results import Limits, Measurement, Outcome, Rounds
 from tcomp.autotune.progress import BUDGET, PhaseClock, Result, Status, StopReason, TaskStatus, TimePlan, next_task
 from tcomp.autotune.search import Search
@@ -63,7 +63,7 @@ def tune(
     target: Target | str | None = None,
     threads: int | None = None,
     workers: int | None = None,
-    cluster: str | None = None,
+    cluster: Cluster | str | None = None,
     schedule: ScheduleFunction | None = None,
     shapes: Mapping[str, Sequence[int | str]] | None = None,
     dims: Mapping[str, int | tuple[int, int]] | None = None,
@@ -80,7 +80,8 @@ def tune(
     own. `budget` is the total time in seconds (60 if `trials` is not given either), `trials` the number of candidates. `target`, `threads`,
     `shapes`, `dims`, `values` and `direct` are those of `tcomp.compile`, which has to be given the same ones (for CUDA, `threads` has no
     effect); `sizes` are those at which symbolic dims that stay open are measured. `workers` is the number of building processes, `cluster`
-    the address of a Dask scheduler whose workers measure. `resume` goes on with an earlier call for the same model, with what is left of
+    a Dask cluster whose workers measure, or the address of its scheduler (see `Cluster`: whom you trust then); it is not entered in the
+    database. `resume` goes on with an earlier call for the same model, with what is left of
     its budget unless another one is given.
 
     Ctrl-C ends the search, not the confirmation; a second one ends that too. What was measured is in the database in any case.
@@ -102,7 +103,7 @@ def tune(
 
     options: dict[str, Any] = {
         "model": os.path.abspath(model) if isinstance(model, str | os.PathLike) else None, "target": str(backend.target),
-        "threads": threads, "workers": workers, "cluster": cluster, "shapes": plain(shapes), "dims": plain(dims), "values": plain(values),
+        "threads": threads, "workers": workers, "shapes": plain(shapes), "dims": plain(dims), "values": plain(values),
         "sizes": plain(sizes), "seed": seed, "direct": direct,
     }  # fmt: skip
     clock = PhaseClock()
@@ -165,7 +166,7 @@ class _TuningRun:
         self.limit = self.session.options["trials"]
         self.plan.kernels = self.kernels
 
-    def run(self, workers: int | None, cluster: str | None) -> Result:
+    def run(self, workers: int | None, cluster: Cluster | str | None) -> Result:
         interrupted, c = True, Confirmation()
         with suppress(KeyboardInterrupt):
             self.choose_algorithms()
@@ -250,7 +251,7 @@ class _TuningRun:
             elif kernel.base is None:
                 kernel.before = kernel.bound  # until more is known
 
-    def search(self, workers: int | None, cluster: str | None) -> None:
+    def search(self, workers: int | None, cluster: Cluster | str | None) -> None:
         self.phase = "search"
         budget = self.plan.budget
         limits = Limits(building=min(60.0, max(10.0, budget / 4)), running=min(20.0, max(3.0, budget / 10)))

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from inspect import signature
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -16,6 +15,7 @@ from tcomp.errors import InputError
 if TYPE_CHECKING:
     from rich.table import Table
 
+    from tcomp.autotune.confirm import Confirmation
     from tcomp.autotune.database.store import Database
     from tcomp.autotune.progress import Result, Status, TaskStatus
     from tcomp.autotune.tasks import Task
@@ -23,8 +23,13 @@ if TYPE_CHECKING:
 _BUDGET = "Time in all, as in 60s, 10m, 1h. Default: 60s, unless --trials."
 _DATABASE = "Where records are stored; created if there is none."
 _WORKERS = "Building processes. Default: all cores."
+_CA = "For TLS: the certificate of the authority that signed those of the cluster."
 _RESUME = "Go on with the latest tuning in the database, with the rest of its budget."
 _SIZE = "The size at which an open symbolic dim is measured. May be repeated."
+_RESUMED: dict[str, Any] = {  # options that a database may give, and what they are
+    "model": str, "target": str, "threads": int, "workers": int, "seed": int, "direct": bool,
+} | dict.fromkeys(("shapes", "dims", "values", "sizes"), dict)  # fmt: skip
+_MARK_WIDTH = 28  # columns of why a kernel gets no more trials
 MAX_ROWS = 12  # kernels in the live table, so that it stays on the screen
 
 DatabaseFile = Annotated[Path, opt.argument("DATABASE", "A file that `tcomp tune` made.")]
@@ -38,7 +43,10 @@ def tune(
     database: Annotated[Path, opt.option("--database", "FILE", _DATABASE, show_default=True)] = Path("tune.db"),
     resume: Annotated[bool, opt.flag("--resume", _RESUME)] = False,
     workers: Annotated[int | None, opt.option("--workers", "N", _WORKERS, min=1, max=opt.MAX_THREADS)] = None,
-    cluster: Annotated[str | None, opt.option("--cluster", "ADDRESS", "Measure on a Dask cluster (tcp://host:8786).")] = None,
+    cluster: Annotated[str | None, opt.option("--cluster", "ADDRESS", "Measure on a Dask cluster (tls://host:8786, or tcp://).")] = None,
+    cluster_ca: Annotated[Path | None, opt.option("--cluster-ca", "PEM", _CA)] = None,
+    cluster_cert: Annotated[Path | None, opt.option("--cluster-cert", "PEM", "For TLS: the certificate of this client.")] = None,
+    cluster_key: Annotated[Path | None, opt.option("--cluster-key", "PEM", "For TLS: its private key.")] = None,
     options: opt.CompilationOptions,
     size: Annotated[list[str] | None, opt.option("--size", "NAME=N", _SIZE)] = None,
     threads: opt.Threads = None,
@@ -50,6 +58,7 @@ def tune(
     Give the same --target, --arch, --precision, --threads, --dim, --shape, --value and --direct to `tcomp compile`. Ctrl-C ends the search
     and confirms the best so far.
     """
+    from tcomp.autotune.measurement.measurer import Cluster
     from tcomp.autotune.tuner import tune as search
 
     seconds = None if budget is None else opt.parse_time(budget)
@@ -67,8 +76,14 @@ def tune(
             raise InputError(f"--size {ranges[0]} is one number", hint="ranges are for --dim")
         arguments = {
             "model": str(model), "target": given.target, "shapes": given.shapes, "dims": given.dims, "values": given.values,
-            "sizes": sizes, "threads": threads, "seed": seed, "workers": workers, "cluster": cluster, "direct": given.direct,
+            "sizes": sizes, "threads": threads, "seed": seed, "workers": workers, "direct": given.direct,
         }  # fmt: skip
+    for file in (files := [cluster_ca, cluster_cert, cluster_key]):
+        if file is not None:
+            opt.check_file(file)
+    if cluster is None and any(files):
+        raise InputError("there is no cluster for these certificates", hint="--cluster tls://host:8786")
+    arguments["cluster"] = None if cluster is None else Cluster(cluster, *(str(file or "") for file in files))
     with _live() as tell:
         result = search(budget=seconds, trials=trials, database=database, resume=resume, progress=tell, **arguments)
     if as_json:
@@ -80,18 +95,19 @@ def tune(
 
 
 def _earlier(database: Path) -> dict[str, Any]:
-    """The options of the latest tuning in a database."""
-    from tcomp.autotune.tuner import tune
-
+    """The options of the latest tuning in a database; not its cluster, which could run anything here: databases may come from anyone."""
     opt.check_file(database, "--database")
     with _opened(database) as entries:
         sessions = [s for s in entries.sessions() if s.options.get("model")]
     if not sessions:
         raise InputError(f"there is nothing to resume in {database}", hint="tcomp tune MODEL.onnx")
-    options = {name: v for name, v in sessions[-1].options.items() if name not in ("budget", "trials")}
-    if unknown := options.keys() - signature(tune).parameters:
+    options = {name: v for name, v in sessions[-1].options.items() if name not in ("budget", "trials", "cluster")}
+    if unknown := options.keys() - _RESUMED.keys():
         why = f"there is no option {min(unknown)!r}"
         raise InputError(f"the tuning in {database} is one of another version of tcomp", why=why, hint="tcomp tune MODEL.onnx")
+    for name, value in options.items():
+        if not isinstance(value, _RESUMED[name] | None):
+            raise InputError(f"the tuning in {database} cannot be resumed", why=f"its option {name!r} is {value!r:.60}")
     if isinstance(options.get("dims"), dict):
         options["dims"] = {name: tuple(n) if isinstance(n, list) else n for name, n in options["dims"].items()}
     opt.check_model_file(Path(options["model"]))
@@ -108,14 +124,14 @@ def _live() -> Iterator[Callable[[Status], None]]:
     from rich.live import Live
 
     with Live(console=console, transient=True, refresh_per_second=4) as live:
-        yield lambda status: live.update(_table(status))
+        yield lambda status: live.update(_table(status, console.width))
 
 
-def _table(status: Status) -> Table:
+def _table(status: Status, width: int) -> Table:
     from rich.table import Table
     from rich.text import Text
 
-    before, after = sum(t.before for t in status.tasks), sum(t.after for t in status.tasks)
+    before, after = (sum(getattr(t, name) for t in status.tasks if t.timed) for name in ("before", "after"))
     words = [
         status.phase,
         output.seconds(status.elapsed) + (f" of {output.seconds(status.budget)}" if status.budget else ""),
@@ -126,12 +142,18 @@ def _table(status: Status) -> Table:
     words += [f"kernels alone: {output.seconds(before)} -> {output.seconds(after)}"] if before else []
     words += [f"the cost model is off by {status.error:.0%}"] if status.error is not None else []
     grid = Table(title=Text("; ".join(words)), box=None, pad_edge=False, title_justify="left", header_style="bold")
-    for name in ("kernel", "before", "best", "of bound", "trials", "failed", ""):
-        grid.add_column(name, justify="left" if name in ("kernel", "") else "right", no_wrap=True, overflow="ellipsis")
+    columns, rows = ("kernel", "before", "best", "of bound", "trials", "failed", ""), list[tuple[str, ...]]()
     for task in sorted(status.tasks, key=lambda t: -t.before)[:MAX_ROWS]:
-        mark = "<-" if task is status.current and status.phase == "search" else task.stopped
-        numbers = output.seconds(task.before), output.seconds(task.after), f"{task.share:.0%}", str(task.trials), str(task.failed)
-        grid.add_row(*map(Text, (_calls(task), *numbers, mark)))
+        mark = "<-" if task is status.current and status.phase == "search" else output.safe(task.stopped)[:_MARK_WIDTH]
+        times = (output.seconds(task.before), output.seconds(task.after), f"{task.share:.0%}") if task.timed else ("-", "-", "-")
+        rows.append((output.safe(_calls(task)), *times, str(task.trials), str(task.failed), mark))
+    taken = sum(1 + max(map(len, column)) for column in zip(*(row[1:] for row in (columns, *rows)), strict=True))
+    for name in columns:
+        grid.add_column(name, justify="left" if name in ("kernel", "") else "right", no_wrap=True)
+    for kernel, *rest in rows:  # names are cut so that numbers are not
+        short = Text(kernel)
+        short.truncate(max(12, width - taken), overflow="ellipsis")
+        grid.add_row(short, *map(Text, rest))
     if len(status.tasks) > MAX_ROWS:
         grid.add_row(Text(output.count(len(status.tasks) - MAX_ROWS, "other kernel"), "dim"))
     return grid
@@ -144,7 +166,7 @@ def _calls(task: TaskStatus) -> str:
 def _show(result: Result) -> None:
     c, tasks = result.confirmation, {t.task.key: t for t in result.tasks}
     rows = [
-        (_calls(tasks[key]), output.seconds(before), output.seconds(after), tasks[key].trials, "tuned" if key in c.kept else "rolled back")
+        (_calls(tasks[key]), output.seconds(before), output.seconds(after), tasks[key].trials, _judgement(c, key))
         for key, (before, after) in sorted(c.kernels.items(), key=lambda item: item[1][1] - item[1][0])
         if key in tasks
     ]
@@ -163,10 +185,22 @@ def _show(result: Result) -> None:
         output.line(f"interrupted; `tcomp tune --resume --database {result.database}` goes on", "yellow")
 
 
+def _judgement(c: Confirmation, key: str) -> str:
+    if key not in c.kept:
+        return "rolled back"
+    return "tuned, within noise" if key in c.within_noise else "tuned"
+
+
 def _record(result: Result) -> dict[str, Any]:
     c = result.confirmation
     kernels = [
-        {"kernel": t.title, "key": t.task.key, "tuned": t.task.key in c.kept, "rolled_back": t.task.key in c.rolled_back}
+        {
+            "kernel": t.title,
+            "key": t.task.key,
+            "tuned": t.task.key in c.kept,
+            "rolled_back": t.task.key in c.rolled_back,
+            "within_noise": t.task.key in c.within_noise,
+        }
         | {name: getattr(t, name) for name in ("calls", "trials", "failed", "before", "after", "bound", "stopped")}
         for t in result.tasks
     ]

@@ -85,6 +85,25 @@ def test_the_best_of_each_kernel_in_the_model_is_taken() -> None:
     assert hasty.comparisons == 1
 
 
+def test_what_is_slower_is_rolled_back_though_others_make_up_for_it() -> None:
+    """The model as a whole is faster with it, and there is no time to compare again."""
+    factors = {"a": 0.5, "b": 1.3, "c": 1.0}
+    for deadline in (time.monotonic() - 1, float("inf")):
+        found = judged(Pretended(factors, noise=0.02), deadline)
+        assert found.rolled_back >= {"b"} and "a" in found.kept and found.ratio < 1, found
+        assert found.within_noise == found.kept.keys() - {"a"}
+        assert found.kernels["b"][1] > found.kernels["b"][0] and any("slower in the model" in note for note in found.notes)
+
+
+def test_where_all_that_won_is_slower_in_the_model_nothing_is_kept() -> None:
+    """0.338 us became 11.5 us, and the model was faster by chance."""
+    subject = Pretended({"a": 0.8})
+    lucky = Comparison(Rounds((10.0,) * 11, (9.0,) * 11), {"a": Rounds((0.338,) * 11, (11.5,) * 11)})
+    subject.compare = lambda decisions, seconds: lucky
+    found = judged(subject)
+    assert not found.kept and found.rolled_back == {"a"} and found.ratio == 1.0 and found.kernels["a"] == (0.338, 11.5)
+
+
 def test_what_profiles_do_not_show_is_found_by_bisection() -> None:
     factors = {name: 0.8 for name in "abcdefg"} | {"bad": 4.0}
     subject = Pretended(factors, visible=False, noise=0.02)

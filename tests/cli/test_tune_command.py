@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from tcomp.autotune.database.entries import Record
+from tcomp.autotune.database.entries import Record, Session
 from tcomp.autotune.database.store import Database
 from tcomp.autotune.measurement.results import Measurement, Outcome
 from tcomp.cli.options import parse_time
@@ -220,9 +220,9 @@ def test_what_is_shown_while_it_runs(tuned):
 
     with Database(tuned[0]) as entries:
         task = entries.tasks()[0]
-    tasks = [TaskStatus(task, f"conv [{n}] + relu", 1 + n % 2, 1e-3, 4e-3 / (n + 1), n, n // 2, 0.8) for n in range(20)]
+    tasks = [TaskStatus(task, f"conv [{n}] + relu", 1 + n % 2, 1e-3, 4e-3 / (n + 1), n, n // 2, 0.8, known=True) for n in range(20)]
     console = Console(width=150, record=True, file=open(os.devnull, "w"))  # noqa: SIM115
-    console.print(_table(Status("search", 12.0, 60.0, 7, None, tasks, tasks[1], 0.13)))
+    console.print(_table(Status("search", 12.0, 60.0, 7, None, tasks, tasks[1], 0.13), 150))
     text = console.export_text()
     for part in (
         "search; 12 s of 60 s; 7 trials; 48 s left",
@@ -234,3 +234,39 @@ def test_what_is_shown_while_it_runs(tuned):
         "8 other kernels",
     ):
         assert part in text, (part, text)
+
+
+def test_names_are_cut_and_numbers_are_not(tuned):
+    from rich.console import Console
+
+    from tcomp.autotune.progress import Status, StopReason, TaskStatus
+    from tcomp.cli.tuning import _table
+
+    with Database(tuned[0]) as entries:
+        task = entries.tasks()[0]
+    long = " + ".join(["conv"] * 40) + "\x1b[31m"
+    tasks = [TaskStatus(task, long, 12, 1e-5, 44.4e-6, 123, 17, 0.75, known=True), TaskStatus(task, "new\x1b[0m", 1, 1e-5, 1e-5)]
+    tasks[0].stop, tasks[0].stop_detail = StopReason.NOT_MEASURED, "it crashed " * 30
+    for width in (80, 120):
+        console = Console(width=width, record=True, file=open(os.devnull, "w"))  # noqa: SIM115
+        console.print(_table(Status("search", 1.0, 60.0, 0, None, tasks), width))
+        text = console.export_text()
+        assert "44.4 µs" in text and "33.3 µs" in text and "30%" in text and " 123 " in text and "\x1b" not in text, text
+        (new,) = (line for line in text.splitlines() if line.startswith("new"))
+        assert new.split()[1:] == ["-", "-", "-", "0", "0"] and "0 µs" not in text
+
+
+def test_a_database_names_no_cluster(tcomp, tuned, tmp_path, models):
+    """Who answers there could run anything here."""
+    tcomp("db", "merge", "a.db", tuned[0])
+    for options, said in ({"cluster": "tcp://127.0.0.1:1"}, None), ({"seed": "x"}, "'seed'"), ({"cheese": 1}, "'cheese'"):
+        with Database(tmp_path / "a.db") as entries:
+            entries.add(Session("0" * 64, {"model": str(models["mlp"]), "dims": {"batch": 1}} | options, 1.0))
+        printed = tcomp("tune", "--resume", "--database", "a.db", "--trials", "1", status=2).output
+        assert "nothing to resume" in printed and "Dask" not in printed if said is None else said in printed
+
+
+def test_the_axes_of_the_report_are_in_the_unit_of_its_tables(tcomp, tuned, tmp_path):
+    tcomp("report", tuned[0])
+    text = (tmp_path / "report.html").read_text()
+    assert "predicted (µs)" in text and "(s)" not in text

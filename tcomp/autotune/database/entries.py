@@ -28,6 +28,7 @@ from tcomp.schedules.trace import read_record
 from tcomp.target import Target
 
 LINE_LIMIT = 4 << 20  # characters of a line, or of a text in a row
+_NOISE = 0.02  # of the time of a kernel in the model
 REASON_LIMIT = 4000  # characters
 _LIST_LIMIT, _DEPTH_LIMIT = 4096, 8  # elements of a list, lists inside of each other
 
@@ -76,8 +77,11 @@ class Verdict:
 
     @property
     def judgement(self) -> str:
-        """For people."""
-        return "kept" if self.kept else "rolled back"
+        """For people. What is kept made the model faster together with others; it may itself be no faster, by this much."""
+        if not self.kept:
+            return "rolled back"
+        ratio = self.after / self.before if self.before else 1.0
+        return "kept" if ratio < 1 - _NOISE else "kept, within noise" if ratio < 1 + 2 * _NOISE else "kept, though slower"
 
     def to_json(self) -> dict[str, Any]:
         """The fields, of which `parse` makes the verdict."""

@@ -183,23 +183,58 @@ class Measurer(AbstractContextManager["Measurer"]):
         return answers
 
 
+@dataclass(frozen=True)
+class Cluster:
+    """A Dask cluster: the `address` of its scheduler ("tcp://host:8786" or "tls://host:8786") and, for TLS, the names of PEM files: the
+    certificate of the authority that has signed those of the cluster (`ca`), this client's `certificate` and its private `key`. Without
+    them, what Dask's configuration says of `distributed.comm.tls` holds.
+
+    Scheduler and workers run what clients send them, and clients load what they answer (pickles): all of them have to trust each other.
+    Over tcp://, that is everyone who can reach the scheduler; over tls://, those with a certificate of this authority. Host names in
+    certificates are not compared, so the authority should be one for this cluster alone.
+    """
+
+    address: str
+    ca: str = ""
+    certificate: str = ""
+    key: str = ""
+
+    def connect(self, timeout: float) -> Any:
+        """A client of the cluster. Raises `InputError` if there is none within `timeout` seconds, it is not to be trusted, or the package
+        `distributed` is not installed."""
+        files, encrypted = (
+            {"--cluster-ca": self.ca, "--cluster-cert": self.certificate, "--cluster-key": self.key},
+            self.address.startswith("tls://"),
+        )
+        if missing := [name for name, file in files.items() if not file and any(files.values())]:
+            raise InputError(f"{', '.join(missing)} is missing", why="TLS takes an authority, a certificate and a key")
+        if any(files.values()) and not encrypted:
+            raise InputError(
+                f"{self.address} is not encrypted", why="certificates are for tls:// addresses", hint="--cluster tls://host:8786"
+            )
+        try:
+            from distributed import Client  # an optional package
+            from distributed.security import Security
+
+            given = {"tls_ca_file": self.ca, "tls_client_cert": self.certificate, "tls_client_key": self.key} if self.ca else {}
+            security = Security(require_encryption=True, **given) if encrypted else None
+            return Client(self.address, timeout=timeout, set_as_default=False, security=security)
+        except ImportError:
+            raise InputError("measuring on a cluster needs the package `distributed`", hint="pip install 'tcomp[cluster]'") from None
+        except (OSError, ValueError, TypeError, RuntimeError) as error:  # TypeError, RuntimeError: TLS without certificates
+            raise InputError(f"there is no Dask cluster at {self.address}", why=str(error)) from None
+
+
 class ClusterMeasurer(Measurer):
     """Builds here, measures on the workers of a Dask cluster, each of which says by a resource (`target.machine`) which target it is and
     takes one job at a time: `dask worker tcp://scheduler:8786 --nthreads 1 --no-nanny --resources "x86_64-cascadelake=1"`.
 
-    `address` is that of the scheduler. If there is no worker for the target for `patience` seconds, candidates are not measured. Raises
-    `InputError` if there is no such cluster, or no package for it.
+    `cluster` is it, or the address of its scheduler. If there is no worker for the target for `patience` seconds, candidates are not
+    measured. Raises `InputError` if there is no such cluster, or no package for it.
     """
 
-    def __init__(self, address: str, builders: int | None = None, limits: Limits = LIMITS, patience: float = 60.0) -> None:
-        try:
-            from distributed import Client  # an optional package
-
-            self._client: Any = Client(address, timeout=patience, set_as_default=False)
-        except ImportError:
-            raise InputError("measuring on a cluster needs the package `distributed`", hint="pip install 'tcomp[cluster]'") from None
-        except (OSError, ValueError) as error:
-            raise InputError(f"there is no Dask cluster at {address}", why=str(error)) from None
+    def __init__(self, cluster: Cluster | str, builders: int | None = None, limits: Limits = LIMITS, patience: float = 60.0) -> None:
+        self._client = (Cluster(cluster) if isinstance(cluster, str) else cluster).connect(patience)
         super().__init__(builders, limits)
         self._patience = patience
 
