@@ -77,7 +77,7 @@ def test_a_child_with_the_number_of_its_parent(affine: bytes, threads: int, monk
     if child == 0:
         signal.alarm(30)
         right = [np.array_equal(y, reference(x, 1)) for y in (module(x, ONE), module(x, ONE), bound.run()["y"])]
-        os._exit(0 if all(right) and tasks() == threads else 1)
+        os._exit(0 if all(right) and len(os.listdir("/proc/self/task")) == threads else 1)
     assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
 
 
