@@ -129,12 +129,13 @@ ExprLike = Expr | int | float | bool
 Dim = int | Expr  # an extent: a plain int where known, else an expression over symbolic dims
 
 _interned: weakref.WeakValueDictionary[tuple[Any, ...], Expr] = weakref.WeakValueDictionary()
+_references: dict[tuple[Any, ...], weakref.ref[Expr]] = _interned.data  # type: ignore[attr-defined]  # its `get` is a function in Python
 
 
 def _make(op: str, dtype: str, args: tuple[Expr, ...] = (), attr: Any = None) -> Expr:
     # Floats are keyed by their bits: 0.0 == -0.0 and nan != nan would break "identity is equality"; dtypes tell True, 1 and 1.0 apart.
     key = (op, dtype, args, attr.hex() if isinstance(attr, float) else attr)
-    if (found := _interned.get(key)) is not None:
+    if (reference := _references.get(key)) is not None and (found := reference()) is not None:
         return found
     node = object.__new__(Expr)
     node.op, node.dtype, node.args, node.attr = op, dtype, args, attr
@@ -147,7 +148,12 @@ def _make(op: str, dtype: str, args: tuple[Expr, ...] = (), attr: Any = None) ->
 
 def const(value: Any, dtype: str = INDEX) -> Expr:
     """A literal. Integers are wrapped to the range of `dtype`; `value` may be a Python or NumPy scalar."""
+    if type(value) is int and -_WRAPS <= value < _WRAPS and dtype == INDEX:
+        return _make("const", INDEX, (), value)
     return _make("const", dtype, (), float(value) if is_float(dtype) else bool(value) if dtype == "bool" else wrap(int(value), dtype))
+
+
+_WRAPS = 1 << 63  # the first integer that an index does not hold
 
 
 def wrap(value: int, dtype: str) -> int:
@@ -191,15 +197,18 @@ def as_dim(value: ExprLike) -> Dim:
 def binary(op: str, a: ExprLike, b: ExprLike) -> Expr:
     """`a op b`; Python numbers take the dtype of the other side. Raises `IRError` when dtypes differ."""
     if not isinstance(a, Expr):
-        a = as_expr(a, b.dtype if isinstance(b, Expr) else INDEX)
-    b = as_expr(b, a.dtype)
+        a = const(a, b.dtype if isinstance(b, Expr) else INDEX)
+    if not isinstance(b, Expr):
+        b = const(b, a.dtype)
     if a.dtype != b.dtype:
         raise IRError(f"`{op}` of {a.dtype} and {b.dtype}", where=f"{a}  and  {b}", hint="insert te.cast(x, dtype)")
     dtype = "bool" if op in COMPARISON else a.dtype
-    if a.op == b.op == "const" and (folded := fold_binary(op, a.attr, b.attr, a.dtype)) is not None:
-        return const(folded, dtype)
-    same = _identity(op, a, b)
-    return _make(op, dtype, (a, b)) if same is None else same
+    if a is b or a.op == "const" or b.op == "const":
+        if a.op == b.op == "const" and (folded := fold_binary(op, a.attr, b.attr, a.dtype)) is not None:
+            return const(folded, dtype)
+        if (same := _identity(op, a, b)) is not None:
+            return same
+    return _make(op, dtype, (a, b))
 
 
 def fold_binary(op: str, a: Any, b: Any, dtype: str) -> Any:
@@ -219,10 +228,8 @@ OPERATORS: dict[str, Callable[[Any, Any], Any]] = {  # on Python numbers
 
 
 def _identity(op: str, a: Expr, b: Expr) -> Expr | None:
-    """Identities that hold bit for bit for every value, NaN and -0.0 included."""
+    """Identities that hold bit for bit for every value, NaN and -0.0 included, of equal operands or constants."""
     exact, same = not is_float(a.dtype), a is b
-    if not same and a.op != "const" and b.op != "const":
-        return None
     zeros = [e.op == "const" and e.attr == 0 and exact for e in (a, b)]
     ones = [e.op == "const" and e.attr == 1 and e.dtype != "bool" for e in (a, b)]
     match op:
@@ -429,15 +436,21 @@ def with_args(e: Expr, args: tuple[Expr, ...]) -> Expr:
 def postorder(roots: Sequence[T], operands: Callable[[T], Sequence[T]]) -> Iterator[T]:
     """Everything that is reached from the roots, once, operands before users. The operands of a node are asked for when it is reached."""
     seen: set[T] = set()
-    stack = [(root, False) for root in reversed(roots)]
+    stack: list[Any] = [*reversed(roots)]
     while stack:
-        node, ready = stack.pop()
-        if ready:
-            yield node
+        node = stack.pop()
+        if node is _READY:
+            yield stack.pop()
         elif node not in seen:
             seen.add(node)
-            stack.append((node, True))
-            stack.extend((operand, False) for operand in reversed(operands(node)))
+            if inside := operands(node):
+                stack += (node, _READY)
+                stack += inside[::-1]
+            else:
+                yield node
+
+
+_READY = object()  # on the stack of `postorder`: the operands of the node below have been passed
 
 
 def walk(*roots: Expr, operands: Callable[[Expr], Sequence[Expr]] = operator.attrgetter("args")) -> Iterator[Expr]:
@@ -457,6 +470,8 @@ def rewrite(e: Expr, rule: Callable[[Expr], Expr | None], memo: dict[Expr, Expr]
     """Bottom-up: operands first, then `rule` on the rebuilt node (None keeps it). Shared sub-expressions are rewritten once, and what
     `memo` knows is not looked into."""
     memo = {} if memo is None else memo
+    if (known := memo.get(e)) is not None:
+        return known
     stack = [e]
     while stack:
         node = stack[-1]
@@ -474,7 +489,9 @@ def rewrite(e: Expr, rule: Callable[[Expr], Expr | None], memo: dict[Expr, Expr]
 
 def substitute(e: Expr, mapping: Mapping[Expr, Expr]) -> Expr:
     """Replace variables (or whole sub-expressions), all at once."""
-    return rewrite(e, lambda node: node, dict(mapping)) if mapping else e
+    if not any(v in mapping for v in variables(e)) and all(key.op == "var" for key in mapping):
+        return e
+    return rewrite(e, lambda node: node, dict(mapping))
 
 
 def variables(*roots: Expr) -> tuple[Expr, ...]:
@@ -485,8 +502,12 @@ def variables(*roots: Expr) -> tuple[Expr, ...]:
     if root.op == "var":
         return roots  # it does not hold itself: a cycle would keep it alive
     if root._variables is None:
-        root._variables = tuple([e for e in walk(root) if e.op == "var"])
+        root._variables = tuple([e for e in walk(root, operands=_variables_or_args) if e.op == "var"])
     return root._variables
+
+
+def _variables_or_args(e: Expr) -> tuple[Expr, ...]:
+    return e.args if e._variables is None else e._variables
 
 
 def free_variables(root: Expr, memo: dict[Expr, frozenset[Expr]] | None = None) -> frozenset[Expr]:

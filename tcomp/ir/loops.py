@@ -28,6 +28,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
+from functools import lru_cache
 from itertools import groupby
 from math import prod
 from typing import TYPE_CHECKING
@@ -230,13 +231,12 @@ def perfect(stmt: Stmt) -> tuple[list[For], Stmt]:
 
 def children(stmt: Stmt) -> tuple[Stmt, ...]:
     """The statements directly inside."""
-    match stmt:
-        case Block(stmts):
-            return stmts
-        case For(body=body) | While(body=body) | Allocate(body=body) | Call(body=body):
-            return (body,)
-        case If(_, then, otherwise):
-            return (then,) if otherwise is None else (then, otherwise)
+    if isinstance(stmt, For | While | Allocate | Call):
+        return (stmt.body,)
+    if isinstance(stmt, Block):
+        return stmt.stmts
+    if isinstance(stmt, If):
+        return (stmt.then,) if stmt.otherwise is None else (stmt.then, stmt.otherwise)
     return ()
 
 
@@ -257,10 +257,14 @@ def with_children(stmt: Stmt, new: Sequence[Stmt]) -> Stmt:
     match stmt:
         case Block():
             return block(*new)
-        case For() | While() | Allocate() | Call():
+        case For(v, extent, _, kind):
+            return For(v, extent, new[0], kind)
+        case If(cond):
+            return If(cond, *new)
+        case Allocate(buffer):
+            return Allocate(buffer, new[0])
+        case While() | Call():
             return replace(stmt, body=new[0])
-        case If():
-            return replace(stmt, then=new[0], otherwise=new[1] if len(new) > 1 else None)
     return stmt
 
 
@@ -280,23 +284,31 @@ def expressions(stmt: Stmt) -> tuple[Expr, ...]:
 
 def walk(stmt: Stmt) -> Iterator[Stmt]:
     """The statement and all inner ones, outermost first, in program order."""
-    stack = [stmt]
+    return iter(_statements(stmt) if children(stmt) else (stmt,))
+
+
+@lru_cache(maxsize=64)  # every schedule primitive walks over the same few kernels again and again
+def _statements(stmt: Stmt) -> tuple[Stmt, ...]:
+    found, stack = list[Stmt](), [stmt]
     while stack:
         inner = stack.pop()
-        yield inner
-        stack.extend(reversed(children(inner)))
+        found.append(inner)
+        stack += children(inner)[::-1]
+    return tuple(found)
 
 
 def map_expressions(stmt: Stmt, function: Callable[[Expr], Expr]) -> Stmt:
     """Apply `function` to every expression, inside out; loop variables themselves are left alone."""
     stmt = with_children(stmt, [map_expressions(child, function) for child in children(stmt)])
     match stmt:
-        case For(extent=extent):
-            return replace(stmt, extent=E.as_dim(function(as_expr(extent))))
+        case For(v, extent, body, kind):
+            return For(v, E.as_dim(function(as_expr(extent))), body, kind)
         case If(cond=cond) | While(cond=cond):
             return replace(stmt, cond=function(cond))
-        case Store(_, indices, value) | Accumulate(_, indices, value, _):
-            return replace(stmt, indices=tuple(map(function, indices)), value=function(value))
+        case Store(buffer, indices, value, non_temporal):
+            return Store(buffer, tuple(map(function, indices)), function(value), non_temporal)
+        case Accumulate(buffer, indices, value, reducer):
+            return Accumulate(buffer, tuple(map(function, indices)), function(value), reducer)
         case Prefetch(_, indices):
             return replace(stmt, indices=tuple(map(function, indices)))
     return stmt

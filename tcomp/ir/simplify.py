@@ -28,6 +28,8 @@ def simplify(e: Dim) -> Expr:
     """An equal expression in canonical form."""
     if not isinstance(e, Expr):
         return const(e)
+    if (known := _memo.get(e)) is not None:
+        return known
     if len(_memo) > _MEMO_LIMIT:
         _memo.clear()
         _keys.clear()

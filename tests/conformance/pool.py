@@ -1,4 +1,7 @@
-"""Crash isolation: cases run in long-lived worker processes; one that dies or hangs costs its case and is replaced."""
+"""Crash isolation: cases run in long-lived worker processes; one that dies or hangs costs its case and is replaced.
+
+Workers are forked from a server process that has made the suite once, which takes as long as compiling some hundred cases.
+"""
 
 from __future__ import annotations
 
@@ -6,28 +9,52 @@ import multiprocessing
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from multiprocessing.connection import Connection, wait
-from multiprocessing.context import SpawnContext, SpawnProcess
+from multiprocessing.context import ForkServerContext, ForkServerProcess, SpawnContext, SpawnProcess
 
-from .suite import CRASHED, HUNG, LEVELS, Result, Suite
+from .suite import CRASHED, HUNG, LEVELS, Result
 
 Work = Callable[[Connection, str], None]
 
 
 def work_on_suite(connection: Connection, level: str) -> None:
     """A worker: receives cases with their tolerances, sends results, until it is ended."""
-    suite = Suite()
+    from .loaded import SUITE
+
     connection.send("ready")
     while True:
         name, tolerance = connection.recv()
-        connection.send(suite.run(name, LEVELS[level], tolerance))
+        connection.send(SUITE.run(name, LEVELS[level], tolerance))
+
+
+def case_names() -> list[str]:
+    """The names of all cases, as a worker process knows them."""
+    ours, theirs = (context := _context()).Pipe(duplex=False)
+    process = context.Process(target=_send_names, args=(theirs,), daemon=True)
+    process.start()
+    theirs.close()
+    names = list(ours.recv())
+    process.join()
+    return names
+
+
+def _send_names(connection: Connection) -> None:
+    from .loaded import SUITE
+
+    connection.send(list(SUITE.cases))
+
+
+def _context() -> ForkServerContext:
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload([f"{__package__}.loaded"])
+    return context
 
 
 class _Worker:
     """One process and the case it works on."""
 
-    def __init__(self, context: SpawnContext, work: Work, level: str) -> None:
+    def __init__(self, context: ForkServerContext | SpawnContext, work: Work, level: str) -> None:
         self.connection, theirs = context.Pipe()
-        self.process: SpawnProcess = context.Process(target=work, args=(theirs, level), daemon=True)
+        self.process: ForkServerProcess | SpawnProcess = context.Process(target=work, args=(theirs, level), daemon=True)
         self.process.start()
         theirs.close()
         self.case = ""
@@ -55,7 +82,7 @@ def run_cases(
 
     `work` is what a worker process does with its end of a pipe.
     """
-    context = multiprocessing.get_context("spawn")
+    context = _context() if work is work_on_suite else multiprocessing.get_context("spawn")  # what needs no suite waits for none
     waiting = list(reversed(cases))
     active = [_Worker(context, work, level) for _ in range(min(workers, len(cases)))]
     try:

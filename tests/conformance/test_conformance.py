@@ -6,8 +6,7 @@ import os
 from collections.abc import Callable
 
 from . import report
-from .pool import run_cases
-from .suite import Suite
+from .pool import case_names, run_cases
 
 REAL = {
     "test_bvlc_alexnet", "test_densenet121", "test_inception_v1", "test_inception_v2", "test_resnet50", "test_shufflenet",
@@ -16,7 +15,7 @@ REAL = {
 
 
 def test_backend_suite(record_property: Callable[[str, object], None]) -> None:
-    cases = list(Suite().cases)
+    cases = case_names()
     workers = max(2, min(len(os.sched_getaffinity(0)), 8))
     results = list(run_cases(cases, "native", report.TOLERANCES, workers, timeout=300.0))
     record_property("summary", f"ONNX backend suite\n{report.table(results)}")
