@@ -7,6 +7,8 @@ from pathlib import Path
 
 import pytest
 
+from tcomp.cache import folder
+
 GOLDEN = Path(__file__).parent / "golden"
 
 
@@ -33,13 +35,17 @@ def pytest_configure() -> None:
     as several small kernels take to compile. And what was started in the background ignores Ctrl-C, and so would the processes that tests
     send it to."""
     os.environ.setdefault("TCOMP_JOBS", "1")
+    if os.environ.pop("PYTHONDONTWRITEBYTECODE", ""):  # each process that a test starts would compile all sources anew, for half a second
+        os.environ.setdefault("PYTHONPYCACHEPREFIX", str(folder() / "bytecode"))
     if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
         signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """The smoke test first: where it fails, nothing else is worth reading."""
-    items.sort(key=lambda item: item.path.name != "test_smoke.py")
+    """The smoke test first: where it fails, nothing else is worth reading. Then the tutorials, the longest tests of all: at the end, one
+    worker of pytest-xdist would wait for the other one."""
+    first = ["test_smoke.py", "test_tutorials.py"]
+    items.sort(key=lambda item: first.index(item.path.name) if item.path.name in first else len(first))
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
