@@ -82,7 +82,9 @@ def run_cases(
 
     `work` is what a worker process does with its end of a pipe.
     """
-    context = _context() if work is work_on_suite else multiprocessing.get_context("spawn")  # what needs no suite waits for none
+    context: ForkServerContext | SpawnContext = multiprocessing.get_context("spawn")
+    if work is work_on_suite:  # what needs no suite does not wait for one
+        context = _context()
     waiting = list(reversed(cases))
     active = [_Worker(context, work, level) for _ in range(min(workers, len(cases)))]
     try:
