@@ -33,14 +33,15 @@ class Plan(NamedTuple):
 class Frame:
     """The arguments of one call at a time, of one model."""
 
-    __slots__ = ("_pack", "_places", "_workspace", "address", "alive", "call", "dims", "plan", "stopped")
+    __slots__ = ("__weakref__", "_pack", "_places", "_workspace", "address", "alive", "call", "dims", "owner", "plan", "stopped", "thread")
 
     def __init__(self, weights: npt.NDArray[np.uint8], inputs: int, outputs: int, dims: int, pool: int | None) -> None:
         self._places = (ctypes.c_void_p * (inputs + outputs))()
         self._pack = Struct(f"{inputs + outputs}P").pack_into
         self.dims = (ctypes.c_int64 * dims)()
         self.plan: Plan | None = None
-        self.stopped = ""  # by whom
+        self.stopped, self.thread = "", 0  # why the run was stopped, and where it runs
+        self.owner: object = None  # whose `cancel` stops it
         self.alive: object = None  # what the code has addresses of, in a frame that is bound
         self._workspace: Workspace | None = None
         places = ctypes.addressof(self._places)

@@ -23,7 +23,7 @@ from tcomp.runtime.host import check_target, default_threads
 from tcomp.runtime.loaded_model import MEMORY_LIMIT, LoadedModel, check_sizes
 from tcomp.runtime.native_code import Call, NativeCode
 from tcomp.runtime.pool import shared_pool
-from tcomp.runtime.stopping import answer_interrupts, run_frame, stop
+from tcomp.runtime.stopping import answer_interrupts, run_frame, stop, stoppable
 from tcomp.runtime.trace import Events, Span, TracedView
 from tcomp.runtime.workspace import Workspace, give_back, take
 
@@ -70,7 +70,6 @@ class Module(LoadedModel):
         self._grows = any(dim.data_dependent for dim in self.manifest.dims)
         self._plans: dict[tuple[Shape, ...], Plan] = {}
         _log.debug("loaded %s for %d threads", artifact.where, self.threads)
-        self._running: set[Frame] = set()
         answer_interrupts()
         self._frames: list[Frame] = []  # of no call; taken and given back without a lock, by single operations
 
@@ -177,10 +176,10 @@ class Module(LoadedModel):
         frame.fill(places)
         run = run or self._code.run
         if self.hook is None:
-            error = run_frame(run, frame, self._running, timeout)
+            error = run_frame(run, frame, timeout)
         else:
             start = time.perf_counter()
-            error = run_frame(run, frame, self._running, timeout)
+            error = run_frame(run, frame, timeout)
             self._tell(start, values, outputs, plan.workspace, error)
         if error:  # the frame is not used again: the code left a status in it
             self._fail(error, frame.call)
@@ -195,11 +194,11 @@ class Module(LoadedModel):
     def _prepared(self, values: list[Any], out: Mapping[str, object] | None) -> tuple[list[Array], list[Array], BoundCall]:
         arrays = [admit(value, spec, dtype, copy=False) for value, (spec, dtype) in zip(values, self._admission, strict=True)]
         frame, plan, workspace, outputs = self._bound_frame(arrays, out)
-        run, running = self._code.run, self._running
+        run = self._code.run
 
         def call() -> None:
             start = None if self.hook is None else time.perf_counter()
-            error = run_frame(run, frame, running)
+            error = run_frame(run, frame)
             if start is not None:
                 self._tell(start, arrays, outputs, plan.workspace, error)
             if error:
@@ -218,7 +217,7 @@ class Module(LoadedModel):
 
     def cancel(self) -> None:
         """Stop all runs that are under way in other threads, those of bound calls included: they raise StoppedError."""
-        stop(list(self._running), "cancel() was called")
+        stop(self._code, "cancel() was called")
 
     def _bound_frame(self, arrays: list[Array], out: Mapping[str, object] | None) -> tuple[Frame, Plan, Workspace, list[Array]]:
         """A frame of these inputs and outputs, with a workspace of its own."""
@@ -238,7 +237,9 @@ class Module(LoadedModel):
         raise InputError(f"the model stopped: {what}", why=why)
 
     def _frame(self) -> Frame:
-        return Frame(self.artifact.weights, len(self._names), len(self._output_names), len(self._dim_index), self._pool_at)
+        frame = Frame(self.artifact.weights, len(self._names), len(self._output_names), len(self._dim_index), self._pool_at)
+        frame.owner = self._code
+        return stoppable(frame)
 
     def _outputs(self, plan: Plan, inputs: list[Array], out: Mapping[str, object]) -> list[Array]:
         """The arrays that the caller gave, and new ones for the others."""

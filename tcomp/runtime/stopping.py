@@ -14,56 +14,63 @@ import threading
 from collections.abc import Callable
 from contextlib import suppress
 from threading import get_ident
+from weakref import ref
 
 from tcomp.errors import InputError, StoppedError
 from tcomp.runtime.frame import Frame
 
 STOPPED = -1  # the status
 _main = threading.main_thread().ident
-_in_main: list[Frame] = []  # what runs in the main thread: more than one where signal handlers run models
 _watched = False
+_frames: set[ref[Frame]] = set()  # all there are. What is not running may be stopped, too: a run begins with a new status
 
 
-def run_frame(run: Callable[[int], int], frame: Frame, running: set[Frame], timeout: float | None = None) -> int:
-    """The status of a run that `stop` may stop as long as its frame is in `running`. Raises StoppedError if it was stopped."""
+def run_frame(run: Callable[[int], int], frame: Frame, timeout: float | None = None) -> int:
+    """The status of a run. Raises StoppedError if it was stopped: by its timeout, or by `stop`."""
     if timeout is not None:
-        return _timed(run, frame, running, timeout)
-    call, here = frame.call, _in_main if get_ident() == _main else None
+        return _timed(run, frame, timeout)
+    frame.stopped, frame.thread = "", get_ident()
     while True:
-        call.status, frame.stopped = 0, ""
-        running.add(frame)
-        if here is not None:
-            here.append(frame)
-        try:
-            status = run(frame.address)
-        finally:
-            running.discard(frame)
-            if here is not None:
-                here.remove(frame)
-        if status != STOPPED:
+        frame.call.status = 0
+        if (status := run(frame.address)) != STOPPED:
             return status
         if frame.stopped:
             raise StoppedError("the run was stopped", why=frame.stopped)
 
 
-def _timed(run: Callable[[int], int], frame: Frame, running: set[Frame], timeout: float) -> int:
+def _timed(run: Callable[[int], int], frame: Frame, timeout: float) -> int:
     if not timeout > 0:
         raise InputError(f"a timeout must be more than 0 seconds, not {timeout}")
-    timer = threading.Timer(timeout, stop, ([frame], f"it took longer than {timeout:g} s"))
+    timer = threading.Timer(timeout, _stop, (frame, f"it took longer than {timeout:g} s"))
     timer.daemon = True
     timer.start()
     try:
-        return run_frame(run, frame, running)
+        return run_frame(run, frame)
     finally:
         timer.cancel()
         timer.join()  # it must not stop the next run of the frame
 
 
-def stop(frames: list[Frame], why: str) -> None:
-    """Stop these runs."""
-    for frame in frames:
-        frame.stopped = why
-        frame.call.status = STOPPED
+def stoppable(frame: Frame) -> Frame:
+    """The frame, which `stop` and Ctrl-C know of from now on."""
+    _frames.add(ref(frame, _frames.discard))
+    return frame
+
+
+def stop(owner: object, why: str) -> None:
+    """Stop the runs of all frames of an owner."""
+    for frame in _all():
+        if frame.owner is owner:
+            _stop(frame, why)
+
+
+def _all() -> list[Frame]:
+    return [frame for known in list(_frames) if (frame := known()) is not None]
+
+
+def _stop(frame: Frame, why: str) -> None:
+    frame.stopped = why
+    frame.call.status = STOPPED
 
 
 def answer_interrupts() -> None:
@@ -87,8 +94,9 @@ def answer_interrupts() -> None:
 def _watch(reader: int) -> None:
     while signals := os.read(reader, 64):
         if signal.SIGINT in signals:
-            for frame in _in_main:
-                frame.call.status = STOPPED
+            for frame in _all():
+                if frame.thread == _main:
+                    frame.call.status = STOPPED
 
 
 def _forget(writer: int) -> None:
@@ -97,5 +105,4 @@ def _forget(writer: int) -> None:
     with suppress(ValueError):  # not the main thread
         if (now := signal.set_wakeup_fd(-1)) not in (writer, -1):
             signal.set_wakeup_fd(now)
-    _in_main.clear()
     _watched = False

@@ -75,11 +75,11 @@ def test_a_program_stops_between_its_kernels() -> None:
     call, status = NativeCall(outputs=ctypes.addressof(outputs)), list[int]()
     run = threading.Thread(target=lambda: status.append(entry(ctypes.byref(call))), daemon=True)
     run.start()
-    time.sleep(0.02)
+    while not out[0]:
+        time.sleep(0.001)
     call.status = -1
     run.join(60)
     assert status == [-1]
-    assert out[0] > 0
 
 
 def test_loops_that_are_short_for_certain_do_not_ask() -> None:
