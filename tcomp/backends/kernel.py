@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from tcomp import cache
 from tcomp.backends.protocol import Backend
+from tcomp.errors import CodegenError
 from tcomp.ir.dtypes import itemsize
 from tcomp.ir.expr import Dim, as_dim, as_expr
 from tcomp.ir.graph import Graph, Node, canonical_graph_text
@@ -58,7 +59,10 @@ def compile_kernel(text: str, symbol: str, backend: Backend, decisions: Decision
     """Lower, schedule (as decided) and compile the KERNEL body printed in `text`."""
     from tcomp.ops import OPERATORS
 
-    return compile_loops(build_loops(parse_graph(text, OPERATORS, {}), symbol, backend, Knobs(decisions)), backend)
+    try:
+        return compile_loops(build_loops(parse_graph(text, OPERATORS, {}), symbol, backend, Knobs(decisions)), backend)
+    except RecursionError as error:
+        raise CodegenError("the expressions of a kernel are nested too deeply", hint="compute parts of them as values of their own") from error
 
 
 def build_loops(body: Graph, symbol: str, backend: Backend, knobs: Knobs | None = None) -> Schedule:

@@ -118,6 +118,9 @@ class Expr:
         # Copies and unpickling must go through the intern table, or identity would no longer be equality.
         return _make, (self.op, self.dtype, self.args, self.attr)
 
+    def __deepcopy__(self, memo: object) -> Expr:
+        return self  # immutable; copying operand by operand would recurse as deep as the expression
+
     @property
     def name(self) -> str:
         """The name of a variable."""
@@ -364,7 +367,14 @@ def all_of(conditions: Sequence[Expr]) -> Expr:
 
 def conjuncts(e: Expr) -> list[Expr]:
     """The conditions that a condition is the conjunction of."""
-    return [*conjuncts(e.args[0]), *conjuncts(e.args[1])] if e.op == "and" and e.dtype == "bool" else [e]
+    found, stack = list[Expr](), [e]
+    while stack:
+        part = stack.pop()
+        if part.op == "and" and part.dtype == "bool":
+            stack += part.args[::-1]
+        else:
+            found.append(part)
+    return found
 
 
 def nested(conditions: Sequence[Expr]) -> list[Expr]:
@@ -456,6 +466,15 @@ _READY = object()  # on the stack of `postorder`: the operands of the node below
 def walk(*roots: Expr, operands: Callable[[Expr], Sequence[Expr]] = operator.attrgetter("args")) -> Iterator[Expr]:
     """Every distinct sub-expression once, operands before users. `operands` says which ones are entered."""
     return postorder(roots, operands)
+
+
+def written_size(e: Expr) -> tuple[int, int]:
+    """(operators, depth) of an expression written out as a tree, where what is shared counts each time."""
+    found: dict[Expr, tuple[int, int]] = {}
+    for x in walk(e):
+        operands = [found[a] for a in x.args]
+        found[x] = 1 + sum(size for size, _ in operands), 1 + max((depth for _, depth in operands), default=0)
+    return found[e]
 
 
 def needed_operands(e: Expr) -> list[Expr]:
@@ -552,14 +571,28 @@ def bounds(e: Dim) -> Bounds:
     if not isinstance(e, Expr):
         return e, e
     if e._bounds is None:
-        (lo, hi), dtype = _bounds_of(e), e.dtype
-        if is_integer(dtype):  # what may wrap around may be anything
-            least, most = integer_range(dtype)
-            low, high = lo is not None and lo < least, hi is not None and hi > most
-            if low or high:
-                lo, hi = (None if low else lo, None if high else hi) if dtype == INDEX else (least, most)
-        e._bounds = lo, hi
+        ready = all(a._bounds is not None for a in _ranged(e))
+        for x in (e,) if ready else walk(e, operands=_ranged):  # operands first: no recursion along a deep expression
+            if x._bounds is None:
+                x._bounds = _within_type(_bounds_of(x), x.dtype)
+        assert e._bounds is not None
     return e._bounds
+
+
+def _ranged(e: Expr) -> tuple[Expr, ...]:
+    """The operands whose ranges decide the range of `e`, while that is not known."""
+    return e.args if e._bounds is None and (e.op in ARITHMETIC or e.op in ("neg", "select", "cast")) else ()
+
+
+def _within_type(found: Bounds, dtype: str) -> Bounds:
+    """The range, widened where it exceeds that of the type: what may wrap around may be anything."""
+    lo, hi = found
+    if is_integer(dtype):
+        least, most = integer_range(dtype)
+        low, high = lo is not None and lo < least, hi is not None and hi > most
+        if low or high:
+            return (None if low else lo, None if high else hi) if dtype == INDEX else (least, most)
+    return lo, hi
 
 
 def _bounds_of(e: Expr) -> Bounds:

@@ -12,15 +12,17 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import partial, reduce
+from hashlib import sha256
 from math import gcd
 from operator import mul
 
-from tcomp.ir.expr import INDEX, Dim, Expr, binary, bounds, const, rewrite, select
+from tcomp.ir.expr import INDEX, Dim, Expr, binary, bounds, const, rewrite, select, walk
 
 Monomial = tuple[Expr, ...]  # sorted atoms; () is the constant term
 Linear = dict[Monomial, int]  # monomial -> coefficient, no zero coefficients
 
 _memo: dict[Expr, Expr] = {}
+_MAX_TERMS, _MAX_DEGREE = 4096, 64  # of a product that is multiplied out: squares of squares grow without bound; beyond, it is an atom
 _MEMO_LIMIT = 200_000  # entries; the memo is dropped as a whole when full, so that long sessions do not grow
 
 
@@ -33,6 +35,7 @@ def simplify(e: Dim) -> Expr:
     if len(_memo) > _MEMO_LIMIT:
         _memo.clear()
         _keys.clear()
+        _opaque.clear()
     return rewrite(e, _rule, _memo)
 
 
@@ -91,11 +94,14 @@ def linear(e: Expr) -> Linear:
         case "const":
             return {(): int(e.attr)} if e.attr else {}
         case "add" | "sub":
-            return _plus(linear(e.args[0]), linear(e.args[1]), 1 if e.op == "add" else -1)
+            return _sum(e)
         case "neg":
             return _plus({}, linear(e.args[0]), -1)
-        case "mul":
+        case "mul" if e not in _opaque:
             left, right = linear(e.args[0]), linear(e.args[1])
+            if len(left) * len(right) > _MAX_TERMS or sum(max(map(len, side), default=0) for side in (left, right)) > _MAX_DEGREE:
+                _opaque.add(e)  # not entered again: what squares share would be walked once for each way to it
+                return {(e,): 1}
             product: Linear = {}
             for m, c in left.items():
                 for n, d in right.items():
@@ -103,6 +109,20 @@ def linear(e: Expr) -> Linear:
                     product[key] = product.get(key, 0) + c * d
             return {m: c for m, c in product.items() if c}
     return {(e,): 1}
+
+
+def _sum(e: Expr) -> Linear:
+    """The linear form of a sum, a chain as long as it has terms: without recursion along it, and in one pass."""
+    total: Linear = {}
+    stack = [(e, 1)]
+    while stack:
+        part, sign = stack.pop()
+        if part.op in ("add", "sub"):
+            stack += [(part.args[1], sign if part.op == "add" else -sign), (part.args[0], sign)]
+        else:
+            for m, c in linear(part).items():
+                total[m] = total.get(m, 0) + sign * c
+    return {m: c for m, c in total.items() if c}
 
 
 def _plus(a: Linear, b: Linear, factor: int = 1) -> Linear:
@@ -137,17 +157,23 @@ def _joined(terms: Linear) -> Linear:
     return terms
 
 
-_keys: dict[Expr, str] = {}  # dropped together with _memo
+_keys: dict[Expr, str] = {}  # dropped together with _memo, as is the next one
+_opaque: set[Expr] = set()  # products that are not multiplied out
+_LONGEST_KEY = 2000  # characters; a digest stands for the rest
 
 
 def _order(atom: Expr) -> str:
     """A sort key that depends on structure and names only, so that printed programs are the same in every process."""
     if atom.op == "var":
         return str(atom.attr.name)
-    if (key := _keys.get(atom)) is None:
-        label = atom.attr.name if atom.op == "read" else repr(atom.attr) if atom.op == "const" else ""
-        key = _keys[atom] = f"~{atom.op}:{atom.dtype}:{label}({','.join(_order(a) for a in atom.args)})"
-    return key
+    for e in walk(atom, operands=lambda e: () if e in _keys else e.args):
+        if e not in _keys:
+            label = e.attr.name if e.op == "read" else repr(e.attr) if e.op == "const" else ""
+            operands = (a.attr.name if a.op == "var" else _keys[a] for a in e.args)
+            key = f"~{e.op}:{e.dtype}:{label}({','.join(operands)})"
+            # Written out, what has shared operands may be exponentially long.
+            _keys[e] = key if len(key) <= _LONGEST_KEY else key[:_LONGEST_KEY] + sha256(key.encode()).hexdigest()
+    return _keys[atom]
 
 
 def _split(x: Expr, c: Expr) -> tuple[Linear, Linear] | None:

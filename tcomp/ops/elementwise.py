@@ -22,6 +22,7 @@ from tcomp.ir.te import Tensor
 
 HALF = ("float16", "bfloat16")
 BYTES = ("int8", "uint8")
+CHAIN = 8  # values that are chosen by one condition after the other; of more, halves are chosen first
 HINT = "where symbolic sizes must agree: fix them (--dim n=4), bound them (--dim n=1..512), or give a shape in multiples (--shape x=n,h*32)"
 
 
@@ -51,9 +52,24 @@ def broadcast_read(tensor: Tensor, indices: Sequence[ExprLike]) -> Expr:
 
 def pick(number: Expr, values: Sequence[Expr]) -> Expr:
     """values[number]; which one is known where the loop over numbers is unrolled."""
+    if len(values) > CHAIN:
+        return piecewise(number, range(1, len(values) + 1), values)
     *others, found = values
     for n in reversed(range(len(others))):
         found = select(te.equal(number, n), others[n], found)
+    return found
+
+
+def piecewise(at: Expr, ends: Sequence[Dim], values: Sequence[Expr]) -> Expr:
+    """The first value whose end is above `at`, the last one if there is none; ends increase. Many values are halved again and again, so that
+    expressions are no deeper than the logarithm of their number."""
+    if len(values) > CHAIN:
+        half = len(values) // 2
+        low, high = (piecewise(at, ends[part], values[part]) for part in (slice(half), slice(half, None)))
+        return select(at < as_expr(ends[half - 1]), low, high)
+    *others, found = values
+    for value, end in zip(reversed(others), reversed(ends[: len(others)]), strict=True):
+        found = select(at < as_expr(end), value, found)
     return found
 
 

@@ -16,7 +16,7 @@ from tcomp.ir.expr import Dim, Expr, ExprLike, as_dim, as_expr, cast, checked, c
 from tcomp.ir.graph import Operator
 from tcomp.ir.simplify import prove, same_dim, simplify
 from tcomp.ir.te import Tensor
-from tcomp.ops.elementwise import broadcast_read, broadcast_shape, pick, require_same, widened
+from tcomp.ops.elementwise import broadcast_read, broadcast_shape, pick, piecewise, require_same, widened
 
 
 def transpose(x: Tensor, perm: Sequence[int]) -> Tensor:
@@ -98,10 +98,8 @@ def concat(*parts: Tensor, axis: int) -> Tensor:
     pieces = [(t, offset) for t, offset in zip(parts, offsets, strict=False) if t.shape[axis] != 0] or [(first, 0)]
 
     def element(*i: Expr) -> Expr:
-        *values, result = (t[(*i[:axis], i[axis] - as_expr(offset), *i[axis + 1 :])] for t, offset in pieces)
-        for value, (t, offset) in zip(reversed(values), reversed(pieces[:-1]), strict=True):
-            result = select(i[axis] < as_expr(offset) + t.shape[axis], value, result)
-        return result
+        values = [t[(*i[:axis], i[axis] - as_expr(offset), *i[axis + 1 :])] for t, offset in pieces]
+        return piecewise(i[axis], [as_expr(offset) + t.shape[axis] for t, offset in pieces], values)
 
     return te.compute((*first.shape[:axis], offsets[-1], *first.shape[axis + 1 :]), element, "concat")
 

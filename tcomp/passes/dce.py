@@ -14,32 +14,34 @@ from tcomp.ir.graph import IF, LOOP, Graph, Node, Value
 T = TypeVar("T")
 
 
-def eliminate_dead(graph: Graph) -> Graph:
-    """The graph without what its outputs do not depend on; its own inputs and outputs stay as they are."""
+def eliminate_dead(graph: Graph, trimmed: bool = False) -> Graph:
+    """The graph without what its outputs do not depend on; its own inputs and outputs stay as they are. Bodies that are `trimmed` already are
+    entered only where an output of their node is not needed: else each pass would take time in their depth times their size."""
     needed = set(graph.outputs)
     nodes: list[Node] = []
     for node in reversed(graph.nodes):
         if needed.isdisjoint(node.outputs):
             continue
         if node.bodies:
-            node = _trim_loop(node, needed) if node.op is LOOP else _trim_branches(node, needed)
+            unchanged = trimmed and needed.issuperset(node.outputs)
+            node = _trim_loop(node, needed, unchanged) if node.op is LOOP else _trim_branches(node, needed, unchanged)
         nodes.append(node)
         needed.update(v for v in node.inputs if v is not None)
     constants = {v: array for v, array in graph.constants.items() if v in needed}
     return replace(graph, nodes=tuple(reversed(nodes)), constants=constants)
 
 
-def _trim_branches(node: Node, needed: Collection[Value]) -> Node:
+def _trim_branches(node: Node, needed: Collection[Value], unchanged: bool) -> Node:
     """IF and KERNEL: all bodies have the node's outputs, and its inputs (those of an IF after the condition)."""
     used = [n for n, v in enumerate(node.outputs) if v in needed]
-    bodies = [eliminate_dead(replace(body, outputs=_pick(body.outputs, used))) for body in node.bodies]
+    bodies = node.bodies if unchanged else [eliminate_dead(replace(b, outputs=_pick(b.outputs, used))) for b in node.bodies]
     read = sorted({n for body in bodies for n in _read_inputs(body)})
     first = 1 if node.op is IF else 0
     inputs, trimmed = _pick(node.inputs[first:], read), tuple(replace(body, inputs=_pick(body.inputs, read)) for body in bodies)
     return replace(node, inputs=(*node.inputs[:first], *inputs), outputs=_pick(node.outputs, used), bodies=trimmed)
 
 
-def _trim_loop(node: Node, needed: Collection[Value]) -> Node:
+def _trim_loop(node: Node, needed: Collection[Value], unchanged: bool) -> Node:
     (body,), attrs, carried = node.bodies, dict(node.attrs), node.attrs["carried"]
     stacked, first_captured = len(node.outputs) - carried, carried + attrs["scanned"]
     condition = body.outputs[carried + stacked :]
@@ -47,7 +49,7 @@ def _trim_loop(node: Node, needed: Collection[Value]) -> Node:
     stacks = [n for n in range(stacked) if node.outputs[carried + n] in needed]
     while True:
         results = (*_pick(body.outputs, states), *_pick(body.outputs[carried:], stacks), *condition)
-        trimmed = eliminate_dead(replace(body, outputs=results))
+        trimmed = body if unchanged else eliminate_dead(replace(body, outputs=results))
         read = [n - 1 for n in _read_inputs(trimmed) if n]  # by the node's inputs: the body has the iteration number before them
         grown = sorted({*states, *(n for n in read if n < carried)})
         if grown == states:

@@ -142,7 +142,8 @@ class Rewriter(GraphBuilder):
         for place, n in enumerate(self.nodes if renamed else ()):
             inputs, results = tuple(renamed.get(v, v) for v in n.inputs), tuple(renamed.get(v, v) for v in n.outputs)
             self.nodes[place] = replace(n, inputs=inputs, outputs=results)
-        return eliminate_dead(Graph(self.name, tuple(self.inputs), tuple(outputs), tuple(self.nodes), self.constants))
+        made = Graph(self.name, tuple(self.inputs), tuple(outputs), tuple(self.nodes), self.constants)
+        return eliminate_dead(made, trimmed=True)  # bodies are graphs that were finished, or come from such
 
 
 def same_type(a: Value, b: Value) -> bool:

@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from tcomp.errors import IRError, TcompError
+from tcomp.errors import IRError, TcompError, UnsupportedError
 from tcomp.ir.graph import Graph
 from tcomp.ir.verify import verify_graph
 
@@ -45,7 +45,10 @@ def run_passes(
     reports: list[PassReport] = []
     for number, (name, function) in enumerate(passes, 1):
         nodes, start = count_nodes(graph), time.perf_counter()
-        graph = function(graph)
+        try:
+            graph = function(graph)
+        except RecursionError as error:
+            raise UnsupportedError("expressions or graphs are nested too deeply", where=f"pass `{name}`") from error
         reports.append(PassReport(name, time.perf_counter() - start, nodes, count_nodes(graph)))
         if dump is not None:
             after, stem = str(graph), f"{number:02}-{name}"

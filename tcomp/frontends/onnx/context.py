@@ -123,6 +123,9 @@ def check_type(shape: Sequence[Dim], dtype: str, where: str) -> None:
     known = [d for d in shape if isinstance(d, int)]
     if min(known, default=0) < 0:
         raise ImportModelError(f"a value has a negative dimension: {list(map(str, shape))}", where=where)
+    if any(symbolic.too_complex(d) for d in shape if isinstance(d, Expr)):
+        what, why = "the size of a value depends on symbolic sizes in too complex a way", "its formula has too many operators or sizes"
+        raise UnsupportedError(what, where=where, why=why, hint="fix symbolic sizes with --dim")
     if (size := itemsize(dtype) * prod(max(d, 1) for d in known)) > MAX_BYTES:
         what = f"a value of shape {list(map(str, shape))} ({dtype}) would take {size:.3g} bytes"
         raise ImportModelError(what, where=where, why=f"more than {MAX_BYTES:.3g} bytes cannot be meant")

@@ -22,13 +22,13 @@ import numpy as np
 from tcomp.errors import IRError
 from tcomp.ir import te
 from tcomp.ir.dtypes import BITS, is_float, is_integer
-from tcomp.ir.expr import BINARY, INDEX, Expr, binary, bounds, cast, const, select, variables, walk, with_args
+from tcomp.ir.expr import BINARY, INDEX, Expr, binary, bounds, cast, const, select, variables, walk, with_args, written_size
 from tcomp.ir.simplify import simplify
 from tcomp.ir.te import Tensor
 
 LIMIT = 256  # elements of a tensor that is propagated
 _MAX_REDUCED = 4096  # iterations of one reduction
-_MAX_NODES = 400  # of one element; larger expressions are no shapes
+_MAX_NODES, _MAX_DEPTH, MAX_SIZES = 400, 100, 64  # of one element, written out; expressions beyond that are no shapes
 _MAX_STEPS = 200_000  # expression nodes looked at for one operator
 
 Elements = tuple[Expr, ...]
@@ -80,8 +80,7 @@ class _Evaluation:
         if tensor.body is None:
             raise _Unknown
         result = self.value(tensor.body, dict(zip(tensor.axes, map(const, index), strict=True)), {})
-        nodes = list(walk(result))
-        if len(nodes) > _MAX_NODES or (not is_float(tensor.dtype) and any(is_float(e.dtype) for e in nodes)):
+        if too_complex(result) or (not is_float(tensor.dtype) and any(is_float(e.dtype) for e in walk(result))):
             raise _Unknown
         return result
 
@@ -133,6 +132,12 @@ class _Evaluation:
             term = self.value(e.args[0], {**env, **dict(zip(axes, map(const, index), strict=True))}, {})
             total = self.value(reducer.combine, {reducer.lhs: total, reducer.rhs: term}, {})
         return total
+
+
+def too_complex(e: Expr) -> bool:
+    """Whether an expression is larger, deeper, or depends on more symbolic sizes than that of any shape that is meant."""
+    size, depth = written_size(e)
+    return size > _MAX_NODES or depth > _MAX_DEPTH or len(variables(e)) > MAX_SIZES
 
 
 def whole(elements: Elements) -> Elements | None:

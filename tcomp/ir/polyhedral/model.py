@@ -315,7 +315,14 @@ def _reads_under(value: Expr) -> list[Conditional]:
         more = [(), (e.args[0],), (E.unary("not", e.args[0]),)] if e.op == "select" else [()] * len(e.args)
         return [(a, conditions + condition) for a, condition in zip(e.args, more, strict=True)]
 
-    return [node for node in E.postorder([(value, tuple[Expr, ...]())], operands) if node[0].op == "read"]
+    found = list(itertools.islice(E.postorder([(value, tuple[Expr, ...]())], operands), _MAX_WAYS + 1))
+    if len(found) <= _MAX_WAYS:
+        return [node for node in found if node[0].op == "read"]
+    # Selects inside the operands of selects are met once for each way to them. A condition that is no affine one says "perhaps".
+    return [(e, (E.cast(e, "float64") < 0.0,)) for e in E.reads(value)]
+
+
+_MAX_WAYS = 5000  # pairs of an expression and the conditions under which it is reached
 
 
 def _depth(stmt: Stmt) -> int:

@@ -9,8 +9,9 @@ from math import ceil
 import numpy as np
 
 from tcomp.frontends.onnx.context import Context, Table, attribute, axis_of, forward
+from tcomp.frontends.onnx.symbolic import MAX_SIZES
 from tcomp.ir.dtypes import is_float
-from tcomp.ir.expr import Dim, Expr, as_dim, as_expr, bounds, maximum, minimum, select
+from tcomp.ir.expr import Dim, Expr, as_dim, as_expr, bounds, maximum, minimum, select, variables
 from tcomp.ir.graph import Operator, Value
 from tcomp.ir.simplify import simplify
 from tcomp.ops import movement as ops
@@ -198,6 +199,10 @@ def _split(ctx: Context) -> tuple[Value, ...]:
 
 def _concat(ctx: Context) -> Value:
     axis = ctx.axis(ctx.attrs.get("axis", 1))
+    sizes = variables(*(d for v in ctx.inputs if v is not None for d in v.shape[axis : axis + 1] if isinstance(d, Expr)))
+    if len(sizes) > MAX_SIZES:
+        why = f"the sizes of its parts depend on {len(sizes)} symbolic sizes, at most {MAX_SIZES} are accepted"
+        raise ctx.unsupported(why, hint="fix symbolic sizes with --dim")
     return ctx.value(0) if len(ctx.inputs) == 1 else ctx.add(ops.CONCAT, ctx.inputs, axis=axis)
 
 
