@@ -10,13 +10,15 @@ from typing import TYPE_CHECKING
 import numpy.typing as npt
 
 from tcomp.backends import Backend
-from tcomp.options import CompileOptions, Progress
+from tcomp.options import CompileOptions, Progress, Report
 from tcomp.pipeline import compile_model
-from tcomp.runtime import LoadedModel, Module
+from tcomp.runtime import Artifact, LoadedModel, Module
 from tcomp.target import Target
 
 if TYPE_CHECKING:
     import onnx
+
+    from tcomp.frontends.onnx.importer import Source
 
 
 def compile(
@@ -29,6 +31,8 @@ def compile(
     progress: Progress | None = None,
     database: str | os.PathLike[str] | None = None,
     direct: bool = False,
+    max_seconds: float | None = None,
+    max_memory: int | None = None,
 ) -> LoadedModel:
     """Compile an ONNX model for this machine and load it.
 
@@ -37,15 +41,27 @@ def compile(
     threads of `Module.run` (default: all cores the process may use). `values` fixes inputs for good (by name), so that shapes and
     branches may depend on them; they are no longer inputs then. `progress` is told (stage, done, total). `database` is a file that
     `tcomp.tune` wrote: kernels that it has records for are scheduled as these say. `direct` does without Winograd's and Strassen's
-    algorithms: slower, more exact, with less memory for weights (see `passes.algorithms`).
+    algorithms: slower, more exact, with less memory for weights (see `passes.algorithms`). `max_seconds` and `max_memory` (bytes) limit
+    what compiling may take, for models that nobody trusts: it happens in a process of its own then (see `confined`).
 
     Raises `ImportModelError` for a file that is no valid model, `UnsupportedError` listing everything tcomp cannot compile,
-    `TargetError` for an unknown target, `DatabaseError` for a database that cannot be read.
+    `TargetError` for an unknown target, `DatabaseError` for a database that cannot be read, `LimitError` where a limit is exceeded.
     """
     options = CompileOptions(target, shapes, dims, threads, values, direct)
     options = replace(options, progress=progress) if progress is not None else options
-    artifact, _ = compile_model(model, with_records(options, database))
+    artifact, _ = compile_limited(model, options, database, max_seconds, max_memory)
     return Module.load(artifact, threads=threads)
+
+
+def compile_limited(
+    model: Source, options: CompileOptions, database: str | os.PathLike[str] | None, max_seconds: float | None, max_memory: int | None
+) -> tuple[Artifact, Report]:
+    """The artifact and what happened, made within limits if there are any. Raises as `compile`."""
+    if max_seconds is None and max_memory is None:
+        return compile_model(model, with_records(options, database))
+    from tcomp.confined import Limits, compile_within  # only where it is needed
+
+    return compile_within(Limits(max_seconds, max_memory), model, options, database)
 
 
 def with_records(options: CompileOptions, database: str | os.PathLike[str] | None) -> CompileOptions:

@@ -12,11 +12,20 @@ from typing import TypeVar
 E = TypeVar("E", bound="TcompError")
 
 
+def printable(text: str) -> str:
+    """Text with what is not printable (but for line ends and tabs) written as escapes: names in a model are of unknown origin, and must not
+    control a terminal."""
+    if text.isprintable():
+        return text
+    return "".join(c if c.isprintable() or c in "\n\t" else c.encode("unicode_escape").decode() for c in text)
+
+
 class TcompError(Exception):
     """Base of every error that tcomp raises on purpose. `what` is one sentence; `where`, `why` and `hint` are optional and printed on lines
     of their own."""
 
     def __init__(self, what: str, *, where: str = "", why: str = "", hint: str = "") -> None:
+        what, where, why, hint = (printable(text) for text in (what, where, why, hint))
         self.what, self.where, self.why, self.hint = what, where, why, hint
         parts = (f"  {label}: {text}" for label, text in (("where", where), ("why", why), ("try", hint)) if text)
         super().__init__("\n".join((what, *parts)))
@@ -88,6 +97,10 @@ class DatabaseError(TcompError):
 
 class StoppedError(TcompError):
     """A run was stopped, by its timeout or by `cancel`; its outputs mean nothing."""
+
+
+class LimitError(TcompError):
+    """A compilation takes more time or memory than it was allowed."""
 
 
 class InputError(TcompError):

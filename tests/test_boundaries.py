@@ -29,6 +29,7 @@ LAYERS: list[set[str]] = [
     {"functions"},
     {"calibration"},
     {"autotune"},
+    {"confined"},
     {"api", "verification"},
     {"cli"},
     {"__main__"},
@@ -53,7 +54,7 @@ MOST_FILES = 20  # in one folder, without __init__.py
 
 THIRD_PARTY = {
     "numpy": {"ir", "ops", "passes", "schedules", "codegen", "frontends", "runtime", "options", "packaging", "pipeline", "functions", "calibration",
-              "autotune", "api", "verification", "cli"},
+              "autotune", "confined", "api", "verification", "cli"},
     "ml_dtypes": {"ir", "runtime"},
     "llvmlite": {"cache", "codegen", "target", "autotune", "cli"},
     "onnx": {"frontends", "cli"},

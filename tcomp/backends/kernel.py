@@ -62,7 +62,7 @@ def compile_kernel(text: str, symbol: str, backend: Backend, decisions: Decision
     try:
         return compile_loops(build_loops(parse_graph(text, OPERATORS, {}), symbol, backend, Knobs(decisions)), backend)
     except RecursionError as error:
-        raise CodegenError("the expressions of a kernel are nested too deeply", hint="compute parts of them as values of their own") from error
+        raise CodegenError("the expressions of a kernel are nested too deeply", hint="compute parts of them on their own") from error
 
 
 def build_loops(body: Graph, symbol: str, backend: Backend, knobs: Knobs | None = None) -> Schedule:

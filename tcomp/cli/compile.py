@@ -11,10 +11,12 @@ from typing import Annotated, Any
 import typer
 
 from tcomp.cli import options as opt, output
-from tcomp.errors import InputError, UnsupportedError
+from tcomp.errors import InputError, UnsupportedError, printable
 
 STAGES = ("graph", "te", "schedule", "loops", "llvm", "asm", "cuda", "ptx", "sass-stats")
 _EMIT_TO = "Where: a folder, or - for stdout. Default: next to the artifact."
+_MAX_SECONDS = "For models that nobody trusts: refuse what takes longer to compile (60s, 10m)."
+_MAX_MEMORY = "For models that nobody trusts: refuse what takes more memory to compile (4G, 800M)."
 _STYLES = {"missing": "red", "unchecked": "yellow", "decomposed": "cyan"}
 
 
@@ -65,6 +67,8 @@ def compile(
     options: opt.CompilationOptions,
     threads: opt.Threads = None,
     database: opt.Tuned = None,
+    max_seconds: Annotated[str | None, opt.option("--max-seconds", "S", _MAX_SECONDS)] = None,
+    max_memory: Annotated[str | None, opt.option("--max-memory", "BYTES", _MAX_MEMORY)] = None,
     emit: Annotated[str | None, opt.option("--emit", "STAGES", f"Also write the text of stages: some of {','.join(STAGES)}.")] = None,
     emit_to: Annotated[str | None, opt.option("--emit-to", "DIR", _EMIT_TO)] = None,
     as_json: opt.Json = False,
@@ -73,8 +77,7 @@ def compile(
 
     Writes one file, MODEL.tcomp: code, weights and signature. `--emit` writes the listings MODEL.STAGE.txt next to it.
     """
-    from tcomp.api import with_records
-    from tcomp.pipeline import compile_model
+    from tcomp.api import compile_limited
     from tcomp.runtime.artifact import replacing
 
     opt.check_model_file(model)
@@ -83,7 +86,9 @@ def compile(
     out, stages = out or Path(model.stem + ".tcomp"), opt.parse_choices(emit, STAGES, "--emit")
     if emit_to is not None and not stages:
         raise InputError("--emit-to says where, but nothing is emitted", hint=f"--emit {','.join(STAGES)}")
-    compiling = with_records(options.compile_options(threads=threads, emit=stages), database)
+    seconds = None if max_seconds is None else opt.parse_time(max_seconds, "--max-seconds")
+    memory = None if max_memory is None else opt.parse_bytes(max_memory, "--max-memory")
+    compiling = options.compile_options(threads=threads, emit=stages)
     machine = compiling.backend.target
     to_stdout = emit_to == "-"
     folder = out.parent if emit_to is None or to_stdout else Path(emit_to)
@@ -95,7 +100,7 @@ def compile(
 
     with replacing(out, *listings.values(), error=InputError) as (file, *texts):
         with output.progress() as tell:
-            artifact, report = compile_model(model, replace(compiling, progress=tell, file=file))
+            artifact, report = compile_limited(model, replace(compiling, progress=tell, file=file), database, seconds, memory)
         for stage, listing in zip(listings, texts, strict=True):
             listing.write(report.stages[stage].encode())
 
@@ -107,7 +112,7 @@ def compile(
             record |= {"tuned": report.tuned, "not_followed": report.not_followed}
         return output.print_json(record | ({"stages": {s: report.stages[s] for s in stages}} if to_stdout else {}))
     for stage in stages if to_stdout else ():
-        print(output.safe(report.stages[stage]))
+        print(printable(report.stages[stage]))
     say = output.message if to_stdout else output.line  # stdout holds the listings alone
     say(f"compiled {model} for {machine}")
     if machine.precision is not None:

@@ -172,11 +172,18 @@ def parse_threads(text: str | None) -> tuple[int | None, ...]:
     return tuple(dict.fromkeys(map(int, text.split(","))))
 
 
-def parse_time(text: str) -> float:
+def parse_time(text: str, option: str = "--budget") -> float:
     """Seconds of `90`, `90s`, `1.5m`, `2h`. Raises `InputError`."""
     if (found := re.fullmatch(r"(\d{1,9}(?:\.\d{1,6})?)([smh]?)", text.strip())) is None or float(found[1]) == 0:
-        raise InputError(f"`{text}` is no time", where="--budget", hint="a number of seconds, or as in 60s, 10m, 1h")
+        raise InputError(f"`{text}` is no time", where=option, hint="a number of seconds, or as in 60s, 10m, 1h")
     return float(found[1]) * _SECONDS[found[2]]
+
+
+def parse_bytes(text: str, option: str) -> int:
+    """Bytes of `1000000`, `800M`, `4G` (powers of 1024). Raises `InputError`."""
+    if (found := re.fullmatch(r"(\d{1,15})([KMGT]?)(i?B)?", text.strip())) is None or int(found[1]) == 0:
+        raise InputError(f"`{text}` is no amount of memory", where=option, hint="a number of bytes, or as in 800M, 4G")
+    return int(found[1]) << 10 * "KMGT".find(found[2]) + 10 if found[2] else int(found[1])
 
 
 def check_file(path: Path, where: str = "") -> None:

@@ -15,6 +15,8 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from tcomp.errors import printable
+
 if TYPE_CHECKING:
     from tcomp.options import Progress
 
@@ -33,17 +35,9 @@ def console(error: bool = False) -> Console:
     return Console(stderr=error, markup=False, highlight=False, width=None if stream.isatty() else _WIDE)
 
 
-def safe(text: str) -> str:
-    """Text with what is not printable (but for line ends and tabs) written as escapes: names in a model are of unknown origin, and must not
-    control the terminal."""
-    if text.isprintable():
-        return text
-    return "".join(c if c.isprintable() or c in "\n\t" else c.encode("unicode_escape").decode() for c in text)
-
-
 def line(text: str = "", style: str = "", error: bool = False) -> None:
     """One line of a result; or, on stderr, something about the result that is not the result."""
-    console(error).print(Text(safe(text), style), soft_wrap=True)
+    console(error).print(Text(printable(text), style), soft_wrap=True)
 
 
 message = partial(line, error=True)
@@ -57,7 +51,7 @@ def table(title: str, columns: Sequence[str], rows: Sequence[Sequence[object]], 
     for column in columns:
         grid.add_column(column.removesuffix(">"), justify="right" if column.endswith(">") else "left", overflow="fold")
     for row, style in zip(rows, styles or [""] * len(rows), strict=True):
-        grid.add_row(*(Text(safe(str(cell))) for cell in row), style=style)
+        grid.add_row(*(Text(printable(str(cell))) for cell in row), style=style)
     console().print(grid)
 
 
@@ -68,14 +62,14 @@ def facts(title: str, rows: Mapping[str, object]) -> None:
     grid.add_column(style="dim")
     grid.add_column(overflow="fold")
     for name, value in rows.items():
-        grid.add_row(Text(safe(f"  {name}")), Text(safe(str(value))))
+        grid.add_row(Text(printable(f"  {name}")), Text(printable(str(value))))
     console().print(grid)
 
 
 def print_json(value: Any) -> None:
     """`value` as JSON on stdout. NumPy scalars become numbers, paths text, infinities and NaN text."""
     text = json.dumps(_plain(value), indent=2, ensure_ascii=False, allow_nan=False)
-    if safe(text) != text:  # JSON itself escapes but the first of the control characters
+    if printable(text) != text:  # JSON itself escapes but the first of the control characters
         text = json.dumps(_plain(value), indent=2, allow_nan=False).replace("\x7f", "\\u007f")
     print(text)
 
@@ -133,4 +127,4 @@ def progress() -> Iterator[Progress]:
     )
     with bar.Progress(*columns, console=terminal, transient=True) as bars:
         task = bars.add_task("starting", total=None)
-        yield lambda stage, done, total: bars.update(task, description=safe(stage), completed=done, total=total)
+        yield lambda stage, done, total: bars.update(task, description=printable(stage), completed=done, total=total)

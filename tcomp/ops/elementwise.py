@@ -61,7 +61,7 @@ def pick(number: Expr, values: Sequence[Expr]) -> Expr:
 
 
 def piecewise(at: Expr, ends: Sequence[Dim], values: Sequence[Expr]) -> Expr:
-    """The first value whose end is above `at`, the last one if there is none; ends increase. Many values are halved again and again, so that
+    """The first value whose end is above `at`, the last one if there is none; ends increase. Many values are halved repeatedly, so that
     expressions are no deeper than the logarithm of their number."""
     if len(values) > CHAIN:
         half = len(values) // 2

@@ -15,8 +15,8 @@ T = TypeVar("T")
 
 
 def eliminate_dead(graph: Graph, trimmed: bool = False) -> Graph:
-    """The graph without what its outputs do not depend on; its own inputs and outputs stay as they are. Bodies that are `trimmed` already are
-    entered only where an output of their node is not needed: else each pass would take time in their depth times their size."""
+    """The graph without what its outputs do not depend on; its own inputs and outputs stay as they are. Bodies that are `trimmed` are
+    entered only where an output of their node is not needed: or each pass would take time in proportion to their size times their depth."""
     needed = set(graph.outputs)
     nodes: list[Node] = []
     for node in reversed(graph.nodes):

@@ -23,11 +23,13 @@ _BYTE = np.dtype(np.uint8)
 
 
 class Plan(NamedTuple):
-    """What is known once the shapes of the inputs are: dims, bytes of workspace, (shape, dtype, bytes) of the outputs."""
+    """What is known once the shapes of the inputs are: dims, bytes of workspace, (shape, dtype, bytes) of the outputs, and whether nothing
+    is to be done since they are empty."""
 
     dims: list[int]
     workspace: int
     outputs: list[tuple[tuple[int, ...], np.dtype[Any], int]]
+    empty: bool = False
 
 
 class Frame:

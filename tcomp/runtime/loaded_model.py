@@ -209,8 +209,8 @@ class LoadedModel(ABC):
             what = f"the run needs {workspace + outputs} bytes, more than max_memory={self.max_memory}"
             raise InputError(what, why=f"{workspace} for its workspace and {outputs} for its outputs", hint="run with smaller inputs")
 
-    def _bind(self, shapes: tuple[Shape, ...]) -> list[int]:
-        """The values of all dims, from the shapes of the inputs."""
+    def _bind(self, shapes: tuple[Shape, ...], empty: bool = False) -> list[int]:
+        """The values of all dims, from the shapes of the inputs. `empty` also accepts 0 where 1 is the least, for empty outputs."""
         dims: list[int] = [_UNKNOWN] * len(self._dim_index)
         binder: dict[str, str] = {}  # the input that a dim is known from
         for spec, shape in zip(self.inputs, shapes, strict=True):
@@ -225,9 +225,10 @@ class LoadedModel(ABC):
                 dim = self.manifest.dims[index]
                 if dims[index] not in (_UNKNOWN, extent):
                     _refuse_shape(spec, shape, f"{expected} is {extent} here, but {dims[index]} in input {binder[expected]!r}")
-                if extent < dim.min or (dim.max is not None and extent > dim.max):
+                if (extent < dim.min and not (empty and extent == 0 and dim.min == 1)) or (dim.max is not None and extent > dim.max):
                     limit = "no limit" if dim.max is None else dim.max
-                    _refuse_shape(spec, shape, f"{expected} is {extent}, outside its range of {dim.min} to {limit}")
+                    hint = f"for sums and the like of nothing, compile with --dim {expected}=0..N" if extent == 0 else ""
+                    _refuse_shape(spec, shape, f"{expected} is {extent}, outside its range of {dim.min} to {limit}", hint)
                 dims[index], binder[expected] = extent, spec.name
         return dims
 
@@ -243,9 +244,9 @@ def check_sizes(workspace: int, shapes: Sequence[Shape], dims: Mapping[str, int]
         raise ArtifactError(f"the code asks for impossible sizes: {workspace} bytes of workspace, outputs {list(shapes)}")
 
 
-def _refuse_shape(spec: TensorSpec, shape: Shape, why: str) -> NoReturn:
+def _refuse_shape(spec: TensorSpec, shape: Shape, why: str, hint: str = "") -> NoReturn:
     expected = f"({', '.join(map(str, spec.shape))})"
-    raise InputError(f"input {spec.name!r} has the wrong shape: expected {expected}, got {shape}", why=why)
+    raise InputError(f"input {spec.name!r} has the wrong shape: expected {expected}, got {shape}", why=why, hint=hint)
 
 
 def random_array(generator: np.random.Generator, shape: tuple[int, ...], dtype: np.dtype[Any]) -> Array:

@@ -120,7 +120,9 @@ class Module(LoadedModel):
     def _trace(self, inputs: Mapping[str, object]) -> list[Span]:
         names, run_profiled = self._profiled()
         events, ticks = Events(), (ctypes.c_int64 * len(names))()
-        frame, *_ = self._bound_frame([admit(v, *a) for v, a in zip(self._ordered(inputs), self._admission, strict=True)], None)
+        frame, plan, *_ = self._bound_frame([admit(v, *a) for v, a in zip(self._ordered(inputs), self._admission, strict=True)], None)
+        if plan.empty:
+            return []
         if self._view is not None and self._code.pool_trace is not None:
             traced = TracedView(self._view, events.address)
             self._code.pool_trace(ctypes.addressof(traced))
@@ -159,7 +161,8 @@ class Module(LoadedModel):
                 values[index] = value = admit(value, spec, dtype)
             shapes.append(value.shape)
             places.append(address_of(value))
-        plan = self._plans.get(key := tuple(shapes)) or self._make_plan(key)
+        if (plan := self._plans.get(key := tuple(shapes))) is None and (plan := self._make_plan(key)).empty:
+            return self._outputs(plan, values, out or {})
         outputs = new_arrays(plan.outputs) if out is None else self._outputs(plan, values, out)
         for array in outputs:
             places.append(address_of(array))
@@ -194,6 +197,8 @@ class Module(LoadedModel):
     def _prepared(self, values: list[Any], out: Mapping[str, object] | None) -> tuple[list[Array], list[Array], BoundCall]:
         arrays = [admit(value, spec, dtype, copy=False) for value, (spec, dtype) in zip(values, self._admission, strict=True)]
         frame, plan, workspace, outputs = self._bound_frame(arrays, out)
+        if plan.empty:
+            return arrays, outputs, lambda: None
         run = self._code.run
 
         def call() -> None:
@@ -247,13 +252,24 @@ class Module(LoadedModel):
         return [array if array is not None else new_arrays([output])[0] for array, output in zip(given, plan.outputs, strict=True)]
 
     def _make_plan(self, shapes: tuple[Shape, ...]) -> Plan:
-        dims = self._bind(shapes)
-        workspace, extents = self._sizes(dims)
+        dims = self._bind(shapes, empty=True)
+        # Code made for sizes from 1 on must not run for a batch of no rows, and need not: all that it would compute is nothing.
+        zero = any(size == 0 and dim.min == 1 for size, dim in zip(dims, self.manifest.dims, strict=True))
+        try:
+            workspace, extents = self._sizes(dims)
+        except InputError:
+            self._bind(shapes)  # says which size is out of range, if one is
+            raise
+        if zero and (self._grows or any(map(prod, extents))):
+            self._bind(shapes)
+        workspace = 0 if zero else workspace
         outputs = [(shape, d, prod(shape) * d.itemsize) for shape, d in zip(extents, self._output_dtypes, strict=True)]
         for shape, _, size in outputs:
             if size > MEMORY_LIMIT:
                 raise InputError(f"an output would have the shape {shape}: {size >> 40} TiB", hint="run with smaller inputs")
         self._check_memory(workspace, sum(size for _, _, size in outputs))
+        if zero:
+            return Plan(dims, workspace, outputs, empty=True)
         if len(self._plans) >= MAX_PLANS:
             self._plans.clear()
         return self._plans.setdefault(shapes, Plan(dims, workspace, outputs))

@@ -111,7 +111,7 @@ def test_external_data(external, tmp_path, run_model):
     [
         ("location", "../w.bin", "outside the model's folder"),
         ("location", "/etc/hostname", "outside the model's folder"),
-        ("location", "missing.bin", "does not exist"),
+        ("location", "missing.bin", "cannot be read"),
         ("length", "12", "does not fit the tensor"),
         ("offset", "4096", "does not fit the tensor"),
         ("offset", "-8", "does not fit the tensor"),

@@ -27,6 +27,7 @@ from tcomp.frontends.onnx.context import FOLD_LIMIT, Body, Context, Handler, Sco
 from tcomp.frontends.onnx.handlers import arithmetic, control, image, movement, nn, recurrent, signal
 from tcomp.frontends.onnx.schema import find_schema
 from tcomp.frontends.onnx.signature import Range, Shape, signature
+from tcomp.ir.expr import Dim, bounds, postorder
 from tcomp.ir.graph import Graph, Inputs, Node, Value
 from tcomp.ops.movement import IDENTITY
 
@@ -160,6 +161,7 @@ class _Importer:
         self.count = 0
         self.titled: set[Value] = set()  # values that bear the name the model gives them
         self.opsets = _opsets(model.opset_import)
+        self.declared: dict[str, ValueInfoProto] = {}  # what the model says of its values, unless the caller changes sizes
         self.functions = {(_domain(f.domain), f.name, getattr(f, "overload", "")): f for f in model.functions}
 
     def run(self, shapes: Shapes, dims: Dims, values: Values) -> Graph | None:
@@ -180,6 +182,8 @@ class _Importer:
             check_type(shape, dtype, f"input `{name}`")
             frame.values[name] = value = Value(name, dtype, shape)
             builder.inputs.append(value)
+        if not (shapes or dims or values):
+            self.declared = {i.name: i for i in (*proto.value_info, *proto.output)}
         results = self.graph(frame, proto, frozenset(i.name for i in proto.output))
         return None if any(value is _POISON for value in results) else _finish(frame.scope, results, proto)
 
@@ -192,9 +196,23 @@ class _Importer:
         for sparse in proto.sparse_initializer:
             name = sparse.values.name
             self.constant(frame, name, partial(self.tensors.dense, sparse, f"sparse tensor `{name}`"))
-        for node in _ordered(proto.node, [o.name for o in proto.output], f"graph `{proto.name}`"):
+        ordered = _ordered(proto.node, [o.name for o in proto.output], where := f"graph `{proto.name}`")
+        if frame.depth == 0 and len(ordered) < len(proto.node):
+            self.check_unused(frame, proto, {o for node in ordered for o in node.output}, where)
+        for node in ordered:
             self.node(frame, node, reserved)
         return [frame.lookup(o.name) for o in proto.output]
+
+    def check_unused(self, frame: Frame, proto: GraphProto, used: set[str], where: str) -> None:
+        """Raises `ImportModelError` for a node that no output of the graph needs (none of its own is `used`) and no model may have."""
+        visible = {"", *frame.values, *(i.name for i in proto.input), *(o for node in proto.node for o in node.output)}
+        for node in (node for node in proto.node if used.isdisjoint(node.output)):
+            place = f"{where}, node `{node.name}` ({node.op_type})"
+            if unknown := [name for name in node.input if name not in visible]:
+                raise ImportModelError(f"`{unknown[0]}` is used but defined nowhere", where=place)
+            domain, opset = _domain(node.domain), frame.opsets.get(_domain(node.domain), 0)
+            if (found := find_schema(node.op_type, opset, domain)) is not None:
+                found.check_form(node, place)
 
     def constant(self, frame: Frame, name: str, array: Callable[[], Any]) -> None:
         """An initializer; one of a type that is not supported only matters where it is used."""
@@ -233,6 +251,8 @@ class _Importer:
                 value.name = output if output in reserved else frame.scope.builder.fresh(frame.prefix + output)
                 self.titled.add(value)
             frame.values[output] = value
+            if frame.depth == 0 and (declared := self.declared.get(output)) is not None and value is not _POISON:
+                _check_declared(declared, value)
 
     def apply(self, frame: Frame, node: NodeProto, name: str, inputs: Inputs) -> tuple[str, Sequence[Value | None]]:
         """(status, outputs) of one node. Raises `UnsupportedError` or `ImportModelError`."""
@@ -393,13 +413,8 @@ def _ordered(nodes: Sequence[NodeProto], outputs: Iterable[str], where: str) -> 
     for node in nodes:
         _check_text(node.op_type, node.domain, node.name, *node.input, *node.output)
     producer = {o: i for i, node in enumerate(nodes) for o in node.output if o}
-    needs: dict[int, set[int]] = {}
-    stack = [producer[o] for o in outputs if o in producer]
-    while stack:
-        i = stack.pop()
-        if i not in needs:
-            needs[i] = {producer[n] for n in _reads(nodes[i]) if n in producer}
-            stack.extend(needs[i])
+    needs = {i: {producer[n] for n in _reads(node) if n in producer} for i, node in enumerate(nodes)}
+    wanted = set(postorder([producer[o] for o in outputs if o in producer], lambda i: list(needs[i])))
     sorter = TopologicalSorter(needs)
     try:
         sorter.prepare()
@@ -410,7 +425,8 @@ def _ordered(nodes: Sequence[NodeProto], outputs: Iterable[str], where: str) -> 
     while sorter.is_active():
         for i in sorter.get_ready():
             heapq.heappush(ready, i)
-        order.append(nodes[first := heapq.heappop(ready)])
+        first = heapq.heappop(ready)
+        order += [nodes[first]] if first in wanted else []
         sorter.done(first)
     return order
 
@@ -458,6 +474,22 @@ def _reason(error: UnsupportedError) -> str:
 
 def _renamable(scope: Scope, value: Value) -> bool:
     return value not in scope.builder.constants and all(value is not i for i in scope.builder.inputs)
+
+
+def _check_declared(info: ValueInfoProto, value: Value) -> None:
+    """Raises `ImportModelError` where the type that a model declares for a value is not the one that its nodes give it."""
+    declared, shape = info.type.tensor_type, [d.dim_value if d.HasField("dim_value") else None for d in info.type.tensor_type.shape.dim]
+    where = f"value `{info.name}`"
+    if declared.elem_type and reader.DTYPES.get(declared.elem_type) != value.dtype:
+        raise ImportModelError(f"it is declared with another element type than the {value.dtype} it has", where=where)
+
+    def may_be(size: Dim, given: int | None) -> bool:
+        lo, hi = bounds(size)
+        return given is None or given < 0 or ((lo is None or lo <= given) and (hi is None or given <= hi))
+
+    if declared.HasField("shape") and not (len(shape) == len(value.shape) and all(map(may_be, value.shape, shape))):
+        what = f"it is declared with the shape {['?' if d is None else d for d in shape]}"
+        raise ImportModelError(what, where=where, why=f"its nodes give it the shape [{', '.join(map(str, value.shape))}]")
 
 
 def _finish(scope: Scope, results: Sequence[Value], proto: GraphProto) -> Graph:

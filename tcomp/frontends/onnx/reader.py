@@ -7,7 +7,7 @@ import os
 import stat
 from collections.abc import Iterator, Mapping
 from math import prod
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 from typing import Any
 
 import numpy as np
@@ -51,6 +51,11 @@ def read_model(source: str | os.PathLike[str] | bytes | ModelProto) -> tuple[Mod
         raise ImportModelError("this is no ONNX model", where=where, why="it is not a protobuf message of that type") from error
     if not model.HasField("graph") or not model.opset_import:
         raise ImportModelError("this is no ONNX model", where=where, why="it has no graph, or does not say which opset it uses")
+    if model.ir_version < 1:
+        raise ImportModelError("the model has no version of the format (`ir_version`)", where=where)
+    if model.ir_version > onnx.IR_VERSION:
+        what, why = f"version {model.ir_version} of the format is newer than any known here", f"the newest one known is {onnx.IR_VERSION}"
+        raise UnsupportedError(what, where=where, why=why, hint="update `onnx`")
     return model, TensorReader(path.parent if path else None, weights)
 
 
@@ -94,7 +99,7 @@ class TensorReader:
 
     def __init__(self, folder: Path | None, weights: Mapping[str, memoryview]) -> None:
         self.folder, self.weights = folder, weights
-        self._files: dict[Path, np.ndarray] = {}
+        self._files: dict[str, np.ndarray] = {}
 
     def array(self, tensor: TensorProto, where: str = "", raw: memoryview | bytes | None = None) -> np.ndarray:
         """The array of a tensor message, read-only where that saves a copy. Raises `ImportModelError` if sizes do not match."""
@@ -114,9 +119,9 @@ class TensorReader:
             raise ImportModelError(what, where=where, why=f"{dtype.name}{list(shape)} takes {wanted} {unit}, the file has {len(values)}")
         if raw is not None:
             return np.frombuffer(raw, dtype).reshape(shape)
-        if dtype.name in ("float16", "bfloat16"):
-            return np.array(values, np.uint16).view(dtype).reshape(shape)
         try:
+            if dtype.name in ("float16", "bfloat16"):
+                return np.array(values, np.uint16).view(dtype).reshape(shape)
             return np.array(values, np.int32 if dtype.name == "bool" else dtype).astype(dtype, copy=False).reshape(shape)
         except OverflowError as error:
             raise ImportModelError(what, where=where, why=str(error)) from error
@@ -127,15 +132,10 @@ class TensorReader:
             what = "the model's weights are in another file, but the model was given without its folder"
             hint = "pass the path of the model, or a ModelProto that onnx.load has read completely"
             raise ImportModelError(what, where=where, hint=hint)
-        location, root = entries.get("location", ""), self.folder.resolve()
-        path = (root / location).resolve()
-        if not location or not path.is_relative_to(root):
-            raise ImportModelError(f"external data `{location}` lies outside the model's folder", where=where)
-        if path not in self._files:
-            if not path.is_file():
-                raise ImportModelError(f"external data file `{location}` does not exist", where=where)
-            self._files[path] = np.memmap(path, np.uint8, "r") if path.stat().st_size else np.zeros(0, np.uint8)
-        content = self._files[path]
+        location = entries.get("location", "")
+        if location not in self._files:
+            self._files[location] = self._external_file(location, self.folder, where)
+        content = self._files[location]
         try:
             offset, length = int(entries.get("offset", "0")), int(entries.get("length", str(size)))
         except ValueError as error:
@@ -144,6 +144,24 @@ class TensorReader:
             what = f"external data does not fit the tensor: {length} bytes at {offset} of `{location}` ({content.size} bytes)"
             raise ImportModelError(what, where=where, why=f"the tensor takes {size} bytes")
         return content[offset : offset + size]
+
+    def _external_file(self, location: str, folder: Path, where: str) -> np.ndarray:
+        """The content of a regular file inside the folder: no device, pipe or link that leads outside is opened, or waited for."""
+        parts = PurePosixPath(location).parts
+        try:
+            root = folder.resolve()
+            path = root if "\0" in location else (root / location).resolve()
+            if ".." in parts or location.startswith("/") or not path.is_relative_to(root):
+                raise ImportModelError(f"external data `{location}` lies outside the model's folder", where=where)
+            if path == root or not stat.S_ISREG(os.stat(path).st_mode):
+                raise ImportModelError(f"external data `{location}` is no regular file", where=where)
+            with open(os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_NOFOLLOW | os.O_CLOEXEC), "rb") as file:
+                if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):  # it was replaced meanwhile
+                    raise ImportModelError(f"external data `{location}` is no regular file", where=where)
+                return np.memmap(file, np.uint8, "r") if os.fstat(file.fileno()).st_size else np.zeros(0, np.uint8)
+        except (OSError, RuntimeError) as error:  # RuntimeError: a loop of links
+            why = getattr(error, "strerror", None) or str(error)
+            raise ImportModelError(f"external data `{location}` cannot be read", where=where, why=why) from error
 
     def dense(self, sparse: SparseTensorProto, where: str) -> np.ndarray:
         """A sparse tensor written out."""

@@ -30,11 +30,8 @@ class Schema:
 
     def check_node(self, node: NodeProto, inputs: Sequence[Value | None], where: str) -> None:
         """Raises `ImportModelError` if number or types of inputs, or the attributes, are not what the operator takes."""
-        s, bound = self.schema, dict[str, str]()
-        if not s.min_input <= len(inputs) <= s.max_input:
-            raise ImportModelError(f"{len(inputs)} inputs", where=where, why=f"the operator takes {s.min_input} to {s.max_input}")
-        if len(node.output) > s.max_output:
-            raise ImportModelError(f"{len(node.output)} outputs", where=where, why=f"the operator has {s.max_output}")
+        bound: dict[str, str] = {}
+        self.check_form(node, where)
         for number, value in enumerate(inputs):
             formal, dtypes = self.inputs[min(number, len(self.inputs) - 1)]
             if value is None:
@@ -47,6 +44,14 @@ class Schema:
                 accepted = expected if value.dtype in dtypes else ", ".join(sorted(dtypes))
                 what = f"input {number} (`{formal.name}`) is {value.dtype}"
                 raise ImportModelError(what, where=where, why=f"the operator takes {accepted} there")
+
+    def check_form(self, node: NodeProto, where: str) -> None:
+        """What `check_node` checks without knowing the inputs: how many there are, the number of outputs, and the attributes."""
+        s, count = self.schema, len(node.input)
+        if not s.min_input <= count <= s.max_input:
+            raise ImportModelError(f"{count} inputs", where=where, why=f"the operator takes {s.min_input} to {s.max_input}")
+        if len(node.output) > s.max_output:
+            raise ImportModelError(f"{len(node.output)} outputs", where=where, why=f"the operator has {s.max_output}")
         for attr in node.attribute:
             if attr.name not in self.attributes:
                 raise ImportModelError(f"unknown attribute `{attr.name}`", where=where, why=f"this opset has {sorted(self.attributes)}")

@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping, Sequence
 
 from onnx import ValueInfoProto
 
-from tcomp.errors import InputError, UnsupportedError
+from tcomp.errors import ImportModelError, InputError, UnsupportedError
 from tcomp.frontends.onnx import reader
 from tcomp.ir.expr import Dim, Expr, as_dim, as_expr, binary, dim
 
@@ -30,12 +30,15 @@ def signature(
     names = [i.name for i in infos]
     if unknown := [n for n in shapes if n not in names]:
         raise InputError(f"the model has no input `{unknown[0]}`", hint=f"its inputs are {', '.join(names)}")
-    types = {i.name: reader.tensor_type(i.type, f"input `{i.name}`") for i in infos}
+    kinds = {i.name: i.type for i in infos}
+    types = {name: reader.tensor_type(kind, f"input `{name}`") for name, kind in kinds.items()}
     given: dict[str, Shape] = {}
     sizes: dict[str, int | str] = {}  # what `shapes` says of the dims that the model names
     for name, (_, declared) in types.items():
         own: Shape = [d if d is not None else f"{name}_{axis}" for axis, d in enumerate(declared or [])]
         given[name] = shapes.get(name, own)
+        if name not in shapes and any(d.dim_value < 0 for d in kinds[name].tensor_type.shape.dim):
+            raise ImportModelError("an input is declared with a negative size", where=f"input `{name}`", hint="give its shape with --shape")
         if declared is None and name not in shapes:
             what = "the number of dimensions of an input is not known"
             raise UnsupportedError(what, where=f"input `{name}`", hint="give its shape with --shape")
