@@ -119,12 +119,13 @@ class TensorReader:
             raise ImportModelError(what, where=where, why=f"{dtype.name}{list(shape)} takes {wanted} {unit}, the file has {len(values)}")
         if raw is not None:
             return np.frombuffer(raw, dtype).reshape(shape)
-        try:
-            if dtype.name in ("float16", "bfloat16"):
-                return np.array(values, np.uint16).view(dtype).reshape(shape)
-            return np.array(values, np.int32 if dtype.name == "bool" else dtype).astype(dtype, copy=False).reshape(shape)
-        except OverflowError as error:
-            raise ImportModelError(what, where=where, why=str(error)) from error
+        stored = np.array(
+            values, np.uint64 if dtype.name in ("uint64", "uint32") else None
+        )  # as the field has it: perhaps wider than the tensor
+        kind = np.dtype(np.uint16) if dtype.name in ("float16", "bfloat16") else dtype  # the bits of 16-bit floats
+        if kind.kind in "iu" and stored.size and not np.iinfo(kind).min <= stored.min() <= stored.max() <= np.iinfo(kind).max:
+            raise ImportModelError(what, where=where, why=f"{stored.min()} to {stored.max()} are not in the range of {dtype.name}")
+        return stored.astype(kind).view(dtype if kind is not dtype else kind).reshape(shape)
 
     def _external(self, tensor: TensorProto, size: int, where: str) -> np.ndarray:
         entries = {entry.key: entry.value for entry in tensor.external_data}
