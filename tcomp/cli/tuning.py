@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from tcomp.cli import options as opt, output
-from tcomp.errors import InputError
+from tcomp.errors import InputError, printable
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -144,9 +144,9 @@ def _table(status: Status, width: int) -> Table:
     grid = Table(title=Text("; ".join(words)), box=None, pad_edge=False, title_justify="left", header_style="bold")
     columns, rows = ("kernel", "before", "best", "of bound", "trials", "failed", ""), list[tuple[str, ...]]()
     for task in sorted(status.tasks, key=lambda t: -t.before)[:MAX_ROWS]:
-        mark = "<-" if task is status.current and status.phase == "search" else output.safe(task.stopped)[:_MARK_WIDTH]
+        mark = "<-" if task is status.current and status.phase == "search" else printable(task.stopped)[:_MARK_WIDTH]
         times = (output.seconds(task.before), output.seconds(task.after), f"{task.share:.0%}") if task.timed else ("-", "-", "-")
-        rows.append((output.safe(_calls(task)), *times, str(task.trials), str(task.failed), mark))
+        rows.append((printable(_calls(task)), *times, str(task.trials), str(task.failed), mark))
     taken = sum(1 + max(map(len, column)) for column in zip(*(row[1:] for row in (columns, *rows)), strict=True))
     for name in columns:
         grid.add_column(name, justify="left" if name in ("kernel", "") else "right", no_wrap=True)
