@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from tcomp.api import compile
     from tcomp.autotune.tuner import tune
     from tcomp.errors import ScheduleError, TcompError
-    from tcomp.frontends.python import program
+    from tcomp.frontends.python import assume, program
     from tcomp.functions import build
     from tcomp.ir import te
     from tcomp.runtime import Module, load
@@ -24,12 +24,12 @@ if TYPE_CHECKING:
     from tcomp.target import Target
 
 __version__ = "0.1.0"
-__all__ = ["Module", "Schedule", "ScheduleError", "Target", "TcompError", "build", "compile", "load", "program", "te", "tune"]
+__all__ = ["Module", "Schedule", "ScheduleError", "Target", "TcompError", "assume", "build", "compile", "load", "program", "te", "tune"]
 
 _HOMES = {
     "build": "tcomp.functions", "compile": "tcomp.api", "ScheduleError": "tcomp.errors", "TcompError": "tcomp.errors",
-    "Module": "tcomp.runtime", "load": "tcomp.runtime", "program": "tcomp.frontends.python", "Schedule": "tcomp.schedules",
-    "Target": "tcomp.target", "tune": "tcomp.autotune.tuner",
+    "Module": "tcomp.runtime", "load": "tcomp.runtime", "program": "tcomp.frontends.python", "assume": "tcomp.frontends.python",
+    "Schedule": "tcomp.schedules", "Target": "tcomp.target", "tune": "tcomp.autotune.tuner",
 }  # fmt: skip
 
 

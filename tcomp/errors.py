@@ -105,3 +105,7 @@ class LimitError(TcompError):
 
 class InputError(TcompError):
     """Inputs given to a module (or a command) do not fit its signature."""
+
+
+class OutOfRangeError(InputError, IndexError):
+    """An index of a program of your own is out of range, for the sizes or the data given in a call; Python would raise `IndexError`."""

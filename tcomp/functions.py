@@ -16,6 +16,7 @@ from tcomp.ir.dtypes import to_numpy
 from tcomp.ir.expr import Expr, dim
 from tcomp.ir.graph import KERNEL, Graph, Node, Value
 from tcomp.ir.loops import Kernel
+from tcomp.ir.polyhedral.in_range import safe_kernel, safe_tensors
 from tcomp.ir.te import Tensor
 from tcomp.options import CompileOptions
 from tcomp.pipeline import package
@@ -27,37 +28,51 @@ from tcomp.target import Target
 MAX_SHAPES = 256  # combinations of shapes and sizes that an `InPlace` remembers, of some hundred bytes each
 
 
+AnyTarget = Target | Backend | str | None
+
+
 @overload
-def build(program: Schedule | Kernel, target: Target | Backend | str | None = None, threads: int | None = None) -> InPlace: ...
+def build(program: Schedule | Kernel, target: AnyTarget = None, threads: int | None = None, assume: Sequence[Expr] = ()) -> InPlace: ...
 @overload
-def build(program: Tensor | Sequence[Tensor], target: Target | Backend | str | None = None, threads: int | None = None) -> Computed: ...
-def build(program: Any, target: Target | Backend | str | None = None, threads: int | None = None) -> InPlace | Computed:
+def build(
+    program: Tensor | Sequence[Tensor], target: AnyTarget = None, threads: int | None = None, assume: Sequence[Expr] = ()
+) -> Computed: ...
+def build(program: Any, target: AnyTarget = None, threads: int | None = None, assume: Sequence[Expr] = ()) -> InPlace | Computed:
     """Machine code of a program, as a Python function.
 
     Tensor expressions (a tensor to compute, or a list of placeholders and then of tensors to compute) get the default schedule, and
     become `f(*inputs)`, which returns the results; see `Computed`. A schedule or a kernel is compiled as it is, and becomes
     `f(*arrays)` over the kernel's buffers, which it works on in place; see `InPlace`.
 
-    `target` defaults to this machine, `threads` to all cores that the process may use. Raises `IRError` for what is no program,
-    `CodegenError` for loops that the target has no code for.
+    `target` defaults to this machine, `threads` to all cores that the process may use. `assume` are conditions on symbolic sizes, such as
+    `n <= m`, which every call checks. Raises `IRError` for what is no program, and for an access that is outside of its array in some
+    iteration; `CodegenError` for loops that the target has no code for. Accesses that are in range for some sizes or data only are checked
+    in the call, which raises `OutOfRangeError`, an `IndexError`.
     """
     backend = backend_of(target)
     if isinstance(program, Schedule | Kernel):
-        return InPlace(program if isinstance(program, Schedule) else Schedule(program), backend, threads)
-    return Computed(*inputs_and_outputs(program), backend, threads)
+        return InPlace(program if isinstance(program, Schedule) else Schedule(program), backend, threads, assume)
+    return Computed(*inputs_and_outputs(program), backend, threads, assume)
 
 
 class Computed:
     """Compiled tensor expressions. `f(*inputs)` returns the result, or a tuple of several; `f(*inputs, *outputs)` fills arrays
     for the results and returns None."""
 
-    def __init__(self, inputs: Sequence[Tensor], outputs: Sequence[Tensor], backend: Backend, threads: int | None) -> None:
+    def __init__(
+        self, inputs: Sequence[Tensor], outputs: Sequence[Tensor], backend: Backend, threads: int | None, assume: Sequence[Expr] = ()
+    ) -> None:
+        outputs, self._requirements = safe_tensors(outputs, assume)
         values = [Value(f"{n}:{t.name}", t.dtype, t.shape) for n, t in enumerate([*inputs, *outputs])]
         schedule = backend.schedule(lower("kernel", inputs, outputs))
         self._inputs = len(inputs)
-        self.module = _module(schedule, values[: len(inputs)], values[len(inputs) :], backend, threads)
+        self._shapes = [(t.name, t.shape) for t in inputs]
+        self._fitting = set[Any]()  # shapes that satisfy the requirements
+        self.module = _module(", ".join(t.name for t in outputs), schedule, values[: len(inputs)], values[len(inputs) :], backend, threads)
 
     def __call__(self, *arrays: Any) -> Any:
+        if self._requirements:
+            self._check([np.shape(a) for a in arrays[: self._inputs]])
         results = self.module(*arrays[: self._inputs])
         if len(arrays) <= self._inputs:
             return results
@@ -65,16 +80,32 @@ class Computed:
             np.copyto(place, result, casting="no")
         return None
 
+    def _check(self, shapes: Sequence[tuple[int, ...]]) -> None:
+        """Raises `OutOfRangeError` or `InputError` where sizes do not satisfy what the program requires of them."""
+        if (key := (*shapes,)) not in self._fitting and len(shapes) == self._inputs:
+            sizes = bind_dims([(*declared, shape) for declared, shape in zip(self._shapes, shapes, strict=True)])
+            for r in self._requirements:
+                r.check(sizes)
+            if len(self._fitting) >= MAX_SHAPES:
+                self._fitting.clear()
+            self._fitting.add(key)
+
 
 class InPlace:
     """A compiled kernel. `f(*arrays)` takes one array for each of the kernel's buffers, in order, reads and writes them where they are, and
     returns None. Sizes of the kernel that no array's shape tells follow as integers, in order or by name. Arrays are C-contiguous, of the
     declared dtypes, and do not overlap where one is written; what fits not raises `InputError`."""
 
-    def __init__(self, schedule: Schedule, backend: Backend, threads: int | None) -> None:
+    def __init__(self, schedule: Schedule, backend: Backend, threads: int | None, assume: Sequence[Expr] = ()) -> None:
         if backend.on_device:
             raise TargetError("a kernel on a GPU cannot work on NumPy arrays in place", hint="build for a CPU, or build the tensors")
-        self.kernel = schedule.source  # steps may look at the same memory by other shapes
+        source = schedule.source
+        if assume:
+            source = replace(source, assumptions=(*source.assumptions, *assume))
+        safe, self._requirements = safe_kernel(source)
+        if safe is not source:
+            schedule = Schedule(safe).replay(schedule.trace)
+        self.kernel = safe  # steps may look at the same memory by other shapes
         compiled = schedule.copy()
         compiled.kernel = replace(schedule.kernel, name="kernel")  # whatever the program is called: the name becomes a symbol
         # To the artifact all buffers are inputs, of independent extents: that they fit together is checked here. Inputs without elements
@@ -84,7 +115,7 @@ class InPlace:
             for n, b in enumerate(self.kernel.buffers)
         ]
         sizes = [Value(f"size {v.name}", "bool", (dim(v.name, 0), 0)) for v in self.kernel.scalars]
-        self.module = _module(compiled, [*buffers, *sizes], [], backend, threads, carriers=len(sizes))
+        self.module = _module(self.kernel.name, compiled, [*buffers, *sizes], [], backend, threads, carriers=len(sizes))
         self._expected = [(b.name, to_numpy(b.dtype), b in self.kernel.outputs) for b in self.kernel.buffers]
         written = [n for n, (_, _, is_written) in enumerate(self._expected) if is_written]
         self._disjoint = [(w, n) for w in written for n in range(len(buffers)) if n not in written or n > w]
@@ -146,15 +177,18 @@ class InPlace:
             if isinstance(value, bool | np.bool_) or not isinstance(value, int | np.integer) or not 0 <= value < 1 << 62:
                 raise InputError(f"the size `{name}` is {value!r:.40}", why="sizes are integers from 0 to 2^62")
         known = bind_dims(declared, {v: solved[v] if v in solved else int(given[v.name]) for v in scalars})
+        for r in self._requirements:
+            r.check(known)
         return [np.empty((known[v], 0), np.bool_) for v in scalars]
 
 
 def _module(
-    schedule: Schedule, inputs: Sequence[Value], outputs: Sequence[Value], backend: Backend, threads: int | None, carriers: int = 0
-) -> LoadedModel:
-    """A module of one kernel; the last `carriers` inputs are not among its buffers."""
+    name: str, schedule: Schedule, inputs: Sequence[Value], outputs: Sequence[Value], backend: Backend, threads: int | None,
+    carriers: int = 0,
+) -> LoadedModel:  # fmt: skip
+    """A module of one kernel, called `name` in messages; the last `carriers` inputs are not among its buffers."""
     inputs, outputs = tuple(inputs), tuple(outputs)
-    node = Node(KERNEL, inputs[: len(inputs) - carriers], outputs, {}, schedule.kernel.name, (Graph("kernel", inputs, outputs, ()),))
+    node = Node(KERNEL, inputs[: len(inputs) - carriers], outputs, {}, name, (Graph("kernel", inputs, outputs, ()),))
     kernels = {node: compile_loops(schedule, backend)}
     artifact = package(Graph("program", inputs, outputs, (node,)), kernels, CompileOptions(backend, threads=threads))
     return Module.load(artifact, threads=threads)

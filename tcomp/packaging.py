@@ -205,7 +205,7 @@ def manifest(
         "outputs": specs(graph.outputs),
         "dims": [{"name": d.name, "min": bounds(d)[0] or 0, "max": bounds(d)[1], "data_dependent": False} for d in dims],
         "threads": threads,
-        "errors": [f"an index is out of range in {' + '.join(n.name for n in node.bodies[0].nodes)}" for node in kernels],
+        "errors": [f"an index is out of range in {' + '.join(n.name for n in node.bodies[0].nodes) or node.name}" for node in kernels],
         "notes": {
             "kernels": [node.name for node in kernels],
             "facts": _facts(graph, dims, kernels, not_fused),

@@ -53,3 +53,20 @@ tcomp.build(kernel)(plain)
 tcomp.build(s, threads=2)(skewed)
 np.testing.assert_array_equal(plain, skewed)  # the same bits: only the order changed
 print("same bits in another order")
+
+
+# Programs stay in their arrays. What leaves one in some iteration is refused, with that iteration; what depends on sizes or data is checked
+# in the call, which raises IndexError as Python does.
+@tcomp.program(A="float64[n]", B="float64[m]")
+def shifted(n: int, m: int, A: np.ndarray, B: np.ndarray) -> None:
+    """Copy all elements of A but the first into B."""
+    for i in range(n - 1):
+        B[i] = A[i + 1]
+
+
+f = tcomp.build(shifted.kernel())
+f(np.arange(5.0), np.zeros(4))
+try:
+    f(np.arange(5.0), np.zeros(3))
+except IndexError as error:
+    print("refused:", error)

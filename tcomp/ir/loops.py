@@ -168,6 +168,7 @@ class Kernel:
     scalars: tuple[Expr, ...]
     body: Stmt
     notes: tuple[str, ...] = field(default=())  # for people: what it computes, which schedule was used
+    assumptions: tuple[Expr, ...] = field(default=())  # conditions on the scalars, which a call checks
 
     def __str__(self) -> str:
         return "\n".join(LoopPrinter().kernel(self))
@@ -389,6 +390,7 @@ class LoopPrinter(Printer):
         outputs = ", ".join(self.arrays(b, b.name) for b in kernel.outputs)
         lines = [f"kernel {quoted(kernel.name)}{dims}({buffers}) -> ({outputs}) {{"]
         lines += [f"  note {json.dumps(note)}" for note in kernel.notes]
+        lines += [f"  assume {self.expression(condition)}" for condition in kernel.assumptions]
         body = self.statement(kernel.body, "  ")
         instructions = [line for i in self.instructions.free for line in i.declaration(self, "  ")]
         return [*lines, *self.reducer_lines(), *instructions, *body, "}"]

@@ -184,6 +184,9 @@ def verify_kernel(kernel: L.Kernel) -> None:
         require(len(set(names)) == len(names), "two {} have the same name", what, why=", ".join(names))
     require(all(v.op == "var" and v.dtype == INDEX for v in kernel.scalars), "a scalar is not an {} variable", INDEX)
     require(set(kernel.outputs) <= set(kernel.buffers), "an output is not among the buffers")
+    for c in kernel.assumptions:
+        closed = c.dtype == "bool" and set(E.variables(c)) <= set(kernel.scalars) and not E.reads(c)
+        require(closed, "`{}` is assumed, and is no condition on the scalars", c)
     checker = _Loops(where, set(kernel.scalars), (), kernel.outputs)
     for b in kernel.buffers:
         require(b.scope == "global", "the parameter `{}` is in {} memory", b.name, b.scope)

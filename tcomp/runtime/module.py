@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, NoReturn, TypeAlias
 
 from numpy import ndarray
 
-from tcomp.errors import ArtifactError, InputError
+from tcomp.errors import ArtifactError, InputError, OutOfRangeError
 from tcomp.runtime.arrays import Array, Shape, admit, given_outputs
 from tcomp.runtime.artifact import Artifact, Source, read_artifact
 from tcomp.runtime.bound import Call as BoundCall
@@ -239,7 +239,7 @@ class Module(LoadedModel):
         messages = self.manifest.errors
         what = messages[error - 1] if 1 <= error <= len(messages) else f"unknown error {error}"
         why = f"the index is {call.index}, and there are {call.extent} elements" if call.extent else ""
-        raise InputError(f"the model stopped: {what}", why=why)
+        raise (OutOfRangeError if call.extent else InputError)(f"the model stopped: {what}", why=why)
 
     def _frame(self) -> Frame:
         frame = Frame(self.artifact.weights, len(self._names), len(self._output_names), len(self._dim_index), self._pool_at)

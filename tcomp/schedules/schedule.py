@@ -23,6 +23,7 @@ from tcomp.ir.expr import Expr, as_dim
 from tcomp.ir.fallback import Fallback, FallbackKind
 from tcomp.ir.instruction import Instruction
 from tcomp.ir.layout import Layout
+from tcomp.ir.polyhedral.in_range import safe_tensors
 from tcomp.ir.te import Tensor, is_placeholder, tensors
 from tcomp.ir.text.parser import parse_kernel
 from tcomp.ir.verify import verify_kernel
@@ -41,11 +42,12 @@ Rs = TypeVarTuple("Rs")
 
 
 def kernel_of(program: Program) -> L.Kernel:
-    """A program as loops, before any schedule: a kernel stays itself; tensors are lowered (see `inputs_and_outputs`)."""
+    """A program as loops, before any schedule: a kernel stays itself; tensors are lowered (see `inputs_and_outputs`), with guards around
+    indices that are not proved to be in range. Raises `IRError` for an access that is out of range in some iteration."""
     if isinstance(program, L.Kernel):
         return program
     inputs, outputs = inputs_and_outputs(program)
-    return lower(re.sub(r"\W", "_", outputs[-1].name), inputs, outputs)
+    return lower(re.sub(r"\W", "_", outputs[-1].name), inputs, safe_tensors(outputs)[0])
 
 
 def inputs_and_outputs(program: Tensor | Sequence[Tensor]) -> tuple[list[Tensor], list[Tensor]]:

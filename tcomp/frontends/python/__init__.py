@@ -1,5 +1,6 @@
 """Python functions on arrays, as loop programs."""
 
 from tcomp.frontends.python.program import Program, program
+from tcomp.frontends.python.values import assume
 
-__all__ = ["Program", "program"]
+__all__ = ["Program", "assume", "program"]

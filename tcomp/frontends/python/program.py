@@ -29,6 +29,7 @@ from tcomp.ir import expr as E
 from tcomp.ir.dtypes import BITS
 from tcomp.ir.expr import Dim, Expr, as_dim, as_expr
 from tcomp.ir.loops import Buffer, Kernel
+from tcomp.ir.polyhedral.in_range import safe_kernel
 from tcomp.ir.simplify import prove
 from tcomp.ir.verify import verify_kernel
 
@@ -45,9 +46,11 @@ def program(**arrays: str) -> Callable[[Callable[..., Any]], Program]:
     - `for` over `range` (with a constant step), `while`, `if`, assignments to elements and to local variables, `a, b = b, a`;
     - arithmetic, comparisons, `and`/`or`/`not`, `x if c else y`, `min`, `max`, `abs`, functions of `math` and NumPy, conversions
       (`int(x)`, `np.float32(x)`), `A.shape[k]`, numbers of the module;
-    - local arrays: `A = np.empty((n, n))`, `np.zeros`.
+    - local arrays: `A = np.empty((n, n))`, `np.zeros`;
+    - `tcomp.assume(n <= m)`, about sizes.
 
     Numbers have NumPy's types: next to an array element a Python number takes the element's dtype.
+    An index that leaves its array, in some iteration or for some sizes or data, is refused or raises `IndexError` in the call.
     Raises `ProgramError` for a declaration that does not fit the function; `Program.kernel` raises it, with the line, for all else.
     """
     return lambda function: Program(function, arrays)
@@ -86,18 +89,18 @@ class Program:
         buffers = {name: Buffer(name, d.dtype, d.shape(numbers)) for name, d in self.arrays.items()}
         own = {n: v for n, v in numbers.items() if n in self.parameters}
         try:
-            body, written = translate(source, buffers, own, _outside(cast(FunctionType, self.function)))
+            body, written, assumptions = translate(source, buffers, own, _outside(cast(FunctionType, self.function)))
         except RecursionError:
             source.refuse(source.function, "an expression is nested too deeply", hint="compute parts of it in variables of their own")
         scalars = tuple(v.expr for v in numbers.values() if v.expr.op == "var")
         outputs = tuple(b for b in buffers.values() if b in written)
         doc = inspect.getdoc(self.function)
-        kernel = Kernel(self.name, tuple(buffers.values()), outputs, scalars, body, (doc.split("\n")[0],) if doc else ())
+        kernel = Kernel(self.name, tuple(buffers.values()), outputs, scalars, body, (doc.split("\n")[0],) if doc else (), (*assumptions,))
         try:
             verify_kernel(kernel)
+            return safe_kernel(kernel)[0]
         except IRError as error:
             raise error.restated(ProgramError, where=f"{source.file}:{source.first}: {error.where}") from None
-        return kernel
 
     def _number(self, name: str, given: Size | float | None, least: int | None) -> Value:
         """The value of a parameter, or the variable that stands for it."""

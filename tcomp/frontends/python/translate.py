@@ -63,9 +63,9 @@ _NOT_HERE: dict[type[ast.AST], tuple[str, str]] = {  # what it is called, and wh
 
 def translate(
     source: Source, arrays: Mapping[str, Buffer], numbers: Mapping[str, Value], outside: Mapping[str, Any]
-) -> tuple[Stmt, set[Buffer]]:
-    """(the body of the kernel of a function, the buffers that it writes), given the parameters of the function, `arrays` and `numbers` by
-    name, and the names that it sees from outside. Raises `ProgramError` for what cannot be translated."""
+) -> tuple[Stmt, set[Buffer], list[Expr]]:
+    """(the body of the kernel of a function, the buffers that it writes, what it assumes), given the parameters of the function, `arrays`
+    and `numbers` by name, and the names that it sees from outside. Raises `ProgramError` for what cannot be translated."""
     return _Translator(source, arrays, numbers, outside).translate()
 
 
@@ -110,17 +110,17 @@ class _Translator:
                 self.homes.setdefault(id(local.home), []).append(local)
                 self.local_of.update(dict.fromkeys(local.uses, local))
 
-    def translate(self) -> tuple[Stmt, set[Buffer]]:
+    def translate(self) -> tuple[Stmt, set[Buffer], list[Expr]]:
         """The types of locals follow from what is assigned to them: repeated until they stay as they are."""
         while True:
             before = dict(self.types)
             self.used, self.arrays = set(self.parameters), dict(self.parameters)
             self.known, self.buffers = dict[Local, Value](), dict[Local, Buffer]()
             self.variables, self.depth = dict[str, Value](), 0
-            self.written = set[Buffer]()
+            self.written, self.assumptions = set[Buffer](), list[Expr]()
             body = self.block(self.function.body)
             if self.types == before:
-                return body, self.written
+                return body, self.written, self.assumptions
 
     def fresh(self, name: str) -> str:
         """A name that no buffer or loop has: Python's own, numbered where it stands for several."""
@@ -157,6 +157,8 @@ class _Translator:
         match stmt:
             case ast.Pass() | ast.Expr(value=ast.Constant()):  # a docstring
                 return []
+            case ast.Expr(value=ast.Call(func=function, args=[condition], keywords=[])) if self.resolved(function) is V.assume:
+                return self.assume(stmt, self.condition(condition))
             case ast.Expr():
                 self.refuse(stmt, "an expression whose value is not used", hint="assign it")
             case ast.For(orelse=[_, *_]) | ast.While(orelse=[_, *_]):
@@ -181,6 +183,15 @@ class _Translator:
             case ast.AugAssign():
                 return self.assign(stmt, stmt.target, self.binary(stmt, stmt.target, stmt.value))
         self.not_here(stmt)
+
+    def assume(self, stmt: ast.Expr, condition: Expr) -> list[Stmt]:
+        if stmt not in self.function.body or E.reads(condition):
+            self.refuse(stmt, "an assumption about something else than sizes", hint="tcomp.assume(n <= m), outside of loops and branches")
+        if (condition := simplify(condition)).op == "const" and not condition.attr:
+            self.refuse(stmt, "the program assumes what does not hold")
+        if condition.op != "const":
+            self.assumptions.append(condition)
+        return []
 
     def inside(self, stmts: Sequence[ast.stmt]) -> Stmt:
         """The statements of a loop."""

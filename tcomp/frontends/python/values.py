@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from tcomp.errors import IRError
+from tcomp.errors import InputError, IRError
 from tcomp.ir import expr as E
 from tcomp.ir.dtypes import BITS, is_float, is_integer, to_numpy
 from tcomp.ir.expr import INDEX, Expr, const
@@ -146,6 +146,15 @@ def both(a: Expr, b: Expr) -> Expr:
 def either(a: Expr, b: Expr) -> Expr:
     """`a or b`."""
     return E.select(a, True, b) if E.reads(b) else E.binary("or", a, b)
+
+
+def assume(condition: bool) -> None:
+    """A statement of a loop program, outside of its loops: `tcomp.assume(n <= m)`. It tells the compiler what holds of the sizes, so that
+    accesses can be proved to be in range. Every call checks it, and raises `InputError` where it does not hold."""
+    if isinstance(condition, Expr):
+        raise IRError(f"`{condition}` is assumed outside of a program", hint="tcomp.build(tensors, assume=[n <= m])")
+    if not condition:
+        raise InputError("a condition that the program assumes does not hold")
 
 
 _SAME_NAME = ("sqrt", "exp", "log", "sin", "cos", "tan", "sinh", "cosh", "tanh", "floor", "ceil", "trunc", "isnan", "isinf")

@@ -114,10 +114,13 @@ def limited(operations: int = 5_000_000) -> Iterator[None]:
         context.reset_operations()
 
 
-class _Formula:
-    """A conjunction in isl's notation, with an existentially quantified variable for each part that is not affine."""
+class Formula:
+    """A conjunction in isl's notation, with an existentially quantified variable for each part that is not affine. A condition on such
+    parts is left out, unless `compares_unknowns`: then each part has one value, which all conditions and indices are about."""
 
-    def __init__(self, names: Mapping[Expr, str], parent: _Formula | None = None) -> None:
+    compares_unknowns = False
+
+    def __init__(self, names: Mapping[Expr, str], parent: Formula | None = None) -> None:
         self.names = names
         self.exact: bool = parent.exact if parent else True
         self.constraints: list[str] = list(parent.constraints) if parent else []
@@ -129,6 +132,7 @@ class _Formula:
         return f"exists ({', '.join(self.unknowns.values())}: {body})" if self.unknowns else body
 
     def add(self, condition: Expr) -> None:
+        """One more condition, as far as it is affine."""
         for part in E.conjuncts(condition):
             if (text := self.condition(part)) is None:
                 self.exact = False
@@ -146,16 +150,17 @@ class _Formula:
                     return None
                 return f"(not ({parts[0]}))" if e.op == "not" else f"(({parts[0]}) {e.op} ({parts[1]}))"
             case "lt" | "le" | "eq" | "ne" if e.args[0].dtype == INDEX:
-                trial = _Formula(self.names, self)
+                trial = type(self)(self.names, self)
                 trial.exact = True
                 a, b = map(trial.value, e.args)
-                if not trial.exact:  # an unknown must not be negated: say nothing
+                if not (trial.exact or self.compares_unknowns):  # an unknown must not be negated: say nothing
                     return None
-                self.unknowns, self.constraints = trial.unknowns, trial.constraints
+                self.unknowns, self.constraints, self.exact = trial.unknowns, trial.constraints, self.exact and trial.exact
                 return f"{a} {_COMPARISONS[e.op]} {b}"
         return None
 
     def value(self, e: Expr) -> str:
+        """An index expression as text."""
         terms = [f"{c}*{self.atom(reduce(mul, monomial))}" if monomial else str(c) for monomial, c in linear(e).items()]
         return f"({' + '.join(terms)})" if terms else "0"
 
@@ -177,6 +182,7 @@ class _Formula:
         return self.unknown(e)
 
     def unknown(self, e: Expr) -> str:
+        """The variable that stands for a part that is not affine."""
         if e not in self.unknowns:
             self.exact = False
             self.unknowns[e] = name = f"e{len(self.unknowns)}"
@@ -184,6 +190,7 @@ class _Formula:
         return self.unknowns[e]
 
     def between(self, name: str, lo: int | None, hi: int | None) -> None:
+        """The range of a variable."""
         self.constraints += [f"{name} >= {lo}"] * (lo is not None) + [f"{name} <= {hi}"] * (hi is not None)
 
     def box(self, b: Buffer) -> list[str]:
@@ -214,7 +221,7 @@ class _Builder:
         self.buffers: dict[Buffer, str] = {}
 
     def model(self) -> Model:
-        known = _Formula(self.parameters)
+        known = Formula(self.parameters)
         for v, name in self.parameters.items():
             known.between(name, v.attr.lo, v.attr.hi)
             if v.attr.extent is not None:
@@ -222,24 +229,24 @@ class _Builder:
         for condition in self.given:
             known.add(simplify(condition))
         context = isl.Set(f"{self.prefix}{{ : {known.text()} }}")
-        self.visit(self.stmt, _Formula(self.parameters), (), (), itertools.count(), ())
+        self.visit(self.stmt, Formula(self.parameters), (), (), itertools.count(), ())
         boxes = {b: box for b in self.buffers if (box := self.box(b)) is not None}
         return Model(tuple(self.instances), self.parameters, context, boxes)
 
     def visit(
-        self, stmt: Stmt, known: _Formula, loops: tuple[For, ...], time: tuple[str, ...], places: Iterator[int], guards: tuple[Expr, ...]
+        self, stmt: Stmt, known: Formula, loops: tuple[For, ...], time: tuple[str, ...], places: Iterator[int], guards: tuple[Expr, ...]
     ) -> None:
         """`time` is the time vector so far: place and iteration of the loops around; `places` numbers the statements in the innermost."""
         match stmt:
             case For(v, extent, body):
                 name = f"i{len(loops)}"
-                inner = _Formula({**known.names, v: name}, known)
+                inner = Formula({**known.names, v: name}, known)
                 inner.constraints.append(f"0 <= {name} < {inner.value(simplify(as_expr(extent)))}")
                 moment = (*time, str(next(places)), name)
                 self.visit(body, inner, (*loops, stmt), moment, itertools.count(), (*guards, as_expr(extent)))
             case If(cond):
                 for branch, side in L.guarded_children(stmt):
-                    inner = _Formula(known.names, known)
+                    inner = Formula(known.names, known)
                     inner.add(simplify(side))
                     self.visit(branch, inner, loops, time, places, (*guards, cond))
             case Store() | Accumulate() | While():
@@ -250,7 +257,7 @@ class _Builder:
                 for s in L.children(stmt):
                     self.visit(s, known, loops, time, places, guards)
 
-    def leaf(self, stmt: Stmt, known: _Formula, loops: tuple[For, ...], time: tuple[str, ...], guards: tuple[Expr, ...]) -> None:
+    def leaf(self, stmt: Stmt, known: Formula, loops: tuple[For, ...], time: tuple[str, ...], guards: tuple[Expr, ...]) -> None:
         name = f"S{len(self.instances)}"
         point = f"{name}[{', '.join(known.names[x.var] for x in loops)}]"
         domain = isl.Set(f"{self.prefix}{{ {point} : {known.text()} }}")
@@ -272,8 +279,8 @@ class _Builder:
         exact = known.exact and not isinstance(stmt, While)
         self.instances.append(Instance(name, stmt, loops, domain, order, tuple(found), exact))
 
-    def access(self, point: str, known: _Formula, kind: str, e: Expr, under: Sequence[Expr] = (), reducer: Reducer | None = None) -> Access:
-        formula = _Formula(known.names, known)
+    def access(self, point: str, known: Formula, kind: str, e: Expr, under: Sequence[Expr] = (), reducer: Reducer | None = None) -> Access:
+        formula = Formula(known.names, known)
         for condition in under:
             formula.add(simplify(condition))
         element = [known.names[v] for v in self.homes.get(e.attr, ())] + [formula.value(simplify(i)) for i in e.args]
@@ -282,14 +289,14 @@ class _Builder:
         relation = isl.Map(f"{self.prefix}{{ {point} -> {self.name_of(e.attr)}[{', '.join(outputs)}] : {equal} }}")
         return Access(kind, e.attr, relation, formula.exact, reducer)
 
-    def whole(self, point: str, known: _Formula, kind: str, b: Buffer) -> Access:
-        formula = _Formula(known.names, known)
+    def whole(self, point: str, known: Formula, kind: str, b: Buffer) -> Access:
+        formula = Formula(known.names, known)
         home = [known.names[v] for v in self.homes.get(b, ()) if v in known.names]
         element = ", ".join(home + formula.box(b))
         return Access(kind, b, isl.Map(f"{self.prefix}{{ {point} -> {self.name_of(b)}[{element}] : {formula.text()} }}"), False)
 
     def box(self, b: Buffer) -> isl.Set | None:
-        formula = _Formula(self.parameters)
+        formula = Formula(self.parameters)
         element = ", ".join([f"h{n}" for n in range(len(self.homes.get(b, ())))] + formula.box(b))
         return isl.Set(f"{self.prefix}{{ {self.name_of(b)}[{element}] : {formula.text()} }}") if formula.exact else None
 

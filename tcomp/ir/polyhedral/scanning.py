@@ -39,6 +39,11 @@ def scan(stmt: Stmt, model: Model, schedule: isl.UnionMap, names: Names, fresh: 
     return _Scanner(stmt, model, names, fresh, parallel).scan(schedule)
 
 
+def condition_of(sizes: isl.Set, values: Mapping[str, Expr]) -> Expr:
+    """A set of parameters as a condition on the expressions that they stand for, by their names in isl."""
+    return _condition(isl.AstBuild.from_context(isl.Set.universe(sizes.get_space())).expr_from_set(sizes), values)
+
+
 class _Scanner:
     def __init__(self, stmt: Stmt, model: Model, names: Names, fresh: Callable[[str], str], parallel: Sequence[str]) -> None:
         self.model, self.names, self.fresh, self.parallel = model, names, fresh, parallel

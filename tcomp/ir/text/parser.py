@@ -263,11 +263,12 @@ class _Parser(Tokens):
     def kernel(self) -> L.Kernel:
         name, scalars, (buffers, outputs) = self.sequence("kernel", self.name, self.dims, self.signature, "{")
         notes = tuple(iter(lambda: self.string() if self.accept("note") else None, None))
+        assumptions = tuple(iter(lambda: self.expression() if self.accept("assume") else None, None))
         self.reducer_declarations()
         while self.peek("instruction"):
             i = self.instruction()
             self.instructions[i.name] = i
-        return L.Kernel(name, buffers, outputs, scalars, self.body(), notes)
+        return L.Kernel(name, buffers, outputs, scalars, self.body(), notes, assumptions)
 
     def instruction(self) -> Instruction:
         self.expect("instruction")

@@ -1,0 +1,243 @@
+"""Programs of one's own stay in their arrays: what is proved, what is refused and with which witness, and what a call checks."""
+
+from __future__ import annotations
+
+from itertools import islice
+
+import numpy as np
+import pytest
+from hypothesis import HealthCheck, assume as given_that, given, settings, strategies as st
+
+import tcomp
+from tcomp import te
+from tcomp.errors import InputError, IRError, OutOfRangeError, ProgramError
+from tcomp.ir import expr as E, loops as L
+from tcomp.ir.loops import Buffer, Kernel, loop, store
+from tcomp.ir.polyhedral import in_range
+from tcomp.ir.polyhedral.in_range import safe_kernel, safe_tensors
+from tcomp.ir.simplify import simplify
+from tcomp.ir.text.parser import parse_kernel
+from tests import own_programs
+from tests.ir.index_programs import CONDITIONS, INDICES, VALUES, I, J, N, X, Y, values
+
+
+def message(error: pytest.ExceptionInfo[Exception]) -> str:
+    return str(error.value)
+
+
+# ---------------------------------------------------------------- tensor expressions
+
+
+def test_an_operator_that_reads_past_its_array_is_refused_with_a_witness() -> None:
+    A = te.placeholder((64, 64), name="A")
+    shifted = te.compute((64, 64), lambda i, j: A[i + 1, j], name="B")
+    for make in (lambda: tcomp.build([A, shifted]), lambda: tcomp.Schedule(shifted)):
+        with pytest.raises(IRError, match=r"`A\[i \+ 1, j\]` is outside of `A` at i = 63, j = 0") as error:
+            make()
+        assert "index 0 is 64, the extent is 64" in message(error) and "tensor `B`" in message(error)
+
+
+@pytest.mark.parametrize(
+    ("body", "witness"),
+    [
+        (lambda A, i, j, k: A[j, i], "`A[j, i]` is outside of `A` at i = 0, j = 6"),
+        (lambda A, i, j, k: A[i, j - 1], "`A[i, j - 1]` is outside of `A` at i = 0, j = 0"),
+        (lambda A, i, j, k: A[5 - i, j], "outside"),
+        (lambda A, i, j, k: A[(i + j) % 7, j], "outside"),
+        (lambda A, i, j, k: te.select(i < 5, A[i + 2, j], 0.0), "outside"),
+        (lambda A, i, j, k: te.sum(A[i, j + k], k), "outside"),
+    ],
+)
+def test_wrong_indices(body, witness: str) -> None:
+    A, k = te.placeholder((6, 7), name="A"), te.reduce_axis(2, "k")
+    t = te.compute((6 + (witness == "outside"), 7), lambda i, j: body(A, i, j, k), "B")
+    with pytest.raises(IRError, match="is outside of") as error:
+        tcomp.build([A, t])
+    assert witness in message(error)
+
+
+def test_the_shape_of_a_tensor_counts_even_if_it_is_never_stored() -> None:
+    A = te.placeholder((40,), name="A")
+    halves = te.compute((64,), lambda i: A[i // 2], name="halves")
+    with pytest.raises(IRError, match=r"outside of `halves` at i = 63"):
+        tcomp.build([A, te.compute((64,), lambda i: halves[i + 1], name="B")])
+
+
+def test_conditions_around_an_access_are_part_of_the_proof() -> None:
+    A = te.placeholder((6, 7), name="A")
+    padded = te.compute(
+        (8, 9), lambda i, j: te.select((1 <= i) & (i < 7) & (1 <= j) & (j < 8), A[i - 1, j - 1], te.select(i < 6, A[i, 0], 0.0)), "P"
+    )
+    assert safe_tensors([padded]) == ([padded], ())
+
+
+def test_sizes_that_do_not_fit_are_found_in_the_call() -> None:
+    n, m = te.var("n"), te.var("m")
+    A = te.placeholder((n, m), name="A")
+    f = tcomp.build([A, te.compute((n, m), lambda i, j: A[j, i], name="B")])
+    a = np.arange(9, dtype=np.float32).reshape(3, 3)
+    np.testing.assert_array_equal(f(a), a.T)
+    for _ in range(2):
+        with pytest.raises(IndexError, match=r"outside of `A` at m = 2, n = 3, i = 2, j = 0"):
+            f(a[:, :2].copy())
+    g = tcomp.build(tcomp.Schedule([A, te.compute((n, m), lambda i, j: A[j, i], name="B")]))
+    with pytest.raises(OutOfRangeError, match="index 1 is 2, the extent is 2"):
+        g(a[:, :2].copy(), np.zeros((3, 2), np.float32))
+
+
+def test_an_assumption_is_checked_in_the_call() -> None:
+    n, m = te.var("n"), te.var("m")
+    A, B = te.placeholder((n,), name="A"), te.placeholder((m,), name="B")
+    t = te.compute((n,), lambda i: A[i] + B[i], name="C")
+    f = tcomp.build([A, B, t], assume=[n <= m])
+    assert f(np.ones(2, np.float32), np.ones(3, np.float32)).tolist() == [2, 2]
+    with pytest.raises(InputError, match="`n <= m` does not hold|`n < m \\+ 1` does not hold"):
+        f(np.ones(4, np.float32), np.ones(3, np.float32))
+    with pytest.raises(IRError, match=r"tcomp.build\(tensors, assume=\[n <= m\]\)"):
+        tcomp.assume(n <= m)
+
+
+# ---------------------------------------------------------------- loops
+
+
+@tcomp.program(A="float64[n]")
+def past(n, A):
+    for i in range(n + 4):
+        A[i] = 1.0
+
+
+@tcomp.program(A="float64[n]")
+def backwards(n, A):
+    for i in range(n):
+        A[i] = A[i - 1]
+
+
+@tcomp.program(A="float64[n]", B="float64[m]")
+def copied(n, m, A, B):
+    for i in range(n):
+        B[i] = A[i]
+
+
+@tcomp.program(A="float64[n]", B="float64[m]")
+def assuming(n, m, A, B):
+    tcomp.assume(n <= m)
+    for i in range(n):
+        B[i] = A[i]
+
+
+@tcomp.program(A="float64[n]")
+def assuming_in_a_loop(n, A):
+    for i in range(n):
+        tcomp.assume(i < n)
+        A[i] = 0.0
+
+
+@tcomp.program(A="float64[n]")
+def insertion_sort(n, A):
+    for i in range(1, n):
+        key = A[i]
+        j = i - 1
+        while j >= 0 and A[j] > key:
+            A[j + 1] = A[j]
+            j -= 1
+        A[j + 1] = key
+
+
+def test_a_program_that_leaves_its_array_is_refused_with_a_witness() -> None:
+    with pytest.raises(ProgramError, match=r"`A\[i\]` is outside of `A` at n = 1, i = 1") as error:
+        past.kernel()
+    assert "test_in_range.py:" in message(error) and "the index is 1, the extent is 1" in message(error)
+    with pytest.raises(ProgramError, match=r"at i = 10\n"):
+        past.kernel(n=10)
+    with pytest.raises(ProgramError, match="Python counts from the end; write n - 1"):
+        backwards.kernel()
+
+
+def test_sizes_of_a_program_are_checked_in_the_call() -> None:
+    a, b = np.arange(5.0), np.zeros(7)
+    tcomp.build(copied.kernel())(a, b)
+    np.testing.assert_array_equal(b, [0, 1, 2, 3, 4, 0, 0])
+    with pytest.raises(IndexError, match=r"`B\[i\]` is outside of `B` at m = 5, n = 7, i = 5|at n = 7, m = 5, i = 5"):
+        tcomp.build(copied.kernel())(b, a)
+
+
+def test_a_program_may_state_what_it_assumes() -> None:
+    kernel = assuming.kernel()
+    assert "assume" in str(kernel) and str(parse_kernel(str(kernel))) == str(kernel)
+    with pytest.raises(InputError, match="does not hold for") as error:
+        tcomp.build(kernel)(np.zeros(7), np.zeros(5))
+    assert not isinstance(error.value, OutOfRangeError)
+    with pytest.raises(InputError, match="does not hold"):
+        assuming(7, 5, np.zeros(7), np.zeros(5))
+    assert assuming.kernel(n=3, m=4).assumptions == ()
+    with pytest.raises(ProgramError, match="assumes what does not hold"):
+        assuming.kernel(n=4, m=3)
+    with pytest.raises(ProgramError, match="outside of loops and branches"):
+        assuming_in_a_loop.kernel()
+
+
+def test_a_kernel_of_your_own_and_its_schedule_are_proved() -> None:
+    A, B = Buffer("A", "float32", (8,)), Buffer("B", "float32", (8,))
+    wrong = Kernel("k", (A, B), (B,), (), loop("i", 8, lambda i: store(B, (i,), A[i * 2])))
+    with pytest.raises(IRError, match=r"outside of `A` at i = 4"):
+        tcomp.build(wrong)
+    s = tcomp.Schedule(wrong)
+    s.split("i", 2)
+    with pytest.raises(IRError, match=r"outside of `A` at i = 4"):
+        tcomp.build(s)
+
+
+def test_what_a_loop_tests_and_how_it_steps_is_part_of_the_proof() -> None:
+    """Of insertion sort all accesses are proved but for the last, which needs an invariant."""
+    assert own_programs.guards(insertion_sort.kernel()) == 1
+
+
+# ---------------------------------------------------------------- the prover
+
+
+@settings(suppress_health_check=[HealthCheck.too_slow], deadline=None)
+@given(INDICES, st.sampled_from([E.const(5), N, N * 2 + 1, N + Y + 3]), st.lists(CONDITIONS, max_size=2))
+def test_verdicts_are_those_of_every_iteration(index: E.Expr, extent: E.Expr, conditions: list[E.Expr]) -> None:
+    """X, I and J are loops, Y and N sizes. What is required of the sizes holds for exactly those that keep the index in range."""
+    (at, defined), (limit, _) = values(index), values(extent)
+    executed = np.ones(len(at), bool)
+    for condition in conditions:
+        holds, known = values(condition)
+        executed &= np.asarray(holds, bool)
+        defined = defined & known
+    given_that(defined.all())
+    outside = executed & ((at < 0) | (at >= limit))
+    prover = in_range._Prover("", ())
+    scope = in_range._Scope(((X, 6), (I, N), (J, E.as_dim(2 * N + 1))), tuple(simplify(c) for c in conditions))
+    read = E.read(Buffer("A", "float32", (extent,)), (index,))
+    sizes = {(int(y), int(n)) for y, n in zip(VALUES[Y], VALUES[N], strict=True)}
+    of = {size: (VALUES[Y] == size[0]) & (VALUES[N] == size[1]) for size in sizes}
+    try:
+        doubtful = prover.doubtful(read, scope)
+    except IRError:
+        assert all(outside[of[s]].any() for s in sizes if executed[of[s]].any())
+        return
+    if doubtful:
+        return
+    for y, n in sizes:
+        fails = own_programs._raises(OutOfRangeError, lambda y=y, n=n: [r.check({Y: y, N: n}) for r in prover.required()])
+        assert fails == outside[of[y, n]].any()
+
+
+def test_a_guard_keeps_the_identity_of_what_needs_none() -> None:
+    x = te.placeholder((9,), name="x")
+    kernel = tcomp.Schedule(te.compute((9,), lambda i: x[8 - i], name="y")).source
+    assert safe_kernel(kernel)[0] is kernel and not any(isinstance(s, L.If) for s in L.walk(kernel.body))
+
+
+# ---------------------------------------------------------------- random programs
+
+
+def test_wrong_programs_are_refused_or_raise() -> None:
+    for case in islice(own_programs.cases("quick", True), 60):
+        assert own_programs.judge(case, native=True) in ("refused", "raises")
+
+
+def test_right_programs_are_proved_and_run() -> None:
+    for number, case in enumerate(islice(own_programs.cases("quick", False), 200)):
+        assert own_programs.judge(case, native=number % 20 == 0) in ("proved", "guarded")
