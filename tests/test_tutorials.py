@@ -18,7 +18,7 @@ LAST_WORDS = {
     "05": "of the peak",
     "06": "of the peak",
     "07": "right result: True",
-    "08": "same bits in another order",
+    "08": "shorten the loop, or enlarge the array",
     "09": "right; tiles",
     "10": "plain C computes the same",
 }
