@@ -6,7 +6,7 @@ from itertools import islice
 
 import numpy as np
 import pytest
-from hypothesis import HealthCheck, assume as given_that, given, settings, strategies as st
+from hypothesis import HealthCheck, assume as given_that, example, given, settings, strategies as st
 
 import tcomp
 from tcomp import te
@@ -196,6 +196,7 @@ def test_what_a_loop_tests_and_how_it_steps_is_part_of_the_proof() -> None:
 
 
 @settings(suppress_health_check=[HealthCheck.too_slow], deadline=None)
+@example(N + E.select(X < E.minimum(X, Y), X, N), E.const(5), [])  # simplified, the index does not mention y
 @given(INDICES, st.sampled_from([E.const(5), N, N * 2 + 1, N + Y + 3]), st.lists(CONDITIONS, max_size=2))
 def test_verdicts_are_those_of_every_iteration(index: E.Expr, extent: E.Expr, conditions: list[E.Expr]) -> None:
     """X, I and J are loops, Y and N sizes. What is required of the sizes holds for exactly those that keep the index in range."""

@@ -22,6 +22,7 @@ from tcomp.ir.te import Tensor
 
 HALF = ("float16", "bfloat16")
 BYTES = ("int8", "uint8")
+TABLE = 64  # values chosen by their number, compared with one after the other: default schedules unroll such loops; of more, as below
 CHAIN = 8  # values that are chosen by one condition after the other; of more, halves are chosen first
 HINT = "where symbolic sizes must agree: fix them (--dim n=4), bound them (--dim n=1..512), or give a shape in multiples (--shape x=n,h*32)"
 
@@ -52,7 +53,7 @@ def broadcast_read(tensor: Tensor, indices: Sequence[ExprLike]) -> Expr:
 
 def pick(number: Expr, values: Sequence[Expr]) -> Expr:
     """values[number]; which one is known where the loop over numbers is unrolled."""
-    if len(values) > CHAIN:
+    if len(values) > TABLE:
         return piecewise(number, range(1, len(values) + 1), values)
     *others, found = values
     for n in reversed(range(len(others))):

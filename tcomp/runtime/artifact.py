@@ -140,7 +140,7 @@ def write_artifact(
         try:
             write(target.fileno())
         except OSError as problem:
-            raise ArtifactError("cannot write the artifact", why=problem.strerror or str(problem)) from None
+            raise ArtifactError("cannot write the artifact", why=problem.strerror or str(problem)) from problem
 
 
 def _places(manifest: int, code: int, weights: int) -> tuple[tuple[int, int], tuple[int, int], tuple[int, int]]:
@@ -366,8 +366,11 @@ def replacing(*paths: Path, error: type[TcompError] = ArtifactError) -> Iterator
             yield opened
         for path, name in temporary.items():
             os.replace(name, path)
-    except OSError as problem:
-        raise error(f"cannot write {' and '.join(map(str, paths))}", why=problem.strerror or str(problem)) from problem
+    except (OSError, ArtifactError) as problem:
+        cause = problem.__cause__ if isinstance(problem, ArtifactError) else problem
+        if not isinstance(cause, OSError):  # no file is to blame
+            raise
+        raise error(f"cannot write {' and '.join(map(str, paths))}", why=cause.strerror or str(cause)) from cause
     finally:
         for name in temporary.values():
             with suppress(OSError, ValueError):

@@ -285,7 +285,9 @@ class _Outside:
 
     def error(self, kind: type[IRError | OutOfRangeError], sizes: Values) -> IRError | OutOfRangeError:
         values = self.point(sizes)
-        index, extent = (E.evaluate_int(x, values) for x in (self.read.args[self.axis], as_expr(self.read.attr.shape[self.axis])))
+        both = self.read.args[self.axis], as_expr(self.read.attr.shape[self.axis])
+        known = dict.fromkeys(E.variables(*both), 0) | dict(sizes) | values  # what the model does not mention makes no difference
+        index, extent = (E.evaluate_int(x, known) for x in both)
         name, what = self.read.attr.name, f"index {self.axis}" if len(self.read.args) > 1 else "the index"
         at = f" at {_shown(values)}" if values else ""
         why = f"{at[1:] and f'{at[1:]}, '}{what} is {index}, the extent is {extent}"
