@@ -72,7 +72,8 @@ def compile_within(
         }  # fmt: skip
         answer = _answer(request, limits, image.fileno())
         if "error" in answer:
-            kind = getattr(errors, answer["kind"], TcompError)
+            found = getattr(errors, str(answer.get("kind")), None)  # the process may be a hostile model's by now
+            kind = found if isinstance(found, type) and issubclass(found, TcompError) else TcompError
             raise kind(**answer["error"])
         return read_artifact(image), Report(**answer["report"])
 

@@ -76,20 +76,21 @@ _INT_OPS = {op: op for op in ("add", "sub", "mul", "and", "or", "xor")}
 _INTRINSICS = {op: op for op in ("sqrt", "floor", "ceil", "trunc")} | {"round": "roundeven", "abs": "fabs", "popcount": "ctpop"}
 
 # The first thread that finds an index out of range says so in the call.
-_REPORT = """define internal void @tcomp_outside(ptr %call, i64 %index, i64 %extent) cold noinline #0 {
-  %status = getelementptr i8, ptr %call, i64 48
+_STATUS, _INDEX, _EXTENT = (8 * CALL_FIELDS.index(name) for name in ("status", "index", "extent"))
+_REPORT = f"""define internal void @tcomp_outside(ptr %call, i64 %index, i64 %extent) cold noinline #0 {{
+  %status = getelementptr i8, ptr %call, i64 {_STATUS}
   %pair = cmpxchg ptr %status, i64 0, i64 1 monotonic monotonic
-  %first = extractvalue { i64, i1 } %pair, 1
+  %first = extractvalue {{ i64, i1 }} %pair, 1
   br i1 %first, label %tell, label %end
 tell:
-  %index.at = getelementptr i8, ptr %call, i64 56
+  %index.at = getelementptr i8, ptr %call, i64 {_INDEX}
   store i64 %index, ptr %index.at
-  %extent.at = getelementptr i8, ptr %call, i64 64
+  %extent.at = getelementptr i8, ptr %call, i64 {_EXTENT}
   store i64 %extent, ptr %extent.at
   br label %end
 end:
   ret void
-}"""
+}}"""
 
 
 class Module:
