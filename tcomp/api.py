@@ -33,6 +33,7 @@ def compile(
     direct: bool = False,
     max_seconds: float | None = None,
     max_memory: int | None = None,
+    unchecked: bool = False,
 ) -> LoadedModel:
     """Compile an ONNX model for this machine and load it.
 
@@ -42,11 +43,14 @@ def compile(
     branches may depend on them; they are no longer inputs then. `progress` is told (stage, done, total). `database` is a file that
     `tcomp.tune` wrote: kernels that it has records for are scheduled as these say. `direct` does without Winograd's and Strassen's
     algorithms: slower, more exact, with less memory for weights (see `passes.algorithms`). `max_seconds` and `max_memory` (bytes) limit
-    what compiling may take, for models that nobody trusts: it happens in a process of its own then (see `confined`).
+    what compiling may take, for models that nobody trusts: it happens in a process of its own then (see `confined`). `unchecked` code does
+    not report indices that are out of range and integers that are divided by zero (the target's option -unchecked); it clamps them.
 
     Raises `ImportModelError` for a file that is no valid model, `UnsupportedError` listing everything tcomp cannot compile,
     `TargetError` for an unknown target, `DatabaseError` for a database that cannot be read, `LimitError` where a limit is exceeded.
     """
+    if unchecked:
+        target = f"{'cpu' if target is None else target} -unchecked"
     options = CompileOptions(target, shapes, dims, threads, values, direct)
     options = replace(options, progress=progress) if progress is not None else options
     artifact, _ = compile_limited(model, options, database, max_seconds, max_memory)

@@ -12,6 +12,7 @@ import math
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, fields
+from functools import lru_cache
 from typing import Any
 
 import numpy as np
@@ -20,10 +21,10 @@ import numpy.typing as npt
 import tcomp
 from tcomp.backends.kernel import CompiledKernel
 from tcomp.errors import CodegenError, ParseError, UnsupportedError
-from tcomp.ir import program as P
-from tcomp.ir.expr import Dim, Expr, as_dim, as_expr, bounds, loop_var, variables
+from tcomp.ir import loops as L, program as P, te
+from tcomp.ir.expr import Dim, Expr, as_dim, as_expr, bounds, loop_var, variables, walk
 from tcomp.ir.fallback import Fallback
-from tcomp.ir.graph import IF, KERNEL, LOOP, Constant, Graph, Node, Value
+from tcomp.ir.graph import IF, KERNEL, LOOP, Application, Constant, Graph, Node, Value, application
 from tcomp.ir.layout import Layout
 from tcomp.ir.simplify import prove
 from tcomp.ir.text.parser import parse_expr
@@ -205,7 +206,7 @@ def manifest(
         "outputs": specs(graph.outputs),
         "dims": [{"name": d.name, "min": bounds(d)[0] or 0, "max": bounds(d)[1], "data_dependent": False} for d in dims],
         "threads": threads,
-        "errors": [f"an index is out of range in {' + '.join(n.name for n in node.bodies[0].nodes) or node.name}" for node in kernels],
+        "errors": [f"a value is out of range in {' + '.join(_checking(node.bodies[0])) or node.name}" for node in kernels],
         "notes": {
             "kernels": [node.name for node in kernels],
             "facts": _facts(graph, dims, kernels, not_fused),
@@ -213,6 +214,22 @@ def manifest(
             "target": str(target),
         },
     }
+
+
+def _checking(body: Graph) -> list[str]:
+    """The nodes of a kernel that check indices or divisors."""
+    return [node.name for node in body.nodes if _checks(application(node.op, node.inputs, node.attrs))]
+
+
+@lru_cache(4096)  # nodes of one kind share an application
+def _checks(applied: Application) -> bool:
+    def roots(t: te.Tensor) -> Iterator[Expr]:
+        if t.body is not None:
+            yield t.body
+        for s in () if t.extern is None else L.walk(t.extern.body):
+            yield from L.expressions(s)
+
+    return any(e.op == "checked" for t in te.tensors(applied.outputs) for root in roots(t) for e in walk(root))
 
 
 def _facts(graph: Graph, dims: Sequence[Expr], kernels: Kernels, not_fused: NotFused) -> list[dict[str, Any]]:

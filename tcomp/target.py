@@ -5,6 +5,7 @@ A `Target` is written and parsed as one line, which is also its identity in cach
     cpu -march=x86_64 -mcpu=cascadelake
     cpu -march=x86_64 -mcpu=haswell -mattr=-fma -l2=512K -cores=4
     cpu -march=aarch64 -mcpu=neoverse-n1
+    cpu -unchecked
     cuda -arch=sm_80,sm_90a
     cuda -arch=sm_90a -precision=tf32
 
@@ -20,7 +21,7 @@ import re
 from abc import ABC, abstractmethod
 from collections.abc import Iterable
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Self
 
@@ -92,7 +93,8 @@ class Target(ABC):
 @dataclass(frozen=True)
 class CpuTarget(Target):
     """A CPU. `arch` is "x86_64" or "aarch64"; `cpu` is LLVM's name of the processor; `features` are those of LLVM's feature names that it
-    has and that generated code may use, sorted. `l1`, `l2` (per core) and `l3` (shared) are bytes of data cache, `cores` physical cores."""
+    has and that generated code may use, sorted. `l1`, `l2` (per core) and `l3` (shared) are bytes of data cache, `cores` physical cores.
+    `unchecked` code does not report indices that are out of range, and divisions by zero."""
 
     arch: str
     cpu: str
@@ -101,13 +103,14 @@ class CpuTarget(Target):
     l2: int = _USUAL.l2
     l3: int = _USUAL.l3
     cores: int = 1
+    unchecked: bool = False
 
     def __str__(self) -> str:
         usual = FEATURES[self.arch][self.cpu]
         changes = ",".join([f"+{f}" for f in self.features if f not in usual] + [f"-{f}" for f in sorted(usual - set(self.features))])
         words = ["cpu", f"-march={self.arch}", f"-mcpu={self.cpu}", *([f"-mattr={changes}"] if changes else [])]
         words += [f"-{level}={_size_text(size)}" for level in _CACHES if (size := getattr(self, level)) != getattr(self.core, level)]
-        return " ".join(words + ([f"-cores={self.cores}"] if self.cores != 1 else []))
+        return " ".join(words + [f"-cores={self.cores}"] * (self.cores != 1) + ["-unchecked"] * self.unchecked)
 
     @property
     def triple(self) -> str:
@@ -263,10 +266,12 @@ def _cpu(words: list[str], text: str) -> CpuTarget:
         words = ["cpu", f"-march={words[0]}", *words[1:]]
     if words in (["cpu"], ["native"], ["cpu", "-mcpu=native"]):
         return Target.host()
+    if words[-1:] == ["-unchecked"]:
+        return replace(_cpu(words[:-1], text), unchecked=True)
     if not words or words[0] != "cpu":
         hint = "`cpu`, `cpu -mcpu=NAME`, `cpu -march=aarch64 -mcpu=NAME`, `aarch64`, `cuda`, `cuda -arch=sm_90a`"
         raise TargetError(f"unknown target `{text}`", hint=hint)
-    hint = "-march= -mcpu= -mattr=+feature,-feature -l1= -l2= -l3= -cores="
+    hint = "-march= -mcpu= -mattr=+feature,-feature -l1= -l2= -l3= -cores=, and last -unchecked"
     options = _options(words, r"(march|mcpu|mattr|l1|l2|l3|cores)=(\S+)", text, hint)
     cpu = options.get("mcpu")
     arch = options.get("march") or next((name for name, cpus in FEATURES.items() if cpu in cpus), None)

@@ -309,7 +309,8 @@ def bitcast(a: Expr, dtype: str) -> Expr:
 def checked(index: Expr, extent: Dim, given: Expr | None = None) -> Expr:
     """`index`, an int64; the run ends with an error about the index `given` (default: the same) where it is not in 0 <= index < extent.
 
-    Nothing else follows from the check: what must not be accessed out of range is clamped as well.
+    Nothing else follows from the check: what must not be accessed out of range is clamped as well. An error about a `given` that is in
+    range is one about a division by zero (see `tcomp.ops.elementwise.divisor`).
     """
     n, (lo, hi) = as_expr(extent), bounds(index)
     least = bounds(n)[0]

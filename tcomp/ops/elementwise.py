@@ -14,8 +14,8 @@ from operator import add
 
 from tcomp.errors import IRError
 from tcomp.ir import te
-from tcomp.ir.dtypes import BITS, SIGNED, is_float
-from tcomp.ir.expr import Dim, Expr, ExprLike, as_expr, bitcast, cast, const, maximum, minimum, select
+from tcomp.ir.dtypes import BITS, SIGNED, is_float, is_integer
+from tcomp.ir.expr import INDEX, Dim, Expr, ExprLike, as_expr, bitcast, bounds, cast, checked, const, maximum, minimum, select
 from tcomp.ir.graph import Operator
 from tcomp.ir.simplify import same_dim
 from tcomp.ir.te import Tensor
@@ -105,9 +105,17 @@ def elementwise(name: str, function: Callable[..., Expr], *tensors: Tensor) -> T
     return te.compute(broadcast_shape(*(t.shape for t in tensors)), element, name)
 
 
+def divisor(y: Expr) -> Expr:
+    """What is divided by. The run ends with an error where an integer is 0; 1 takes its place."""
+    low, high = bounds(y)
+    if not is_integer(y.dtype) or (low is not None and low > 0) or (high is not None and high < 0):
+        return y
+    return y + cast(checked(cast(te.equal(y, 0), INDEX), 1, as_expr(0)), y.dtype)
+
+
 def divide(x: Expr, y: Expr) -> Expr:
     """x / y; integers truncate towards zero."""
-    return x / y if is_float(x.dtype) else te.truncdiv(x, y)
+    return x / y if is_float(x.dtype) else te.truncdiv(x, divisor(y))
 
 
 def clip(x: Expr, low: Expr | float | None, high: Expr | float | None) -> Expr:
@@ -201,7 +209,7 @@ ISNAN, ISINF = _operator("isnan", te.isnan), _operator("isinf", _isinf)
 
 ADD, SUB = _operator("add", lambda x, y: x + y), _operator("sub", lambda x, y: x - y)
 MUL, DIV = _operator("mul", lambda x, y: x * y), _operator("div", divide)
-MOD, FMOD = _operator("mod", lambda x, y: x % y), _operator("fmod", te.truncmod)
+MOD, FMOD = _operator("mod", lambda x, y: x % divisor(y)), _operator("fmod", lambda x, y: te.truncmod(x, divisor(y)))
 PRELU = _operator("prelu", leaky_relu)
 AND, OR, XOR = _operator("and", lambda x, y: x & y), _operator("or", lambda x, y: x | y), _operator("xor", lambda x, y: x ^ y)
 SHIFT_LEFT, SHIFT_RIGHT = _operator("shift_left", lambda x, y: x << y), _operator("shift_right", lambda x, y: x >> y)

@@ -238,8 +238,9 @@ class Module(LoadedModel):
     def _fail(self, error: int, call: Call) -> NoReturn:
         messages = self.manifest.errors
         what = messages[error - 1] if 1 <= error <= len(messages) else f"unknown error {error}"
-        why = f"the index is {call.index}, and there are {call.extent} elements" if call.extent else ""
-        raise (OutOfRangeError if call.extent else InputError)(f"the model stopped: {what}", why=why)
+        if 0 <= call.index < call.extent:  # as no index is that is reported
+            raise InputError(f"the model stopped: {what}", why="an integer is divided by zero")
+        raise OutOfRangeError(f"the model stopped: {what}", why=f"the index is {call.index}, and there are {call.extent} elements")
 
     def _frame(self) -> Frame:
         frame = Frame(self.artifact.weights, len(self._names), len(self._output_names), len(self._dim_index), self._pool_at)

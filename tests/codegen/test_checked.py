@@ -5,18 +5,20 @@ from __future__ import annotations
 import ctypes
 
 import numpy as np
+import onnx
 import pytest
 from onnx import helper, numpy_helper
 
 import tcomp
 from tcomp.codegen.llvm.kernel import emit_kernel
 from tcomp.codegen.llvm.machine_code import compile_ir
-from tcomp.errors import InputError
+from tcomp.errors import InputError, OutOfRangeError, TargetError
 from tcomp.ir import expr as E
 from tcomp.ir.expr import Expr, cast, checked, maximum, minimum, select
 from tcomp.ir.interpreters.loops import run_kernel
-from tcomp.ir.loops import PARALLEL, SERIAL, VECTORIZED, Buffer, If, Kernel, loop, store
+from tcomp.ir.loops import PARALLEL, SERIAL, VECTORIZED, Buffer, If, Kernel, Stmt, block, loop, store
 from tcomp.runtime.native_code import Call
+from tcomp.target import Target
 from tests.codegen.jit import HOST, kernel, load_objects
 from tests.codegen.test_llvm import python_pool
 
@@ -83,6 +85,26 @@ def test_what_is_not_wanted_is_not_reported(name: str) -> None:
     assert run(k, index)[0].status == 1
 
 
+@pytest.mark.parametrize("moving", [False, True])
+def test_what_stays_the_same_is_checked_once(moving: bool) -> None:
+    """Checks leave the loops in which their index stays the same, and only these."""
+
+    def row(i: Expr) -> Stmt:
+        return loop("j", 8, lambda j: block(store(OUT, (i * 8 + j,), picked(i)), *[store(INDEX, (i,), INDEX[i] + 1)] * moving))
+
+    k = Kernel("k", (X, INDEX, OUT), (INDEX, OUT) if moving else (OUT,), (), loop("i", COUNT // 8, row))
+    lines = emit_kernel(k, HOST).splitlines()
+    before = lines[: next(n for n, line in enumerate(lines) if "call void @tcomp_outside" in line)]
+    assert sum(line.startswith("loop") for line in before) == (2 if moving else 1)
+    index = np.full(COUNT, 2, np.int32)
+    call, out = run(k, index)
+    assert call.status == 0
+    np.testing.assert_array_equal(out.reshape(-1, 8), np.broadcast_to(np.arange(2, 10) if moving else np.full(8, 2), (COUNT // 8, 8)))
+    index[:] = 3 if moving else N  # in range at first, then not
+    call, _ = run(k, index)
+    assert (call.status, call.index, call.extent) == (1, N, N)
+
+
 def test_no_check_where_the_range_is_known() -> None:
     i = E.loop_var("i", 10)
     assert checked(i, 10) is i
@@ -99,6 +121,63 @@ def test_a_model_says_where_and_which(wrong: int, threads: int) -> None:
     module = tcomp.compile(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=10), threads=threads)
     right = np.array([0, 4, -5, -1, 2])
     np.testing.assert_array_equal(module.run({"ids": right})["y"], np.arange(20).reshape(5, 4)[right])
-    with pytest.raises(InputError, match=f"out of range in embed \\+ act(.|\n)*the index is {wrong}, and there are 5 elements"):
+    with pytest.raises(InputError, match=f"out of range in embed(.|\n)*the index is {wrong}, and there are 5 elements"):
         module.run({"ids": np.array([0, 1, wrong, 2])})
     np.testing.assert_array_equal(module.run({"ids": right})["y"], np.arange(20).reshape(5, 4)[right])
+
+
+QUOTIENT = """
+<ir_version: 10, opset_import: ["" : 17]>
+quotient (int32[n] x, int32[n] w) => (int32[n] y) {{
+    [scale] two = Constant<value: tensor = int32 {{2}}>()
+    [double] d = Mul(x, two)
+    [half] q = {op}(d, w)
+    [square] y = Mul(q, q)
+}}"""
+
+
+@pytest.mark.parametrize("op", ["Div", "Mod", "Mod<fmod: int = 1>"])
+@pytest.mark.parametrize("count", [1, 37])
+def test_a_division_by_zero_is_reported(op: str, count: int) -> None:
+    head, _, attributes = op.partition("<")
+    text = QUOTIENT.format(op=head).replace(f"{head}(", f"{head}{'<' * bool(attributes)}{attributes}(")
+    model = onnx.parser.parse_model(text)
+    module = tcomp.compile(model)
+    x, w = np.arange(-5, count - 5, dtype=np.int32), np.arange(1, count + 1, dtype=np.int32)
+    right = {"Div": np.trunc(2 * x / w), "Mod": np.mod(2 * x, w)}.get(op, np.fmod(2 * x, w)).astype(np.int32) ** 2
+    np.testing.assert_array_equal(module.run({"x": x, "w": w})["y"], right)
+    w[count // 2] = 0
+    with pytest.raises(InputError, match="out of range in half(.|\n)*divided by zero") as caught:
+        module.run({"x": x, "w": w})
+    assert not isinstance(caught.value, OutOfRangeError)
+
+
+def test_sizes_that_are_divided_stay_sizes() -> None:
+    model = onnx.parser.parse_model("""
+        <ir_version: 10, opset_import: ["" : 17]>
+        g (float[n, m] x) => (float[a] y) {
+            s = Shape(x)
+            zero = Constant<value: tensor = int64[1] {0}>()
+            one = Constant<value: tensor = int64[1] {1}>()
+            three = Constant<value: tensor = float[1] {3.0}>()
+            n1 = Gather(s, zero)
+            m1 = Gather(s, one)
+            q = Div(n1, m1)
+            r = Mod(n1, m1)
+            t = Add(q, r)
+            y = Expand(three, t)
+        }""")
+    assert tcomp.compile(model).run({"x": np.zeros((7, 3), np.float32)})["y"].shape == (3,)
+
+
+def test_unchecked_code_clamps_and_tells_nothing() -> None:
+    table = numpy_helper.from_array(np.arange(20, dtype=np.float32).reshape(5, 4), "table")
+    ids, y = helper.make_tensor_value_info("ids", 7, ["n"]), helper.make_tensor_value_info("y", 1, ["n", 4])
+    graph = helper.make_graph([helper.make_node("Gather", ["table", "ids"], ["y"])], "g", [ids], [y], [table])
+    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=10)
+    module = tcomp.compile(model, unchecked=True)
+    np.testing.assert_array_equal(module.run({"ids": np.array([7, 1])})["y"], np.arange(20).reshape(5, 4)[[4, 1]])
+    target = Target.parse("cpu -unchecked")
+    assert (str(target), Target.parse(str(target))) == (f"{Target.host()} -unchecked", target)
+    with pytest.raises(TargetError, match="-unchecked"):
+        tcomp.compile(model, "cuda", unchecked=True)

@@ -70,6 +70,7 @@ class KernelModule(Module):
         self._buffers: dict[Expr, frozenset[Buffer]] = {}
         self.lowered = cache(lambda e: lower(e, target))  # by operations that the target has; None where it has the operator
         self.in_bounds = cache(lambda read: in_range(read.args, read.attr.shape))  # whether a read lies inside its buffer for all values
+        self.checks = cache(lambda e: tuple(_certain_checks(e)))  # those that every evaluation makes
 
     def parameter(self, buffer: Buffer, ref: str, written: bool) -> str:
         """A pointer parameter with what is known of its memory."""
@@ -98,7 +99,8 @@ class KernelModule(Module):
 
     def unsafe(self, e: Expr) -> bool:
         """Whether evaluating `e` where it is not wanted might fault, or report an index."""
-        return bool(self.buffers(e)) and any((n.op == "read" and not self.in_bounds(n)) or n.op == "checked" for n in E.walk(e))
+        reporting = () if self.target.unchecked else ("checked",)
+        return bool(self.buffers(e)) and any((n.op == "read" and not self.in_bounds(n)) or n.op in reporting for n in E.walk(e))
 
 
 class Expressions(Builder):
@@ -393,6 +395,8 @@ class Expressions(Builder):
                 return self.select(e)
             case "lt" | "le" if e.args[0].dtype == INDEX and self.varies((e,)):
                 return self.compare_lanes(e)
+        if (check := _clamped_check(e)) is not None and not self.module.target.unchecked:
+            return self.checked(*map(self.value, check.args))
         if (other := self.module.lowered(e)) is not None:
             return self.value(other)
         if (quantized := self.quantized(e)) is not None:
@@ -410,7 +414,7 @@ class Expressions(Builder):
             case "ldexp":
                 return self.ldexp(*args)
             case "checked":
-                return self.checked(*args)
+                return args[0] if self.module.target.unchecked else self.checked(*args)
             case "lt" | "le" | "eq" | "ne":
                 return self.compare(e.op, *args)
             case "floordiv" | "mod" | "truncdiv" | "truncmod" if is_integer(e.dtype):
@@ -452,12 +456,13 @@ class Expressions(Builder):
         return Value(self.op(f"icmp {test} <{self.lanes} x i32> {lanes}, {vector}"), "bool", self.lanes)
 
     def checked(self, index: Value, extent: Value, given: Value) -> Value:
-        """The index; the first active lane in which it is out of range is reported, and the code goes on."""
+        """The index, 0 where it is out of range; the first active lane in which it is so is reported, and the code goes on."""
         lanes, type_, (i, n, told) = self.alike(index, extent, given)
         outside = Value(self.op(f"icmp uge {type_} {i}, {n}"), "bool", lanes)  # as unsigned integers, negative ones are the largest
-        if self.mask is not None:
+        if self.mask is not None:  # other lanes may be out of range without a report
+            i = self.op(f"select {self.module.type('bool', lanes)} {outside.ref}, {type_} zeroinitializer, {type_} {i}")
             outside = self.arithmetic("and", [outside, self.mask], "bool")
-        bad, end = self.labels("outside", "end")
+        (bad, end), before = self.labels("outside", "end"), self.block
         bits = self.op(f"bitcast <{outside.lanes} x i1> {outside.ref} to i{outside.lanes}") if outside.lanes > 1 else outside.ref
         self.branch(self.op(f"icmp ne i{outside.lanes} {bits}, 0"), bad, end)
         self.start(bad)
@@ -468,7 +473,9 @@ class Expressions(Builder):
         self.module.uses_report = True
         self.jump(end)
         self.start(end)
-        return index
+        if self.mask is None:
+            i = self.op(f"phi {type_} [ {i}, %{before} ], [ zeroinitializer, %{bad} ]")
+        return Value(i, INDEX, lanes)
 
     def select(self, e: Expr) -> Value:
         """A choice: both sides are computed unless that might fault."""
@@ -513,6 +520,25 @@ def _unknown(e: Expr, facts: Mapping[Expr, Any]) -> Iterable[Expr]:
     if e in facts:
         return ()
     return (e,) if all(a in facts for a in e.args) else [node for node in E.walk(e) if node not in facts]
+
+
+def _clamped_check(e: Expr) -> Expr | None:
+    """The check in `max(min(checked(i, n), n - 1), 0)`: as it gives 0 where it reports, nothing is left to be done."""
+    if e.op != "max" or const(0) not in e.args:
+        return None
+    inner = next((a for a in e.args if a.op == "min"), e)
+    check = next((a for a in inner.args if a.op == "checked"), None)
+    return check if check is not None and any(check.args[1] - 1 is a for a in inner.args) else None
+
+
+def _certain_checks(e: Expr) -> Iterator[Expr]:
+    stack = [e]
+    while stack:
+        node = stack.pop()
+        if node.op == "checked" or _clamped_check(node) is not None:
+            yield node  # with what its operands check
+        else:
+            stack.extend(node.args[:1] if node.op == "select" else node.args)
 
 
 def _rounded_bytes(e: Expr) -> tuple[Expr, int] | None:

@@ -130,10 +130,28 @@ class Function(Expressions):
         if known is None and (E.bounds(extent)[0] or 0) < 1:
             self.branch(self.op(f"icmp sgt i64 {count}, 0"), head, end)
         else:
+            self.hoist_checks(s.body, self.module.written(s.body))
             self.jump(head)
         if isinstance(s.body, L.Accumulate) and not any(s.var in self.module.variables(i) for i in s.body.indices):
             self.chain = s.body
         self.iterate(s, "0", count, head, end)
+
+    def hoist_checks(self, s: Stmt, written: set[Buffer]) -> None:
+        """Check what a statement certainly checks, where that is the same in all iterations of the loop around it, before that loop: as a
+        check may report, LLVM leaves it where it is."""
+        match s:
+            case L.Block(stmts):
+                for inner in stmts:
+                    self.hoist_checks(inner, written)
+            case L.Allocate(_, body):
+                self.hoist_checks(body, written)
+            case L.For(extent=extent, body=body) if s.kind != L.PARALLEL and (E.bounds(as_expr(extent))[0] or 0) >= 1:
+                self.hoist_checks(body, written)
+            case L.Store() | L.Accumulate():
+                for check in (check for e in L.expressions(s) for check in self.module.checks(e)):
+                    known = all(v in self.bound or v in self.constants for v in self.module.variables(check))
+                    if known and written.isdisjoint(self.module.buffers(check)):
+                        self.value(check)
 
     def counted(self, v: Expr, begin: str, count: str, head: str, end: str, body: Callable[[], str | None]) -> None:
         """`do { body } while (++v < count && condition)`, entered by a jump to `head` from the current block; `body` may return a

@@ -357,6 +357,8 @@ def _tuple(items: Sequence[str]) -> str:
 
 def _checked(index: int, extent: int, given: int) -> int:
     if not 0 <= index < extent:
+        if 0 <= given < extent:  # what divisors report
+            raise InputError("an integer is divided by zero")
         raise InputError(f"index {given} is out of range", why=f"there are {extent} elements")
     return index
 
