@@ -10,7 +10,6 @@ a result was wrong, an error came that nobody provoked, or memory, descriptors o
 from __future__ import annotations
 
 import argparse
-import inspect
 import json
 import os
 import random
@@ -29,7 +28,7 @@ from typing import Any
 
 import numpy as np
 
-from tcomp.errors import InputError, TcompError
+from tcomp.errors import InputError, StoppedError
 from tcomp.runtime import Module
 
 BATCHES = (1, 2, 5)
@@ -103,18 +102,19 @@ class Soak:
             (n, v, b, t): np.load(folder / f"{n}.{v}.{b}.{t}.npy") for n in self.names for v in range(2) for b in BATCHES for t in (1, 2)
         }
         self.done, self.wrong, self.shared = Counter[str](), list[str](), list[Loaded]()
-        self.stoppable = "timeout" in inspect.signature(Module.run).parameters
 
     def work(self, number: int, end: float) -> None:
         """A thread."""
         rng, own = random.Random(f"{self.seed} {number}"), list[Loaded]()
         actions = {"run": 60, "run into given arrays": 10, "bound runs": 4, "load": 12, "unload": 11, "fork": 1, "wrong input": 3,
-                   "too little memory": 1, "save": 2, "stop": 4 * self.stoppable}  # fmt: skip
+                   "too little memory": 1, "save": 2, "stop": 4, "cancel": 2}  # fmt: skip
         while time.monotonic() < end and len(self.wrong) < 20:
             (action,) = rng.choices([*actions], [*actions.values()])
             try:
                 self.act(action, rng, own)
                 self.done[action] += 1
+            except StoppedError:  # another thread cancelled the runs of a module that both use
+                self.done["cancelled"] += 1
             except Exception:  # noqa: BLE001  each is a finding
                 self.wrong.append(f"{action}: {traceback.format_exc()[-1500:]}")
 
@@ -156,9 +156,9 @@ class Soak:
                 Module.load(side, verify=True)
                 side.unlink()
             case "stop":
-                run: Any = model.module.run  # where it takes a timeout
-                with suppress(TcompError):
-                    run({"x": x}, timeout=rng.choice((1e-6, 1e-5, 1e-4, 10.0)))
+                model.module.run({"x": x}, timeout=rng.choice((1e-6, 1e-5, 1e-4, 10.0)))
+            case "cancel":
+                model.module.cancel()
 
     def compare(self, model: Loaded, batch: int, found: np.ndarray) -> None:
         if problem := model.check(batch, found):
@@ -199,7 +199,7 @@ def process(folder: Path, seed: int, threads: int, seconds: float) -> None:
         thread.start()
     for thread in work:
         thread.join()
-    print(json.dumps({"done": soak.done, "wrong": soak.wrong, "stoppable": soak.stoppable}))
+    print(json.dumps({"done": soak.done, "wrong": soak.wrong}))
 
 
 # ---------------------------------------------------------------- all processes
