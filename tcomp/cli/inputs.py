@@ -63,14 +63,17 @@ class Opened:
         return make_feeds(signature, texts, self.sizes, seed)
 
 
-def open_model(path: Path, options: ModelOptions, threads: int | None, progress: Progress) -> Opened:
-    """Load an artifact, or compile a model as the options say. Raises `TcompError`."""
+def open_model(path: Path, options: ModelOptions, threads: int | None, progress: Progress, signed: bool = False) -> Opened:
+    """Load an artifact, into memory if its signature (`signed`) is to be checked, or compile a model as the options say. Raises
+    `TcompError`."""
     if not is_artifact(path):
+        if signed:
+            raise InputError("only a compiled model can be signed", where=str(path), hint="leave --trusted out, or `tcomp compile`, `sign`")
         check_model_file(path)
         return Opened(compile_model(path, options.compile_options(threads=threads, progress=progress))[0], {})
     if given := [name for name in options.given if name != "--dim"]:
         raise InputError(f"{given[0]} has no effect on a compiled model", where=str(path), hint="give it to `tcomp compile`")
-    artifact, sizes = read_artifact(path), {}
+    artifact, sizes = read_artifact(path, mmap=not signed), {}
     for name, size in parse_dims(options.dim).items():
         if not isinstance(size, int):
             why = "a compiled model is run at one size"

@@ -20,6 +20,7 @@ if TYPE_CHECKING:
 _PEERS = ("onnxruntime", "openvino", "torch")
 _AGAINST = f"Some of {','.join(_PEERS)}. Default: ONNX Runtime, where installed."
 _TRACE = "Write when each kernel ran in which thread, in a second run, for https://ui.perfetto.dev or chrome://tracing."
+_TRUSTED = "Run only what the owner of this public key of Ed25519 signed (see `tcomp sign`)."
 _SECONDS = "Time for each contender and number of threads."
 MAX_MEMBER = 200  # characters of a name in a .npz file: file systems allow 255 bytes, often
 MAX_ROWS = 30  # kernels of a profile that get a line of their own: what fits a screen
@@ -34,6 +35,7 @@ def run(
     ] = None,
     profile: Annotated[bool, opt.flag("--profile", opt.PROFILE)] = False,
     trace: Annotated[Path | None, opt.option("--trace", "FILE.json", _TRACE)] = None,
+    trusted: Annotated[Path | None, opt.option("--trusted", "PUBLIC.pem", _TRUSTED)] = None,
     options: opt.ModelOptions,
     threads: opt.Threads = None,
     seed: opt.Seed = 0,
@@ -53,8 +55,8 @@ def run(
         save = save if save.suffix == ".npz" else save.with_name(save.name + ".npz")
         opt.check_writable(save)
     with output.progress() as tell:
-        opened = open_model(model, options, threads, tell)
-    module = Module.load(opened.artifact, threads=threads)
+        opened = open_model(model, options, threads, tell, signed=trusted is not None)
+    module = Module.load(opened.artifact, threads=threads, trusted=trusted)
     feeds = opened.feeds(input, seed)
     start = time.perf_counter()
     results = module.run(feeds.arrays)

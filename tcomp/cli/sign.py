@@ -17,7 +17,8 @@ def sign(
     out: Annotated[Path | None, opt.out_file("Where to write it. Default: the model itself is replaced.")] = None,
     as_json: opt.Json = False,
 ) -> None:
-    """Sign a compiled model. `tcomp.load(model, trusted="public.pem")` then refuses any other, and this one once it is changed.
+    """Sign a compiled model. `tcomp.load(model, trusted="public.pem")` and `tcomp run --trusted public.pem` then refuse any other, and this
+    one once it is changed.
 
     The public key: openssl pkey -in private.pem -pubout -out public.pem
     """

@@ -28,6 +28,15 @@ def test_sign_replaces_the_artifact_or_writes_another(tcomp, artifact, key, tmp_
     assert (tmp_path / "model.tcomp").read_bytes() == (tmp_path / "signed.tcomp").read_bytes()
 
 
+def test_run_of_a_trusted_model(tcomp, artifact, key, tmp_path):
+    (tmp_path / "public.pem").write_bytes(PUBLIC)
+    (tmp_path / "other.pem").write_bytes(OTHER_PUBLIC)
+    tcomp("sign", artifact, "--key", key, "-o", "signed.tcomp")
+    assert "first run" in tcomp("run", "signed.tcomp", "--trusted", "public.pem").stdout
+    assert "trusted key" in tcomp("run", "signed.tcomp", "--trusted", "other.pem", status=2).output
+    assert "not signed" in tcomp("run", artifact, "--trusted", "public.pem", status=2).output
+
+
 def test_mistakes(tcomp, artifact, key, tmp_path):
     assert "not a tcomp artifact" in tcomp("sign", key, "--key", key, status=2).output
     assert "No such file" in tcomp("sign", artifact, "--key", tmp_path / "missing", status=2).output

@@ -123,12 +123,17 @@ def half_out_of_range():
     return m
 
 
+def weight(*dims):
+    w = TensorProto(name="w", data_type=TensorProto.FLOAT, dims=dims)
+    return model([node("Add", ["x", "w"], ["y"])], [X], ["y"], w=w)
+
+
 WRONG = {
     "version": lambda: version(1000), "no version": lambda: version(0), "negative version": lambda: version(-1), "size": lambda: output([2, 4]),
     "rank": lambda: output([2, 3, 1]), "input": negative, "value": lambda: declared([7, 3]),
     "type of value": lambda: declared([2, 3], TensorProto.INT32), "dead arity": lambda: dead("Add", ["x"]),
     "dead attribute": lambda: dead("Relu", ["x"], padz=1), "dead name": lambda: dead("Relu", ["nowhere"]), "dead cycle": dead_cycle,
-    "half": half_out_of_range,
+    "half": half_out_of_range, "no elements, of a size too large for all memory": lambda: weight(0, 1 << 62),
 }  # fmt: skip
 
 

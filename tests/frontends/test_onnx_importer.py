@@ -47,7 +47,7 @@ def test_outputs_that_are_inputs_constants_or_each_other(make_model, run_model):
 
 
 def test_dead_nodes_and_weights_are_dropped(make_model):
-    model = make_model([node("Relu", ["x"], ["y"]), node("Frobnicate", ["w"], ["z"])], {"x": X}, {"y": F}, constants={"w": X})
+    model = make_model([node("Relu", ["x"], ["y"]), node("NonZero", ["w"], ["z"])], {"x": X}, {"y": F}, constants={"w": X})
     graph = import_model(model)
     assert len(graph.nodes) == 1 and not graph.constants
 

@@ -213,6 +213,8 @@ class _Importer:
             domain, opset = _domain(node.domain), frame.opsets.get(_domain(node.domain), 0)
             if (found := find_schema(node.op_type, opset, domain)) is not None:
                 found.check_form(node, place)
+            elif domain == "" and ("", node.op_type, "") not in self.functions:
+                raise ImportModelError(f"ONNX has no operator `{node.op_type}` in opset {opset}", where=place)
 
     def constant(self, frame: Frame, name: str, array: Callable[[], Any]) -> None:
         """An initializer; one of a type that is not supported only matters where it is used."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import mmap
 import os
 import stat
+import sys
 from collections.abc import Iterator, Mapping
 from math import prod
 from pathlib import Path, PurePosixPath
@@ -105,7 +106,7 @@ class TensorReader:
         """The array of a tensor message, read-only where that saves a copy. Raises `ImportModelError` if sizes do not match."""
         where = where or f"tensor `{tensor.name}`"
         dtype, shape = to_numpy(dtype_name(tensor.data_type, where)), tuple(tensor.dims)
-        if any(d < 0 for d in shape):
+        if any(d < 0 for d in shape) or dtype.itemsize * prod(max(d, 1) for d in shape) > sys.maxsize:
             raise ImportModelError(f"a tensor has the shape {list(shape)}", where=where)
         count = prod(shape)
         if raw is None and tensor.data_location == TensorProto.EXTERNAL:

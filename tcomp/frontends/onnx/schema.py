@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from functools import lru_cache
 from typing import Any
@@ -57,7 +58,9 @@ class Schema:
                 raise ImportModelError(f"unknown attribute `{attr.name}`", where=where, why=f"this opset has {sorted(self.attributes)}")
             if attr.type != self.attributes[attr.name].type.value and not attr.ref_attr_name:
                 raise ImportModelError(f"attribute `{attr.name}` has the wrong type", where=where)
-        given = {attr.name for attr in node.attribute}
+        given = Counter(attr.name for attr in node.attribute)
+        if twice := [name for name, times in given.items() if times > 1]:
+            raise ImportModelError(f"attribute `{twice[0]}` is given twice", where=where)
         if missing := [name for name, a in self.attributes.items() if a.required and name not in given]:
             raise ImportModelError(f"attribute `{missing[0]}` is missing", where=where)
 
