@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -39,7 +38,8 @@ class KernelFacts:
 
 class RunRecord(NamedTuple):
     """One run of a model: `start` by time.perf_counter and its `seconds`, both without the checks before; bytes of inputs, outputs and
-    workspace; and `status`, 0 if all went well (see tcomp_run_fn in include/tcomp.h)."""
+    workspace; `status`, 0 if all went well (see tcomp_run_fn in include/tcomp.h); and how long (seconds) its caller `waited` for other
+    threads (0 on a GPU)."""
 
     model: LoadedModel
     start: float
@@ -47,7 +47,8 @@ class RunRecord(NamedTuple):
     inputs: int
     outputs: int
     workspace: int
-    status: int
+    status: int = 0
+    waited: float = 0.0
 
 
 class LoadedModel(ABC):
@@ -197,11 +198,11 @@ class LoadedModel(ABC):
         what = [f"{word} {', '.join(names)}" for word, names in wrong.items() if names]
         raise InputError(f"the inputs do not match the model: {'; '.join(what)}", hint=f"it takes {', '.join(map(str, self.inputs))}")
 
-    def _tell(self, start: float, inputs: Sequence[Array], outputs: Sequence[Array], workspace: int, status: int = 0) -> None:
-        """Call the hook."""
+    def _tell(self, start: float, seconds: float, inputs: Sequence[Array], outputs: Sequence[Array], workspace: int, *end: Any) -> None:
+        """Call the hook; `end` are the last fields of its record."""
         if self.hook is not None:
-            seconds = time.perf_counter() - start
-            self.hook(RunRecord(self, start, seconds, sum(a.nbytes for a in inputs), sum(a.nbytes for a in outputs), workspace, status))
+            sizes = sum(a.nbytes for a in inputs), sum(a.nbytes for a in outputs), workspace
+            self.hook(RunRecord(self, start, seconds, *sizes, *end))
 
     def _check_memory(self, workspace: int, outputs: int) -> None:
         """Raises InputError if so many bytes are more than the caller allows for a run."""

@@ -72,6 +72,7 @@ class Module(LoadedModel):
         _log.debug("loaded %s for %d threads", artifact.where, self.threads)
         answer_interrupts()
         self._frames: list[Frame] = []  # of no call; taken and given back without a lock, by single operations
+        self._events: list[Events] = []  # likewise, for runs that the hook is told of
 
     @classmethod
     def load(
@@ -123,10 +124,7 @@ class Module(LoadedModel):
         frame, plan, *_ = self._bound_frame([admit(v, *a) for v, a in zip(self._ordered(inputs), self._admission, strict=True)], None)
         if plan.empty:
             return []
-        if self._view is not None and self._code.pool_trace is not None:
-            traced = TracedView(self._view, events.address)
-            self._code.pool_trace(ctypes.addressof(traced))
-            frame.call.pool = ctypes.addressof(traced)
+        _kept = self._record(frame, events)
         start = time.perf_counter()
         error = run_profiled(frame.address, ticks, events.address)
         seconds = time.perf_counter() - start
@@ -149,6 +147,33 @@ class Module(LoadedModel):
             self._execute(self._ordered(inputs), run=timed)
         rate = wall / runs / (sum(ticks) or 1)
         return [(name, count * rate) for name, count in zip(names, ticks, strict=True)]
+
+    def _observed(self, run: Run, frame: Frame, timeout: float | None, inputs: list[Array], outputs: list[Array]) -> int:
+        """The status of a run that the hook is told of."""
+        try:
+            events = self._events.pop()
+        except IndexError:
+            events = Events()
+        traced = self._record(frame, events)
+        start = time.perf_counter()
+        try:
+            error = run_frame(run, frame, timeout)
+            seconds = time.perf_counter() - start
+        finally:
+            frame.call.pool = self._pool_at
+        waited = events.waited(threading.get_native_id(), seconds) if traced is not None else 0.0
+        self._events.append(events)
+        self._tell(start, seconds, inputs, outputs, frame.plan.workspace if frame.plan is not None else 0, error, waited)
+        return error
+
+    def _record(self, frame: Frame, events: Events) -> TracedView | None:
+        """Have the pool record what its threads do in runs of a frame; None where there is no pool. The result must outlive the run."""
+        if self._view is None or self._code.pool_trace is None:
+            return None
+        traced = TracedView(self._view, events.address)
+        self._code.pool_trace(ctypes.addressof(traced))
+        frame.call.pool = ctypes.addressof(traced)
+        return traced
 
     def _execute(
         self, values: list[Any], out: Mapping[str, object] | None = None, timeout: float | None = None, run: Run | None = None
@@ -181,9 +206,7 @@ class Module(LoadedModel):
         if self.hook is None:
             error = run_frame(run, frame, timeout)
         else:
-            start = time.perf_counter()
-            error = run_frame(run, frame, timeout)
-            self._tell(start, values, outputs, plan.workspace, error)
+            error = self._observed(run, frame, timeout, values, outputs)
         if error:  # the frame is not used again: the code left a status in it
             self._fail(error, frame.call)
         if self._grows:
@@ -202,10 +225,7 @@ class Module(LoadedModel):
         run = self._code.run
 
         def call() -> None:
-            start = None if self.hook is None else time.perf_counter()
-            error = run_frame(run, frame)
-            if start is not None:
-                self._tell(start, arrays, outputs, plan.workspace, error)
+            error = run_frame(run, frame) if self.hook is None else self._observed(run, frame, None, arrays, outputs)
             if error:
                 try:
                     self._fail(error, frame.call)

@@ -37,6 +37,25 @@ class Events:
         self._cells = (ctypes.c_int64 * (2 + 4 * CAPACITY))(CAPACITY)
         self.address = ctypes.addressof(self._cells)
 
+    def waited(self, caller: int, seconds: float) -> float:
+        """How long, of a run of so many seconds, its calling thread waited for chunks of others: in each parallel region from the end of
+        its own chunk to that of the last one. Forgets what was recorded."""
+        used = min(self._cells[1], CAPACITY)
+        cells = self._cells[2 : 2 + 4 * used]
+        self._cells[1] = 0
+        rows = sorted(zip(cells[2::4], cells[3::4], cells[1::4], strict=True))  # start, end, thread
+        if not rows:
+            return 0.0
+        ticks, own_end, last = 0, rows[0][0], rows[0][0]
+        for start, end, thread in rows:
+            if thread == caller:  # the next region: all chunks of the one before have ended
+                ticks += max(0, min(last, start) - own_end)
+                own_end = last = end
+            else:
+                last = max(last, end)
+        ticks += last - own_end
+        return ticks * seconds / max(1, max(end for _, end, _ in rows) - rows[0][0])
+
     def spans(self, names: Sequence[str], caller: int, seconds: float) -> list[Span]:
         """What was recorded in a run of so many seconds, by start."""
         used = min(self._cells[1], CAPACITY)

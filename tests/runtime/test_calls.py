@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import gc
 import os
 import signal
@@ -18,6 +19,8 @@ from tcomp.codegen.llvm.thread_pool import EXPORTS, IMPORTS
 from tcomp.errors import ArtifactError, InputError
 from tcomp.runtime import Module, RunRecord, workspace
 from tcomp.runtime.stopping import answer_interrupts
+from tcomp.runtime.trace import Events
+from tests.models import nets
 from tests.runtime import native_models as models
 from tests.runtime.test_module import DLPack, random, reference
 
@@ -313,6 +316,31 @@ def test_a_hook_is_told_of_every_run(affine: bytes, filtering: bytes) -> None:
     with pytest.raises(InputError, match="NaN"):
         other([np.nan])
     assert seen[2].status == 1
+
+
+def test_waits_for_other_threads() -> None:
+    events = Events()
+    cells = (ctypes.c_int64 * 34).from_address(events.address)
+    # Two regions of thread 7, which waits 5 ticks in the first for thread 8, and in the second for nobody; then one that 8 ends 10 later.
+    chunks = [(100, 120, 7), (101, 125, 8), (130, 150, 7), (131, 140, 8), (150, 160, 7), (152, 170, 8), (151, 155, 9)]
+    for n, (start, end, thread) in enumerate(chunks):
+        cells[2 + 4 * n : 6 + 4 * n] = [start, end, -1, thread]
+    cells[1] = len(chunks)
+    assert events.waited(7, 0.7) == pytest.approx(0.15)  # seconds: 70 ticks take 0.7
+    assert events.waited(7, 0.7) == 0
+
+
+def test_a_hook_is_told_of_waits() -> None:
+    import tcomp
+
+    net = nets.Net("product")
+    product = tcomp.compile(net.build(net.linear(net.input("x", (256, 256)), 256, 256)), threads=2)
+    seen: list[RunRecord] = []
+    product.hook, x = seen.append, np.ones((256, 256), np.float32)
+    for _ in range(5):
+        product(x)
+    assert all(0 <= r.waited < r.seconds for r in seen)
+    assert any(r.waited for r in seen)
 
 
 def test_a_model_without_times_of_kernels_has_no_trace(affine: bytes) -> None:
