@@ -324,7 +324,7 @@ def test_waits_for_other_threads() -> None:
     # Two regions of thread 7, which waits 5 ticks in the first for thread 8, and in the second for nobody; then one that 8 ends 10 later.
     chunks = [(100, 120, 7), (101, 125, 8), (130, 150, 7), (131, 140, 8), (150, 160, 7), (152, 170, 8), (151, 155, 9)]
     for n, (start, end, thread) in enumerate(chunks):
-        cells[2 + 4 * n : 6 + 4 * n] = [start, end, -1, thread]
+        cells[2 + 4 * n : 6 + 4 * n] = [-1, thread, start, end]
     cells[1] = len(chunks)
     assert events.waited(7, 0.7) == pytest.approx(0.15)  # seconds: 70 ticks take 0.7
     assert events.waited(7, 0.7) == 0
