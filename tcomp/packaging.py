@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, fields
 from functools import lru_cache
@@ -22,7 +22,8 @@ import tcomp
 from tcomp.backends.kernel import CompiledKernel
 from tcomp.errors import CodegenError, ParseError, UnsupportedError
 from tcomp.ir import loops as L, program as P, te
-from tcomp.ir.expr import Dim, Expr, as_dim, as_expr, bounds, loop_var, variables, walk
+from tcomp.ir.dims import SolvedDims, solved_dims
+from tcomp.ir.expr import Dim, Expr, as_dim, as_expr, bounds, loop_var, maximum, variables, walk
 from tcomp.ir.fallback import Fallback
 from tcomp.ir.graph import IF, KERNEL, LOOP, Application, Constant, Graph, Node, Value, application
 from tcomp.ir.layout import Layout
@@ -69,10 +70,20 @@ def collect_weights(graph: Graph) -> tuple[list[tuple[str, Weight]], dict[Value,
     return named, dict(zip(values, plan_weights([w.nbytes for w in weights]), strict=True))
 
 
-def assemble(graph: Graph, dims: Sequence[Expr], kernels: Kernels, plan: Plan, weights: Mapping[Value, int]) -> P.Program:
+def assemble(graph: Graph, dims: SolvedDims, kernels: Kernels, plan: Plan, weights: Mapping[Value, int]) -> P.Program:
     """The steps of the model's entry function; `weights` are offsets in the weights section."""
-    steps = _Assembly(graph, dims, kernels, plan, weights).steps(graph, 0)
-    return P.Program(tuple(dims), plan.size, tuple(v.shape for v in graph.outputs), tuple(steps), _doubtful_sizes(graph))
+    steps = _Assembly(graph, dims.values, kernels, plan, weights).steps(graph, 0)
+    shapes, checks = tuple(v.shape for v in graph.outputs), tuple(_gap(c) for c, _ in dims.checks)
+    program = P.Program(tuple(dims.extents.values()), plan.size, shapes, tuple(steps), _doubtful_sizes(graph), checks)
+    return program if all(v is size for v, size in dims.values.items()) else P.with_sizes(program, dims.values)
+
+
+def _gap(condition: Expr) -> Dim:
+    """A size that is 0 where a comparison holds."""
+    if condition.op not in ("lt", "le", "eq"):
+        return 0 if prove(condition) else 1
+    a, b = condition.args
+    return as_dim(a - b if condition.op == "eq" else maximum(a - b + (condition.op == "lt"), 0))
 
 
 def _doubtful_sizes(graph: Graph) -> tuple[Dim, ...]:
@@ -86,7 +97,7 @@ def _doubtful_sizes(graph: Graph) -> tuple[Dim, ...]:
 class _Assembly:
     """Steps of a graph and of the bodies in it, and where each value lives."""
 
-    def __init__(self, graph: Graph, dims: Sequence[Expr], kernels: Kernels, plan: Plan, weights: Mapping[Value, int]) -> None:
+    def __init__(self, graph: Graph, dims: Iterable[Expr], kernels: Kernels, plan: Plan, weights: Mapping[Value, int]) -> None:
         self.dims = {d.name: d for d in dims}
         self.kernels, self.plan, self.weights = kernels, plan, weights
         self.fixed = {v: P.Ref("input", n, 0) for n, v in enumerate(graph.inputs)}
@@ -171,23 +182,18 @@ def _merged(copies: Sequence[P.Copy]) -> list[P.Copy]:
     return merged
 
 
-def symbolic_dims(graph: Graph) -> list[Expr]:
-    """The symbolic dims that input shapes bind. Raises `UnsupportedError` where others cannot be computed from these."""
-    extents = [(v, d) for v in graph.inputs for d in v.shape if isinstance(d, Expr)]
-    dims = list(dict.fromkeys(d for _, d in extents if d.op == "var"))
-    if free := {v.name for value in graph.values() for d in value.shape if isinstance(d, Expr) for v in variables(d) if v not in dims}:
-        hint = "fix it with dims={'name': size} or --dim name=size"
-        raise UnsupportedError(f"the size {', '.join(sorted(free))} is not given by any input's shape", hint=hint)
-    for v, d in extents:
-        if d.op != "var":
-            hint = "give it a size of its own, or build a tcomp.Schedule, which takes arrays of such shapes"
-            raise UnsupportedError(f"the extent {d} of input `{v.name}` is neither a number nor a single size", hint=hint)
+def symbolic_dims(graph: Graph) -> SolvedDims:
+    """The symbolic dims, from the shapes of the inputs. Raises `UnsupportedError` where these do not tell one."""
+    dims = solved_dims([d for v in graph.inputs for d in v.shape if isinstance(d, Expr)])
+    sizes = [as_expr(d) for value in graph.values() for d in value.shape if isinstance(d, Expr)]
+    if free := [v.name for v in variables(*sizes, *graph.checks) if v not in dims.values]:
+        hint = " ".join(f"--dim {name}=N" for name in free) + ", each with its size"
+        raise UnsupportedError(f"the size {', '.join(free)} is not told by any input's shape", hint=hint)
+    dims.checks += [(condition, as_expr(1)) for condition in graph.checks]
     return dims
 
 
-def manifest(
-    graph: Graph, dims: Sequence[Expr], target: Target, threads: int | None, kernels: Kernels, not_fused: NotFused
-) -> dict[str, Any]:
+def manifest(graph: Graph, dims: SolvedDims, target: Target, threads: int | None, kernels: Kernels, not_fused: NotFused) -> dict[str, Any]:
     """JSON: the fields of `runtime.manifest.Manifest` except those that `write_artifact` adds."""
     schedules: dict[str, list[str]] = {}  # of each distinct kernel, with the names of the nodes that it computes
     for node, compiled in kernels.items():
@@ -195,6 +201,11 @@ def manifest(
 
     def extent(d: Dim) -> int | str:
         return d if isinstance(d, int) else d.name if d.op == "var" else str(d)
+
+    names = [str(extent(d)) for d in dims.extents]
+    bound = [bounds(d) for d in dims.extents.values()]
+    inexact = [d for _, d in dims.checks[: len(dims.checks) - len(graph.checks)]]
+    unlike = [f"no {' and '.join(v.name for v in variables(d))} makes {d} the size that an input has" for d in inexact]
 
     def specs(values: Sequence[Value]) -> list[dict[str, Any]]:
         return [{"name": v.name, "dtype": v.dtype, "shape": [extent(d) for d in v.shape]} for v in values]
@@ -204,9 +215,10 @@ def manifest(
         **target.manifest,
         "inputs": specs(graph.inputs),
         "outputs": specs(graph.outputs),
-        "dims": [{"name": d.name, "min": bounds(d)[0] or 0, "max": bounds(d)[1], "data_dependent": False} for d in dims],
+        "dims": [{"name": n, "min": lo or 0, "max": hi, "data_dependent": False} for n, (lo, hi) in zip(names, bound, strict=True)],
         "threads": threads,
         "errors": [f"a value is out of range in {' + '.join(_checking(node.bodies[0])) or node.name}" for node in kernels],
+        "checks": [*unlike, *(f"{c} does not hold, in {where}" for c, where in graph.checks.items())],
         "notes": {
             "kernels": [node.name for node in kernels],
             "facts": _facts(graph, dims, kernels, not_fused),
@@ -232,12 +244,12 @@ def _checks(applied: Application) -> bool:
     return any(e.op == "checked" for t in te.tensors(applied.outputs) for root in roots(t) for e in walk(root))
 
 
-def _facts(graph: Graph, dims: Sequence[Expr], kernels: Kernels, not_fused: NotFused) -> list[dict[str, Any]]:
+def _facts(graph: Graph, dims: SolvedDims, kernels: Kernels, not_fused: NotFused) -> list[dict[str, Any]]:
     """For each kernel, in order: the fields of `Work` for all its calls of a run, as sizes over the dims (see `runtime.plan`); `layout` of
     its results; `not_fused`, why these are stored (see `passes.partition`). Work is left out where it depends on data: in branches and
     `while` loops."""
-    names = {d.name: d for d in dims}
-    numbers = {d: ["dim", n] for n, d in enumerate(dims)}
+    names = {d.name: value for d, value in dims.values.items()}
+    numbers = {d: ["dim", n] for n, d in enumerate(dims.extents.values())}
     found = []
     for node, times in _calls(graph, 1):
         fact: dict[str, Any] = {"layout": "; ".join(str(v.layout) for v in node.outputs if v.layout is not None)}

@@ -112,7 +112,7 @@ def package(graph: Graph, kernels: Mapping[Node, CompiledKernel], options: Compi
     """A partitioned graph and its compiled kernels -> artifact: memory plan, host program, linking, weights. The artifact is
     `options.file`, mapped: weights are in memory once, as pages of that file."""
     report, dims = report or Report(), symbolic_dims(graph)
-    names = {d.name: d for d in dims}
+    names = {d.name: d for d in dims.values}
     temporaries = {n: [as_dim(parse_expr(t, names)) for t in k.temporaries] for n, k in kernels.items() if k.temporaries}
 
     def in_place(node: Node, source: Value, result: Value) -> bool:

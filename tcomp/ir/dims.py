@@ -1,12 +1,13 @@
-"""Binding symbolic dims to the sizes of actual arrays."""
+"""Symbolic dims, from the sizes of actual arrays: as numbers (`bind_dims`), or as formulas of these sizes (`solved_dims`)."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
 
 from tcomp.errors import InputError
-from tcomp.ir.expr import Dim, Expr, const, evaluate_int, substitute
-from tcomp.ir.simplify import linear, simplify
+from tcomp.ir.expr import Dim, Expr, bounds, const, equal, evaluate_int, substitute, var, variables
+from tcomp.ir.simplify import Linear, from_linear, linear, prove, simplify
 
 
 def bind_dims(shapes: Iterable[tuple[str, Sequence[Dim], Sequence[int]]], dims: Mapping[Expr, int] | None = None) -> dict[Expr, int]:
@@ -44,6 +45,10 @@ def _solve(name: str, position: int, extent: Expr, size: int, bound: dict[Expr, 
         if offset != size:
             raise InputError(f"{where} is {size} instead of {offset}", why=f"it is declared as {extent}")
         return True
+    if (pair := _digits(terms)) is not None:
+        t, c, least = pair
+        bound[t] = (size - offset - least) // c
+        return _solve(name, position, extent, size, bound)
     monomial, c = unknown[0]
     if len(unknown) > 1 or len(monomial) > 1 or monomial[0].op != "var":
         return False
@@ -53,6 +58,80 @@ def _solve(name: str, position: int, extent: Expr, size: int, bound: dict[Expr, 
     _check_range(monomial[0], value, where)
     bound[monomial[0]] = value
     return True
+
+
+def _digits(terms: Linear) -> tuple[Expr, int, int] | None:
+    """(t, c, least) of a sum c * t + r + ... of two variables, where r >= least has at most c values: the sum tells both."""
+    unknown = sorted(((c, m[0]) for m, c in terms.items() if len(m) == 1 and m[0].op == "var"), key=lambda term: term[0])
+    if len(unknown) != 2 or len(terms) - (() in terms) != 2 or unknown[0][0] != 1:
+        return None
+    (_, r), (c, t) = unknown
+    lo, hi = bounds(r)
+    return (t, c, lo) if lo is not None and hi is not None and hi - lo < c else None
+
+
+@dataclass
+class SolvedDims:
+    """Symbolic dims as formulas of the extents that arrays have.
+
+    extents: the variable of each different extent; a dim that is an extent itself is its own variable
+    values: what other dims are in terms of these
+    checks: conditions on these, each with the extent that it is about
+    """
+
+    extents: dict[Expr, Expr] = field(default_factory=dict)
+    values: dict[Expr, Expr] = field(default_factory=dict)
+    checks: list[tuple[Expr, Expr]] = field(default_factory=list)
+
+    def define(self, v: Expr, value: Expr, extent: Expr) -> None:
+        """Set a dim; its range is checked where it does not follow from those of the extents."""
+        self.values[v] = value = simplify(value)
+        self.require(value >= v.attr.lo, extent)
+        if v.attr.hi is not None:
+            self.require(value <= v.attr.hi, extent)
+
+    def require(self, condition: Expr, extent: Expr) -> None:
+        """Add a check, unless it holds for sure."""
+        if not prove(condition):
+            self.checks.append((simplify(condition), extent))
+
+
+def solved_dims(extents: Sequence[Dim]) -> SolvedDims:
+    """See `SolvedDims`; dims that the extents do not tell have no value."""
+    result = SolvedDims()
+    taken: set[str] = {v.name for d in extents if isinstance(d, Expr) for v in variables(d)}
+    for d in extents:
+        if isinstance(d, Expr) and d not in result.extents:
+            name = f"size{len(result.extents)}" + "_" * len(taken)  # longer than all others with this beginning
+            lo, hi = bounds(d)
+            result.extents[d] = d if d.op == "var" else var(name, max(lo or 0, 0), hi)
+    result.values.update((d, d) for d, raw in result.extents.items() if d is raw)
+    waiting, before = [item for item in result.extents.items() if item[0] is not item[1]], -1
+    while len(waiting) != before:
+        before, waiting = len(waiting), [item for item in waiting if not _solved(*item, result)]
+    return result
+
+
+def _solved(extent: Expr, raw: Expr, result: SolvedDims) -> bool:
+    """Whether all of `extent`, which is `raw`, is known, after it was solved for what is not."""
+    e = simplify(substitute(extent, result.values))
+    known = set(result.extents.values())
+    terms = {m: c for m, c in linear(e).items() if not all(v in known for a in m for v in variables(a))}
+    rest = raw - simplify(e - from_linear(terms))
+    if not terms:
+        result.require(equal(e, raw), extent)
+        return True
+    if (pair := _digits(terms)) is not None:
+        t, c, least = pair
+        (r,) = {v for m in terms for v in m} - {t}
+        result.define(t, (rest - least) // c, extent)
+        result.define(r, rest - result.values[t] * c, extent)
+        return True
+    ((monomial, c), *others) = terms.items()
+    if others or len(monomial) > 1 or monomial[0].op != "var":
+        return False
+    result.define(monomial[0], rest // c, extent)
+    return _solved(extent, raw, result)
 
 
 def _check_range(v: Expr, value: int, where: str) -> None:

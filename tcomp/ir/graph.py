@@ -144,13 +144,15 @@ def materialised(constant: Constant | None) -> np.ndarray | None:
 
 @dataclass(frozen=True, eq=False, slots=True)
 class Graph:
-    """A closed dataflow graph; `nodes` are in topological order; `constants` hold *logical* arrays by value."""
+    """A closed dataflow graph; `nodes` are in topological order; `constants` hold *logical* arrays by value. `checks` are conditions on the
+    dims of the inputs without which it must not be run, and where each comes from."""
 
     name: str
     inputs: tuple[Value, ...]
     outputs: tuple[Value, ...]
     nodes: tuple[Node, ...]
     constants: Mapping[Value, Constant] = field(default_factory=dict)
+    checks: Mapping[Expr, str] = field(default_factory=dict)
 
     def __str__(self) -> str:
         return "\n".join(_GraphPrinter().graph(self, "", outermost=True))
@@ -300,7 +302,8 @@ class _GraphPrinter(Printer):
         outputs, name = ", ".join(map(self.value, graph.outputs)), "g" if self.canonical else quoted(graph.name)
         dims = self.dims(self.variables.free) if outermost else ""
         self.values = outer
-        return [f"{indent}graph {name}{dims}({inputs}) -> ({outputs}) {{", *lines, indent + "}"]
+        checks = "" if self.canonical else "".join(f" check ({self.term(c, 0, '')}) @{quoted(at)}" for c, at in graph.checks.items())
+        return [f"{indent}graph {name}{dims}({inputs}) -> ({outputs}){checks} {{", *lines, indent + "}"]
 
     def value(self, v: Value) -> str:
         return "%" + (self.values(v, v.name) if not self.canonical or v in self.values.of else self.values.bind(v, "v", numbered=True))

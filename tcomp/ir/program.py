@@ -20,11 +20,11 @@ The CPU's entry function (`codegen.llvm.entry`) and the launch plan of a GPU (`c
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields, replace
 from typing import Any
 
 from tcomp.errors import CodegenError
-from tcomp.ir.expr import Dim, Expr, as_expr
+from tcomp.ir.expr import Dim, Expr, as_dim, as_expr, loop_var, substitute
 from tcomp.ir.text.printer import Printer, quoted
 
 MEMORIES = ("input", "output", "weights", "workspace", "dims")
@@ -98,13 +98,15 @@ Step = Call | Branch | Repeat | Copy | SetIndex
 @dataclass(frozen=True, slots=True)
 class Program:
     """`dims` in the order of the call's array; `workspace` in bytes; `output_shapes` in the order of the outputs. No run may happen whose
-    dims make one of `sizes` (extents, and bytes of values whether they are stored or not) negative, or larger than an int64."""
+    dims make one of `sizes` (extents, and bytes of values whether they are stored or not) negative, or larger than an int64, or one of
+    `checks` other than 0."""
 
     dims: tuple[Expr, ...]
     workspace: Dim
     output_shapes: tuple[tuple[Dim, ...], ...]
     steps: tuple[Step, ...]
     sizes: tuple[Dim, ...] = ()
+    checks: tuple[Dim, ...] = ()
 
     def __str__(self) -> str:
         return "\n".join(_ProgramPrinter().program(self))
@@ -123,6 +125,30 @@ def walk(steps: Sequence[Step]) -> Iterator[Step]:
 def calls(steps: Sequence[Step]) -> list[Call]:
     """The kernel calls in program order: the order of the profile."""
     return [step for step in walk(steps) if isinstance(step, Call)]
+
+
+def with_sizes(program: Program, values: Mapping[Expr, Expr]) -> Program:
+    """The program with variables in its sizes replaced; dims stay as they are."""
+
+    def replaced(part: Any, values: Mapping[Expr, Expr]) -> Any:
+        match part:
+            case Expr():
+                return as_dim(substitute(part, values))
+            case tuple():
+                return tuple([replaced(p, values) for p in part])
+            case Call(symbol, buffers, scalars, label):
+                return Call(symbol, replaced(buffers, values), tuple(as_expr(replaced(e, values)) for e in scalars), label)
+            case SetIndex(dst, value):
+                return SetIndex(replaced(dst, values), as_expr(replaced(value, values)))
+            case Repeat(var, trips, body, condition):
+                extent = replaced(trips, values)
+                number = loop_var(var.name, extent)
+                return Repeat(number, extent, *(replaced(inside, {**values, var: number}) for inside in (body, condition)))
+            case Ref() | Branch() | Copy():
+                return replace(part, **{f.name: replaced(getattr(part, f.name), values) for f in fields(part)})
+        return part
+
+    return replace(program, **{f.name: replaced(getattr(program, f.name), values) for f in fields(program) if f.name != "dims"})
 
 
 def refs(step: Step) -> tuple[Ref, ...]:
@@ -159,6 +185,7 @@ class _ProgramPrinter(Printer):
     def program(self, program: Program) -> list[str]:
         dims, shapes = self.dims(list(program.dims)), ", ".join(map(self.shape, program.output_shapes))
         sizes = f" sizes ({', '.join(map(self.size, program.sizes))})" if program.sizes else ""
+        sizes += f" checks ({', '.join(map(self.size, program.checks))})" if program.checks else ""
         head = f"program{dims} workspace {self.size(program.workspace)}{sizes} -> ({shapes}) {{"
         return [head, *self.inner(program.steps, "  "), "}"]
 

@@ -431,7 +431,7 @@ def verify_program(program: P.Program) -> None:
     fits = len({v.name for v in program.dims}) == len(program.dims) and all(v.op == "var" and v.dtype == INDEX for v in program.dims)
     _require("program", fits, "the dims are not different {} variables", INDEX, why=", ".join(map(str, program.dims)))
     known = frozenset(program.dims)
-    for size in (program.workspace, *program.sizes, *(d for shape in program.output_shapes for d in shape)):
+    for size in (program.workspace, *program.sizes, *program.checks, *(d for shape in program.output_shapes for d in shape)):
         _verify_size(size, known, "program")
     parameters: dict[str, tuple[int, int]] = {}
     for call in P.calls(program.steps):

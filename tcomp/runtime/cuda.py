@@ -162,7 +162,7 @@ class _Session:
         values = dim_values(self.dims)
         self.workspace = workspace = plan.workspace_size(values)
         self.shapes = [tuple(evaluate(d, values) for d in shape) for shape in plan.outputs]
-        check_sizes(workspace, self.shapes, dict(zip(module._dim_index, self.dims, strict=True)))
+        check_sizes(workspace, self.shapes, dict(zip(module._dim_index, self.dims, strict=True)), module.manifest.checks)
         result_sizes = [prod(s) * d.itemsize for s, d in zip(self.shapes, module._output_dtypes, strict=True)]
         module._check_memory(workspace, sum(result_sizes))
         arrays = (("input", shapes, [d for _, d in module._admission]), ("output", self.shapes, module._output_dtypes))

@@ -228,19 +228,22 @@ class LoadedModel(ABC):
                     _refuse_shape(spec, shape, f"{expected} is {extent} here, but {dims[index]} in input {binder[expected]!r}")
                 if (extent < dim.min and not (empty and extent == 0 and dim.min == 1)) or (dim.max is not None and extent > dim.max):
                     limit = "no limit" if dim.max is None else dim.max
-                    hint = f"for sums and the like of nothing, compile with --dim {expected}=0..N" if extent == 0 else ""
+                    hint = "" if extent or " " in expected else f"for sums and the like of nothing, compile with --dim {expected}=0..N"
                     _refuse_shape(spec, shape, f"{expected} is {extent}, outside its range of {dim.min} to {limit}", hint)
                 dims[index], binder[expected] = extent, spec.name
         return dims
 
 
-def check_sizes(workspace: int, shapes: Sequence[Shape], dims: Mapping[str, int]) -> None:
+def check_sizes(workspace: int, shapes: Sequence[Shape], dims: Mapping[str, int], checks: Sequence[str] = ()) -> None:
     """Check the sizes that the code of a model tells for these dims, since memory depends on them. Raises InputError or ArtifactError."""
     known = ", ".join(f"{name} = {size}" for name, size in dims.items() if size != _UNKNOWN)
     if workspace == -1:
         raise InputError("the inputs are too small for the model", where=known, why="an intermediate result would have a negative size")
     if workspace == -2 or workspace > MEMORY_LIMIT:
         raise InputError("the inputs are too large for the model", where=known, why="an intermediate result would be beyond all memory")
+    if 0 <= -3 - workspace < len(checks):
+        hint = "run with inputs of sizes that fit together, or compile for the sizes that you have, by --dim or --shape"
+        raise InputError(f"the sizes of the inputs contradict each other: {checks[-3 - workspace]}", where=known, hint=hint)
     if workspace < 0 or any(extent < 0 for shape in shapes for extent in shape):
         raise ArtifactError(f"the code asks for impossible sizes: {workspace} bytes of workspace, outputs {list(shapes)}")
 

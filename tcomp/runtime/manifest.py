@@ -5,14 +5,15 @@
      "inputs":  [{"name": "x", "dtype": "float32", "shape": ["n", 4]}],
      "outputs": [{"name": "y", "dtype": "float32", "shape": ["2*n", 4]}],
      "dims":    [{"name": "n", "min": 1, "max": 512, "data_dependent": false}],
-     "threads": 2, "errors": ["index out of bounds in node gather_3"],
+     "threads": 2, "errors": ["index out of bounds in node gather_3"], "checks": ["n must be a multiple of 2"],
      "weights": [{"name": "w", "offset": 0, "size": 16, "crc32": "...", "sha256": "..."}],
      "code_sha256": "...", "notes": {}}
 
 `features` lists, by LLVM's names, the instruction-set extensions that the code uses. An output's shape is for people (its extents come
 from `tcomp_plan`), except that an integer there is a promise. `max` may be null: unbounded. `threads` may be null: as many as the machine
-offers. Dims come in the order of `tcomp_call.dims`; those not data-dependent must occur in an input's shape. The
-checksums of a weight are those of its blocks of a mebibyte (the last may be shorter), joined, in hexadecimal digits. `notes` is free.
+offers. `checks` says what must hold of the dims, see `tcomp_plan`. Dims come in the order of `tcomp_call.dims`; those not data-dependent
+must occur in an input's shape. The checksums of a weight are those of its blocks of a mebibyte (the last may be shorter), joined, in
+hexadecimal digits. `notes` is free.
 """
 
 from __future__ import annotations
@@ -106,6 +107,7 @@ class Manifest:
     weights: tuple[Weight, ...]
     code_sha256: str
     notes: dict[str, Any]
+    checks: tuple[str, ...]
 
 
 def dump_manifest(manifest: dict[str, Any]) -> bytes:
@@ -122,6 +124,8 @@ def parse_manifest(data: bytes) -> Manifest:
     version = root.get("format", FORMAT) if isinstance(root, dict) else FORMAT
     if version != FORMAT:
         raise ArtifactError(f"the manifest has format {version}, this runtime reads format {FORMAT}", hint="compile the model again")
+    if isinstance(root, dict):
+        root.setdefault("checks", [])  # artifacts of tcomp 0.1 may lack them
     manifest = read(Manifest, root, "manifest")
     for kind in ("dims", "weights", "inputs", "outputs"):
         entries = getattr(manifest, kind)

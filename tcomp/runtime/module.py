@@ -301,7 +301,7 @@ class Module(LoadedModel):
         self._code.plan((ctypes.c_int64 * max(1, len(dims)))(*dims), sizes)
         workspace, extents = sizes[0], iter(sizes[1:])
         shapes = [tuple(islice(extents, len(spec.shape))) for spec in self.outputs]
-        check_sizes(workspace, shapes, dict(zip(self._dim_index, dims, strict=True)))
+        check_sizes(workspace, shapes, dict(zip(self._dim_index, dims, strict=True)), self.manifest.checks)
         for spec, shape in zip(self.outputs, shapes, strict=True):
             if any(isinstance(promised, int) and promised != extent for promised, extent in zip(spec.shape, shape, strict=True)):
                 raise ArtifactError(f"the code makes output {spec} of the shape {shape}, against its manifest")

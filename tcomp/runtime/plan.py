@@ -87,15 +87,17 @@ class Plan:
         names: Names = {"dim": set(range(dims))}
         if len(self.outputs) != outputs:
             refuse(("plan", "outputs"), f"{outputs} shapes")
-        for size in (self._workspace, *self._sizes, *(d for shape in self.outputs for d in shape)):
+        self._checks = read(Array, content.get("checks", []), "plan", "checks")
+        for size in (self._workspace, *self._sizes, *self._checks, *(d for shape in self.outputs for d in shape)):
             _check_size(size, names, ("plan",))
         self._steps = self._checked(content.get("steps"), {**names, "loop": set()}, "plan", "steps")
 
     def workspace_size(self, values: Values) -> int:
-        """Bytes of workspace; -1 if the dims would make the size of a value negative, -2 if one would be beyond all memory."""
+        """Bytes of workspace; below 0 if no run may happen, as `tcomp_plan` says why."""
         try:
             sizes = [evaluate(size, values) for size in (self._workspace, *self._sizes)]
-            return -1 if min(sizes) < 0 else sizes[0]
+            failed = (-3 - n for n, check in enumerate(self._checks) if evaluate(check, values))
+            return -1 if min(sizes) < 0 else next(failed, sizes[0])
         except ArtifactError:
             return -2
 

@@ -8,12 +8,12 @@
                {"branch": PLACE, "then": [...], "else": [...]},
                {"repeat": "i", "trips": SIZE, "body": [...], "condition": PLACE or null},
                {"copy": PLACE, "from": PLACE, "bytes": SIZE}, {"index": PLACE, "value": SIZE}],
-     "workspace": SIZE, "sizes": [SIZE, ...], "outputs": [[SIZE, ...], ...]}
+     "workspace": SIZE, "sizes": [SIZE, ...], "checks": [SIZE, ...], "outputs": [[SIZE, ...], ...]}
 
 A SIZE is an integer, ["dim", n] (of the artifact), ["scalar", n] (of the kernel, in grids), ["loop", name], or [operator, SIZE, SIZE]; a
 PLACE is [memory, index, SIZE]: an offset in bytes into input or output `index`, or into the weights or the workspace. A launch takes
 buffers of its kernel by number, then scalars as 64-bit integers; "shared": bytes that it requests for each block; "barriers": how many its
-text has. "sizes" of values: no run may happen if one is negative or beyond all memory.
+text has. "sizes" of values: no run may happen if one is negative or beyond all memory, or if one of the "checks" is not 0.
 """
 
 from __future__ import annotations
@@ -76,7 +76,9 @@ def program_code(program: Program, kernels: Mapping[str, bytes], target: CudaTar
     outputs = [[size_data(d, dims, "an output") for d in shape] for shape in program.output_shapes]
     workspace = size_data(program.workspace, dims, "the workspace")
     sizes = [size_data(d, dims, "a value") for d in program.sizes]
-    return _dumped({"kernels": entries, "steps": steps, "workspace": workspace, "sizes": sizes, "outputs": outputs})
+    checks = [size_data(d, dims, "a check") for d in program.checks]
+    content = {"kernels": entries, "steps": steps, "workspace": workspace, "sizes": sizes, "checks": checks, "outputs": outputs}
+    return _dumped(content)
 
 
 def _binaries(text: str, target: CudaTarget, name: str, own: bool = False) -> dict[str, Any]:

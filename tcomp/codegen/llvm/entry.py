@@ -3,7 +3,7 @@
 - `i32 tcomp_run(ptr call)`; call: a `tcomp_call` (runtime/include/tcomp.h), whose status it returns
 - `i32 tcomp_run_profiled(ptr call, ptr ticks, ptr events)`: the same; adds the clock ticks of call n (see `calls`) to ticks[n], and records
   each call, unless `events` is null
-- `void tcomp_plan(ptr dims, ptr sizes)`: sizes[0] = bytes of workspace, then all output extents; -1, -2 as tcomp.h says
+- `void tcomp_plan(ptr dims, ptr sizes)`: sizes[0] = bytes of workspace, then all output extents; below 0 as tcomp.h says
 """
 
 from __future__ import annotations
@@ -182,6 +182,9 @@ class _Plan(_Sized):
         negative = "false"
         for limited in self.program.sizes:
             negative = self.op(f"or i1 {negative}, {self.op(f'icmp slt i64 {self.index(limited)}, 0')}")
+        for number, zero in reversed([*enumerate(self.program.checks)]):  # the first that fails is the one that is told
+            wrong = self.op(f"icmp ne i64 {self.index(zero)}, 0")
+            sizes[0] = self.op(f"select i1 {wrong}, i64 {-3 - number}, i64 {sizes[0]}")
         sizes[0] = self.op(f"select i1 {negative}, i64 -1, i64 {sizes[0]}")
         sizes[0] = self.op(f"select i1 {self.faults}, i64 -2, i64 {sizes[0]}")
         for n, size in enumerate(sizes):

@@ -56,10 +56,11 @@ def signature(
         return dim(symbols[name], 1, LARGEST)
 
     def size_of(name: str) -> Dim:
+        """A name of the caller's: in `shapes`, those of the model mean nothing (in `x=1,3,h*32,w*32` they may be the same)."""
         variable = variable_of(name)
-        match dims.get(name, sizes.get(name, name)):
-            case str(text):
-                return variable if text == name else formula(text, size_of if text not in sizes else variable_of)
+        match dims.get(name, name):
+            case str():
+                return variable
             case int(size) if size >= 0 and not isinstance(size, bool):
                 return size
             case (int(lo), int(hi)) if 0 <= lo <= hi:
@@ -67,17 +68,23 @@ def signature(
             case given:
                 raise InputError(f"dim `{name}` is given as {given!r}", hint="an integer, or a pair (lowest, highest)")
 
+    def declared_size(name: str) -> Dim:
+        """A name of the model's."""
+        given = sizes.get(name, name)
+        return formula(given, size_of) if isinstance(given, str) else given
+
     result = []
     for name, (dtype, _) in types.items():
         for d in given[name]:
             if isinstance(d, bool) or not (isinstance(d, str) or (isinstance(d, int) and d >= 0)):
                 raise InputError(f"a shape has the size {d!r}", where=f"input `{name}`", hint="sizes are integers, 0 or more")
-        result.append((name, dtype, tuple(formula(d, size_of) if isinstance(d, str) else d for d in given[name])))
+        meaning = size_of if name in shapes else declared_size
+        result.append((name, dtype, tuple(formula(d, meaning) if isinstance(d, str) else d for d in given[name])))
     if unknown := [n for n in dims if n not in symbols and n not in sizes]:
         listed = ", ".join(symbols) or "none: all its shapes are fixed"
         raise InputError(f"the model has no dim `{unknown[0]}`", hint=f"its symbolic dims are {listed}")
     for d, size in sizes.items():
-        if d in dims and isinstance(size, int) and dims[d] != size:
+        if d in dims and d not in symbols and dims[d] != size:
             raise InputError(f"dim `{d}` is given as {dims[d]}, and as {size} by a shape")
     return result
 

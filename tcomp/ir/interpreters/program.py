@@ -40,6 +40,8 @@ def run_program(
     runner = _Runner(program, kernels, np.array(dims, np.int64))
     if bad := [s for s in program.sizes if not 0 <= runner.size(s, {}) < 1 << 63]:
         raise InputError(f"the size {bad[0]} is negative or beyond all memory")
+    if bad := [s for s in program.checks if runner.size(s, {})]:
+        raise InputError(f"the dims contradict each other: {bad[0]} is not 0")
     constant = {("weights", 0): _bytes(weights)} | {("input", n): _bytes(array) for n, array in enumerate(inputs)}
     for memory in constant.values():
         memory.flags.writeable = False

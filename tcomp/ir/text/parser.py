@@ -395,8 +395,9 @@ class _Parser(Tokens):
     def program(self) -> P.Program:
         dims, workspace = self.sequence("program", self.dims, "workspace", self.size)
         sizes = self.bracketed(self.size, "()") if self.accept("sizes") else ()
+        checks = self.bracketed(self.size, "()") if self.accept("checks") else ()
         outputs, steps = self.sequence("->", partial(self.bracketed, self.shape, "()"), self.steps)
-        return P.Program(dims, workspace, outputs, steps, sizes)
+        return P.Program(dims, workspace, outputs, steps, sizes, checks)
 
     def steps(self) -> tuple[P.Step, ...]:
         self.expect("{")
@@ -441,6 +442,10 @@ class _Parser(Tokens):
         inputs = self.bracketed(self.value_declaration, "()")
         self.expect("->")  # outputs are named before their nodes, and looked up at the end
         results = self.bracketed(lambda: self.sequence("%", lambda: self.token.start, self.name), "()")
+        checks = dict[Expr, str]()
+        while self.accept("check"):
+            condition, where = self.sequence("(", self.expression, ")", "@", self.name)
+            checks[condition] = where
         self.expect("{")
         constants, nodes = dict[Value, np.ndarray](), list[Node]()
         while not self.accept("}"):
@@ -454,7 +459,7 @@ class _Parser(Tokens):
                 self.fail(f"no value `%{result}` is known here", start)
         outputs = tuple(self.values[result] for _, result in results)
         self.values = outer
-        return Graph(name, inputs, outputs, tuple(nodes), constants)
+        return Graph(name, inputs, outputs, tuple(nodes), constants, checks)
 
     def value(self) -> Value:
         self.expect("%")

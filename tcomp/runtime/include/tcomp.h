@@ -58,8 +58,9 @@ typedef struct tcomp_call {
  * valid part is the leading corner. */
 typedef int32_t tcomp_run_fn(tcomp_call *call);
 
-/* sizes[0] = bytes of workspace, or -1 if these dims are too small for the model, -2 if they are so large that a size does not fit an
- * int64_t; then the extents of all outputs, flattened in order.
+/* sizes[0] = bytes of workspace; then the extents of all outputs, flattened in order. The model must not be run where sizes[0] is below 0:
+ * -1 if these dims are too small for the model, -2 if they are so large that a size does not fit an int64_t, -3 - n if they contradict
+ * message n of the manifest's `checks`.
  * Data-dependent entries of `dims` are -1 before the run: extents are then upper bounds. Called again with the entries that the run
  * wrote, it gives the true extents. */
 typedef void tcomp_plan_fn(const int64_t *dims, int64_t *sizes);
