@@ -24,7 +24,7 @@ from onnx import AttributeProto, FunctionProto, GraphProto, ModelProto, NodeProt
 from tcomp.errors import ImportModelError, InputError, TcompError, UnsupportedError
 from tcomp.frontends.onnx import reader
 from tcomp.frontends.onnx.context import FOLD_LIMIT, Body, Context, Handler, Scope, Table, Type, check_type
-from tcomp.frontends.onnx.handlers import arithmetic, control, image, movement, nn, recurrent, signal
+from tcomp.frontends.onnx.handlers import arithmetic, control, image, ml, movement, nn, recurrent, signal
 from tcomp.frontends.onnx.schema import find_schema
 from tcomp.frontends.onnx.signature import Range, Shape, signature
 from tcomp.ir.expr import Dim, bounds, postorder
@@ -34,8 +34,13 @@ from tcomp.ops.movement import IDENTITY
 MAX_DEPTH = 24  # functions inside functions, and sub-graphs inside sub-graphs
 MAX_NODES = 100_000  # nodes after expansion
 
-FAMILIES: tuple[Table, ...] = tuple(family.TABLE for family in (arithmetic, control, image, movement, nn, recurrent, signal))
-HANDLERS: Table = {op: versions for family in FAMILIES for op, versions in family.items()}
+FAMILIES: Mapping[str, tuple[Table, ...]] = {  # by domain; the standard one is ""
+    "": tuple(family.TABLE for family in (arithmetic, control, image, movement, nn, recurrent, signal)),
+    "ai.onnx.ml": (ml.TABLE,),
+}
+HANDLERS: Mapping[str, Table] = {
+    domain: {op: versions for table in tables for op, versions in table.items()} for domain, tables in FAMILIES.items()
+}
 
 SUPPORTED, DECOMPOSED, MISSING, UNCHECKED = "supported", "decomposed", "missing", "unchecked"
 
@@ -95,7 +100,7 @@ def _import(source: Source, shapes: Shapes | None, dims: Dims | None, values: Va
 
 def find_handler(domain: str, op_type: str, opset: int) -> Handler | None:
     """The handler in force at an opset; None where there is none. The standard domain is ""."""
-    versions = HANDLERS.get(op_type, ()) if domain == "" else ()
+    versions = HANDLERS.get(domain, {}).get(op_type, ())
     if callable(versions):
         return versions
     return next((handler for since, handler in reversed(versions) if since <= opset), None)
