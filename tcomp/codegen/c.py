@@ -20,7 +20,7 @@ from contextlib import contextmanager
 from tcomp.errors import CodegenError
 from tcomp.ir import expr as E, loops as L
 from tcomp.ir.access import without
-from tcomp.ir.dtypes import BITS, UNSIGNED, integer_range, is_float, is_integer
+from tcomp.ir.dtypes import BITS, NARROW, UNSIGNED, integer_range, is_float, is_integer
 from tcomp.ir.expr import INDEX, Dim, Expr, as_expr
 from tcomp.ir.loops import Buffer, Kernel, Stmt
 from tcomp.ir.simplify import simplify
@@ -29,6 +29,7 @@ FLAGS = ("-std=c11", "-fwrapv", "-fno-strict-aliasing")
 TYPES = {
     "float32": "float", "float64": "double", "int8": "signed char", "int16": "short", "int32": "int", "int64": "long",
     "uint8": "unsigned char", "uint16": "unsigned short", "uint32": "unsigned", "uint64": "unsigned long", "bool": "_Bool",
+    **dict.fromkeys(NARROW, "unsigned char"),
 }  # fmt: skip
 INFIX = {
     "mul": ("*", 10), "div": ("/", 10), "add": ("+", 9), "sub": ("-", 9),

@@ -31,7 +31,7 @@ from dataclasses import dataclass
 from typing import Any, TypeVar
 
 from tcomp.errors import IRError
-from tcomp.ir.dtypes import BITS, SIGNED, highest, integer_range, is_float, is_integer, lowest
+from tcomp.ir.dtypes import BITS, NARROW, SIGNED, highest, integer_range, is_float, is_integer, lowest
 
 INDEX = "int64"  # dtype of loop variables, indices and dims
 T = TypeVar("T")
@@ -150,9 +150,14 @@ def _make(op: str, dtype: str, args: tuple[Expr, ...] = (), attr: Any = None) ->
 
 
 def const(value: Any, dtype: str = INDEX) -> Expr:
-    """A literal. Integers are wrapped to the range of `dtype`; `value` may be a Python or NumPy scalar."""
+    """A literal. Integers are wrapped to the range of `dtype`; `value` may be a Python or NumPy scalar. Those of narrow types are the
+    `bitcast` of one."""
     if type(value) is int and -_WRAPS <= value < _WRAPS and dtype == INDEX:
         return _make("const", INDEX, (), value)
+    if dtype in NARROW:
+        from tcomp.ir import narrow  # written in expressions
+
+        return narrow.literal(value, dtype)
     return _make("const", dtype, (), float(value) if is_float(dtype) else bool(value) if dtype == "bool" else wrap(int(value), dtype))
 
 
@@ -205,6 +210,8 @@ def binary(op: str, a: ExprLike, b: ExprLike) -> Expr:
         b = const(b, a.dtype)
     if a.dtype != b.dtype:
         raise IRError(f"`{op}` of {a.dtype} and {b.dtype}", where=f"{a}  and  {b}", hint="insert te.cast(x, dtype)")
+    if a.dtype in NARROW:
+        raise _no_arithmetic(op, a.dtype)
     dtype = "bool" if op in COMPARISON else a.dtype
     if a is b or a.op == "const" or b.op == "const":
         if a.op == b.op == "const" and (folded := fold_binary(op, a.attr, b.attr, a.dtype)) is not None:
@@ -212,6 +219,11 @@ def binary(op: str, a: ExprLike, b: ExprLike) -> Expr:
         if (same := _identity(op, a, b)) is not None:
             return same
     return _make(op, dtype, (a, b))
+
+
+def _no_arithmetic(op: str, dtype: str) -> IRError:
+    hint = "compute with te.cast(x, dtype) in a wider type, and cast the result"
+    return IRError(f"`{op}` of {dtype}", why="elements of narrow types are stored, moved and converted, not computed with", hint=hint)
 
 
 def fold_binary(op: str, a: Any, b: Any, dtype: str) -> Any:
@@ -264,6 +276,8 @@ def unary(op: str, a: Expr) -> Expr:
     """An elementary function or sign operator; `PREDICATES` give bool, all others keep the dtype."""
     if op not in UNARY:
         raise IRError(f"unknown function `{op}`")
+    if a.dtype in NARROW:
+        raise _no_arithmetic(op, a.dtype)
     if a.op == "const" and (op == "neg" or (op == "not" and a.dtype == "bool")):
         return const(-a.attr if op == "neg" else not a.attr, a.dtype)
     if not is_float(a.dtype) and (op in PREDICATES or op in ("floor", "ceil", "round", "trunc")):
@@ -292,10 +306,15 @@ def select_where(conditions: Sequence[Expr], a: Expr, b: Expr) -> Expr:
 
 
 def cast(a: ExprLike, dtype: str) -> Expr:
-    """Conversion. float -> integer truncates towards zero (out of range saturates, NaN gives 0); to bool tests != 0."""
+    """Conversion. float -> integer truncates towards zero (out of range saturates, NaN gives 0); to bool tests != 0. From and to narrow
+    types as `narrow.convert` says, by simpler operations."""
     a = as_expr(a, dtype)
     if a.dtype == dtype:
         return a
+    if dtype in NARROW or a.dtype in NARROW:
+        from tcomp.ir import narrow  # written in expressions
+
+        return narrow.convert(a, dtype)
     if a.op == "const" and (not is_integer(dtype) or not is_float(a.dtype)):
         return const(a.attr != 0 if dtype == "bool" else a.attr, dtype)
     return _make("cast", dtype, (a,))
@@ -303,6 +322,8 @@ def cast(a: ExprLike, dtype: str) -> Expr:
 
 def bitcast(a: Expr, dtype: str) -> Expr:
     """The same bits as another type of the same width."""
+    if a.op == "bitcast" and a.dtype in NARROW:
+        (a,) = a.args
     return a if a.dtype == dtype else _make("bitcast", dtype, (a,))
 
 
@@ -441,6 +462,8 @@ def with_args(e: Expr, args: tuple[Expr, ...]) -> Expr:
         return e
     if e.op in ARITY:
         return operation(e.op, *args)
+    if e.op == "bitcast":
+        return bitcast(args[0], e.dtype)
     return cast(args[0], e.dtype) if e.op == "cast" else _make(e.op, e.dtype, args, e.attr)
 
 
@@ -597,7 +620,7 @@ def _within_type(found: Bounds, dtype: str) -> Bounds:
 
 
 def _bounds_of(e: Expr) -> Bounds:
-    if is_float(e.dtype):
+    if is_float(e.dtype) or e.dtype in NARROW:
         return None, None
     found: Bounds | None = None
     match e.op:

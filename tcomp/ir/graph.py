@@ -28,6 +28,7 @@ import numpy.typing as npt
 
 from tcomp.errors import IRError, TcompError
 from tcomp.ir import te
+from tcomp.ir.dtypes import NARROW
 from tcomp.ir.expr import Dim, Expr, as_dim, variables
 from tcomp.ir.layout import Layout
 from tcomp.ir.text.printer import Names, Printer, quoted, unused
@@ -339,5 +340,5 @@ class _GraphPrinter(Printer):
     def constant(self, array: np.ndarray, dtype: str) -> str:
         if array.size > INLINE:
             return f'sha256 "{content_hash(array)}"'
-        elements = [float(x) for x in array.reshape(-1)] if dtype == "bfloat16" else array.reshape(-1)
+        elements = array.reshape(-1).tolist() if dtype == "bfloat16" or dtype in NARROW else array.reshape(-1)
         return f"[{', '.join(str(x).lower() if dtype == 'bool' else str(x) for x in elements)}]"

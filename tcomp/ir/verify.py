@@ -14,7 +14,7 @@ import numpy as np
 
 from tcomp.errors import IRError, TcompError
 from tcomp.ir import expr as E, loops as L, program as P, te
-from tcomp.ir.dtypes import BITS, is_float, is_integer, to_numpy
+from tcomp.ir.dtypes import BITS, NARROW, is_float, is_integer, to_numpy
 from tcomp.ir.expr import INDEX, Dim, Expr, as_expr, bounds
 from tcomp.ir.graph import IF, KERNEL, STRUCTURAL, Graph, Node, Value, infer
 from tcomp.ir.instruction import match
@@ -100,6 +100,8 @@ def _verify_node(e: Expr, require: Require) -> None:
 def _defined(op: str, dtype: str) -> bool:
     if op == "checked":
         return dtype == INDEX
+    if dtype in NARROW:
+        return op == "select"
     if op in E.COMPARISON or op in ("min", "max", "select"):
         return True
     if dtype == "bool":

@@ -11,12 +11,14 @@ from collections.abc import Callable, Sequence
 from functools import partial, reduce
 from itertools import zip_longest
 from operator import add
+from typing import Any
 
 from tcomp.errors import IRError
 from tcomp.ir import te
-from tcomp.ir.dtypes import BITS, SIGNED, is_float, is_integer
+from tcomp.ir.dtypes import BITS, NARROW, NARROW_FLOATS, SIGNED, is_float, is_integer
 from tcomp.ir.expr import INDEX, Dim, Expr, ExprLike, as_expr, bitcast, bounds, cast, checked, const, maximum, minimum, select
 from tcomp.ir.graph import Operator
+from tcomp.ir.narrow import convert
 from tcomp.ir.simplify import same_dim
 from tcomp.ir.te import Tensor
 
@@ -75,8 +77,8 @@ def piecewise(at: Expr, ends: Sequence[Dim], values: Sequence[Expr]) -> Expr:
 
 
 def widened(value: Expr) -> Expr:
-    """16-bit floats as float32, in which they are computed; all else as it is."""
-    return cast(value, "float32") if value.dtype in HALF else value
+    """Floats of 16 bits and fewer as float32, in which they are computed; all else as it is."""
+    return cast(value, "float32") if value.dtype in HALF or value.dtype in NARROW_FLOATS else value
 
 
 def rounded(x: Tensor, dtype: str) -> Tensor:
@@ -174,8 +176,10 @@ def _isinf(x: Expr, positive: bool, negative: bool) -> Expr:
     return found if negative else found & (x > 0)
 
 
-def _convert(x: Expr, dtype: str) -> Expr:
-    """Cast; float16 <-> bfloat16 goes through float32."""
+def _convert(x: Expr, dtype: str, **narrowed: Any) -> Expr:
+    """Cast; float16 <-> bfloat16 goes through float32. To narrow types as `narrow.convert` is told."""
+    if narrowed:
+        return convert(x, dtype, **narrowed)
     return cast(cast(x, "float32") if {x.dtype, dtype} == {"float16", "bfloat16"} else x, dtype)
 
 
@@ -235,14 +239,16 @@ def _clip(x: Tensor, low: Tensor | None, high: Tensor | None) -> Tensor:
     return te.compute(x.shape, lambda *i: clip(x[i], *at), "clip")
 
 
-def _cast(x: Tensor, dtype: str) -> Tensor:
-    return te.compute(x.shape, lambda *i: _convert(x[i], dtype), "cast")
+def _cast(x: Tensor, dtype: str, **narrowed: Any) -> Tensor:
+    return te.compute(x.shape, lambda *i: _convert(x[i], dtype, **narrowed), "cast")
 
 
 def _bitcast(x: Tensor, dtype: str) -> Tensor:
-    if BITS[dtype] != BITS[x.dtype]:
+    if (NARROW.get(dtype) or BITS[dtype]) != (NARROW.get(x.dtype) or BITS[x.dtype]):
         raise IRError(f"bitcast of {x.dtype} to {dtype}: types of different width")
     boolean = "bool" in (dtype, x.dtype)  # stored as 0 or 1
+    if boolean and (dtype in NARROW_FLOATS or x.dtype in NARROW_FLOATS):
+        raise IRError(f"bitcast of {x.dtype} to {dtype}", hint="by way of uint8")
     return _cast(x, dtype) if boolean else te.compute(x.shape, lambda *i: bitcast(x[i], dtype), "bitcast")
 
 

@@ -8,9 +8,10 @@ from __future__ import annotations
 
 from tcomp.errors import IRError
 from tcomp.ir import te
-from tcomp.ir.dtypes import is_float
+from tcomp.ir.dtypes import NARROW_FLOATS, NARROW_INTEGERS, integer_range, is_float
 from tcomp.ir.expr import Expr, cast, maximum, minimum
 from tcomp.ir.graph import Operator
+from tcomp.ir.narrow import convert
 from tcomp.ir.te import Tensor
 from tcomp.ops.elementwise import BYTES, broadcast_read, broadcast_shape, require_same, widened
 
@@ -31,12 +32,22 @@ def _parameter(p: Tensor, i: tuple[Expr, ...], x: Tensor, axis: int, block: int 
     return p[tuple(index // block if a == axis else index for a, index in enumerate(i))]
 
 
-def quantize(x: Tensor, scale: Tensor, zero: Tensor | None, axis: int, block: int, dtype: str, precision: str) -> Tensor:
-    """saturate(round(x / scale) + zero), ties to even; the division in type `precision`."""
+def quantize(
+    x: Tensor, scale: Tensor, zero: Tensor | None, axis: int, block: int, dtype: str, precision: str, saturate: bool = True
+) -> Tensor:
+    """saturate(round(x / scale) + zero), ties to even; the division in type `precision`. Floats are rounded once, to `dtype`; where not
+    `saturate`, those out of range become infinities or NaN."""
 
     def element(*i: Expr) -> Expr:
-        value = te.round(widened(cast(x[i], precision) / cast(_parameter(scale, i, x, axis, block), precision)))
-        return cast(value if zero is None else value + cast(_parameter(zero, i, x, axis, block), value.dtype), dtype)  # saturates
+        value = widened(cast(x[i], precision) / cast(_parameter(scale, i, x, axis, block), precision))
+        value = value if dtype in NARROW_FLOATS else te.round(value)
+        value = value if zero is None else value + cast(_parameter(zero, i, x, axis, block), value.dtype)
+        if dtype in NARROW_FLOATS:
+            return convert(value, dtype, saturate)
+        if dtype in NARROW_INTEGERS:
+            low, high = integer_range(dtype)
+            value = minimum(maximum(value, float(low)), float(high))
+        return cast(value, dtype)  # saturates
 
     return te.compute(x.shape, element, "quantize")
 
@@ -44,10 +55,12 @@ def quantize(x: Tensor, scale: Tensor, zero: Tensor | None, axis: int, block: in
 def dequantize(x: Tensor, scale: Tensor, zero: Tensor | None, axis: int, block: int, dtype: str) -> Tensor:
     """(x - zero) * scale, as `dtype`."""
 
+    wide = "float32" if x.dtype in NARROW_FLOATS else "int32"
+
     def element(*i: Expr) -> Expr:
-        value = cast(x[i], "int32")
+        value = cast(x[i], wide)
         if zero is not None:
-            value = value - cast(_parameter(zero, i, x, axis, block), "int32")
+            value = value - cast(_parameter(zero, i, x, axis, block), wide)
         factor = widened(_parameter(scale, i, x, axis, block))
         return cast(cast(value, factor.dtype) * factor, dtype)
 
@@ -66,6 +79,8 @@ def dynamic_range(x: Tensor) -> tuple[Tensor, Tensor]:
 
 def centred(x: Tensor, zero: Tensor | None, axis: int) -> Tensor:
     """x - zero as int32; `zero` is a scalar, a vector along `axis`, or broadcasts to x."""
+    if x.dtype in NARROW_FLOATS:
+        raise IRError(f"integers are wanted, and {x} holds floats")
     if zero is not None and zero.ndim == x.ndim:
         broadcast_shape(x.shape, zero.shape)
 

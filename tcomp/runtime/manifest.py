@@ -39,7 +39,7 @@ _NATIVE = {
 # Element types that NumPy lacks, with the type of their raw bits. Those narrower than a byte take one byte each.
 _EXTENDED = {"bfloat16": "uint16"}
 _EXTENDED |= dict.fromkeys(("float8_e4m3fn", "float8_e4m3fnuz", "float8_e5m2", "float8_e5m2fnuz", "float8_e8m0fnu"), "uint8")
-_EXTENDED |= dict.fromkeys(("float4_e2m1fn", "int4", "uint4", "int2", "uint2"), "uint8")
+_EXTENDED |= dict.fromkeys(("float6_e2m3fn", "float6_e3m2fn", "float4_e2m1fn", "int4", "uint4", "int2", "uint2"), "uint8")
 
 
 @cache

@@ -19,8 +19,9 @@ from tcomp.codegen.llvm.machine_code import assembly, compile_ir
 from tcomp.codegen.llvm.math import ELEMENTARY
 from tcomp.errors import CodegenError
 from tcomp.ir import expr as E, te
-from tcomp.ir.dtypes import BITS, FLOATS, SIGNED, UNSIGNED, is_float, to_numpy
+from tcomp.ir.dtypes import BITS, FLOATS, NARROW, SIGNED, UNSIGNED, is_float, to_numpy
 from tcomp.ir.expr import Expr, as_expr, cast, const, select
+from tcomp.ir.interpreters.loops import run_kernel
 from tcomp.ir.loops import Accumulate, Allocate, Buffer, If, Kernel, Stmt, While, block, loop, store
 from tcomp.ir.text.parser import parse_kernel
 from tcomp.target import CpuTarget
@@ -426,10 +427,13 @@ def reference_cast(x: np.ndarray, dtype: str) -> np.ndarray:
     return x.astype(np.float64 if is_float(dtype) and x.dtype.kind == "b" else x.dtype).astype(to_numpy(dtype))
 
 
-@pytest.mark.parametrize("source", list(BITS))
+WIDE = [dtype for dtype in BITS if dtype not in NARROW]
+
+
+@pytest.mark.parametrize("source", WIDE)
 def test_casts(source: str) -> None:
     x = special_values(source)
-    for dtype in BITS:
+    for dtype in WIDE:
         if dtype == source:
             continue
         with np.errstate(all="ignore"):
@@ -438,6 +442,29 @@ def test_casts(source: str) -> None:
             y = np.zeros(64, to_numpy(dtype))
             compile_kernel(elementwise(lambda a, dtype=dtype: cast(a, dtype), (source,), dtype, lanes))(x, y)
             assert_same(y, expected, f"{source} -> {dtype}")
+
+
+@pytest.mark.parametrize("source", BITS)
+def test_casts_of_narrow_types(source: str) -> None:
+    """Bit for bit what the interpreter gives: every code, and floats near their ties (NaN with any sign and payload)."""
+    if source in NARROW:
+        x = np.arange(256, dtype=np.uint8).view(to_numpy(source))
+    else:
+        x = np.resize(special_values(source), 256)
+        if is_float(source):
+            halves = np.arange(-64, 64) / 16 * 2.0 ** rng.integers(-8, 8, 128)
+            x[128:] = halves.astype(x.dtype)
+    for dtype in BITS if source in NARROW else NARROW:
+        if dtype == source:
+            continue
+        for lanes in (1, 16):
+            program = elementwise(lambda a, dtype=dtype: cast(a, dtype), (source,), dtype, lanes, 256)
+            y, expected = np.zeros(256, to_numpy(dtype)), np.zeros(256, to_numpy(dtype))
+            run_kernel(program, dict(zip(program.buffers, (x, expected), strict=True)))
+            compile_kernel(program)(x, y)
+            if not is_float(dtype):
+                y, expected = y.view(np.uint8), expected.view(np.uint8)
+            assert_same(y, expected, f"{source} -> {dtype}, {lanes} lanes")
 
 
 @pytest.mark.parametrize("target", [HOST, CpuTarget.parse("cpu -march=x86_64 -mcpu=haswell")], ids=["host", "haswell"])
@@ -713,7 +740,8 @@ def test_spills_are_counted() -> None:
 @pytest.mark.parametrize("target", ["cpu -mcpu=x86-64", "cpu -mcpu=haswell", "cpu -mcpu=skylake-avx512", "cpu -mcpu=sapphirerapids", "aarch64", "cpu -mcpu=neoverse-v1"])  # fmt: skip
 def test_objects_import_nothing(target: str) -> None:
     t = CpuTarget.parse(target)
-    kernels = [elementwise(lambda a, d=d: cast(a, d), (s,), d, lanes) for s in BITS for d in BITS if s != d for lanes in (1, 16)]
+    kernels = [elementwise(lambda a, d=d: cast(a, d), (s,), d, lanes) for s in WIDE for d in WIDE if s != d for lanes in (1, 16)]
+    kernels += [elementwise(lambda a, d=d: cast(a, d), (s,), d, 16) for n in NARROW for s, d in ((n, "float32"), ("float64", n))]
     for dtype in FLOATS:
         for op in ("floor", "ceil", "round", "trunc", "sqrt"):
             kernels.append(elementwise(lambda a, op=op: E.unary(op, a), (dtype,), dtype, 8))

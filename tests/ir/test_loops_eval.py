@@ -5,13 +5,13 @@ import pytest
 
 from tcomp.errors import InputError, IRError
 from tcomp.ir import expr as E, loops as L
-from tcomp.ir.dtypes import BITS, integer_range, is_float, to_numpy
+from tcomp.ir.dtypes import FLOATS, SIGNED, UNSIGNED, integer_range, is_float, to_numpy
 from tcomp.ir.expr import standard_reducers
 from tcomp.ir.interpreters import semantics
 from tcomp.ir.interpreters.loops import run_kernel, run_stmt
 from tcomp.ir.text.parser import parse_kernel
 
-_FLOATS, _INTEGERS = [d for d in BITS if is_float(d)], [d for d in BITS if not is_float(d) and d != "bool"]
+_FLOATS, _INTEGERS = list(FLOATS), [*SIGNED, *UNSIGNED]
 A, B = L.Buffer("A", "float32", (4,)), L.Buffer("B", "float32", (4,))
 
 

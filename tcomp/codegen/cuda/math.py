@@ -9,12 +9,13 @@ import math
 import struct
 from typing import Any
 
-from tcomp.ir.dtypes import is_float
+from tcomp.ir.dtypes import NARROW, is_float
 
 REGISTER = {
     "float16": "float", "bfloat16": "float", "float32": "float", "float64": "double", "bool": "bool",
     "int8": "signed char", "int16": "short", "int32": "int", "int64": "long long",
     "uint8": "unsigned char", "uint16": "unsigned short", "uint32": "unsigned int", "uint64": "unsigned long long",
+    **dict.fromkeys(NARROW, "unsigned char"),
 }  # fmt: skip
 MEMORY = {**REGISTER, "float16": "unsigned short", "bfloat16": "unsigned short", "bool": "unsigned char"}
 HALF = {"float16": "half", "bfloat16": "bfloat"}  # the names that their helpers bear

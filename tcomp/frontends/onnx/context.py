@@ -22,7 +22,7 @@ from onnx import GraphProto
 from tcomp.errors import ImportModelError, UnsupportedError
 from tcomp.frontends.onnx import symbolic
 from tcomp.frontends.onnx.reader import dtype_name
-from tcomp.ir.dtypes import is_float, itemsize, to_numpy
+from tcomp.ir.dtypes import NARROW, is_float, itemsize, to_numpy
 from tcomp.ir.expr import Dim, Expr, as_dim, as_expr
 from tcomp.ir.graph import Application, Graph, GraphBuilder, Inputs, Node, Operator, Value, application, materialised
 from tcomp.ir.interpreters.te import evaluate
@@ -54,6 +54,8 @@ class Scope:
 
     def known_elements(self, value: Value) -> tuple[Expr, ...] | None:
         """The elements of a small value as expressions, or None."""
+        if value.dtype in NARROW:
+            return None
         if value not in self.elements and (array := self.known(value)) is not None and array.size <= FOLD_LIMIT:
             self.elements[value] = symbolic.literals(array, value.dtype)
         return self.elements.get(value)

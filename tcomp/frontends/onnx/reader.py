@@ -7,7 +7,7 @@ import os
 import stat
 import sys
 from collections.abc import Iterator, Mapping
-from math import prod
+from math import lcm, prod
 from pathlib import Path, PurePosixPath
 from typing import Any
 
@@ -17,13 +17,18 @@ from google.protobuf.message import DecodeError
 from onnx import AttributeProto, ModelProto, SparseTensorProto, TensorProto, TypeProto
 
 from tcomp.errors import ImportModelError, UnsupportedError
-from tcomp.ir.dtypes import to_numpy
+from tcomp.ir.dtypes import NARROW, to_numpy
 
 DTYPES: Mapping[int, str] = {
     TensorProto.FLOAT: "float32", TensorProto.DOUBLE: "float64", TensorProto.FLOAT16: "float16", TensorProto.BFLOAT16: "bfloat16",
     TensorProto.INT8: "int8", TensorProto.INT16: "int16", TensorProto.INT32: "int32", TensorProto.INT64: "int64",
     TensorProto.UINT8: "uint8", TensorProto.UINT16: "uint16", TensorProto.UINT32: "uint32", TensorProto.UINT64: "uint64",
     TensorProto.BOOL: "bool",
+    **{TensorProto.DataType.Value(name): dtype for name, dtype in (
+        ("FLOAT8E4M3FN", "float8_e4m3fn"), ("FLOAT8E4M3FNUZ", "float8_e4m3fnuz"), ("FLOAT8E5M2", "float8_e5m2"),
+        ("FLOAT8E5M2FNUZ", "float8_e5m2fnuz"), ("FLOAT8E8M0", "float8_e8m0fnu"), ("FLOAT6E2M3", "float6_e2m3fn"),
+        ("FLOAT6E3M2", "float6_e3m2fn"), ("FLOAT4E2M1", "float4_e2m1fn"), ("INT4", "int4"), ("UINT4", "uint4"), ("INT2", "int2"),
+        ("UINT2", "uint2")) if name in dict(TensorProto.DataType.items())},  # older versions of `onnx` lack some
 }  # fmt: skip
 ELEM_TYPES: Mapping[str, int] = {dtype: number for number, dtype in DTYPES.items()}
 _TYPED_FIELDS = {"float32": "float_data", "float64": "double_data", "int64": "int64_data", "uint64": "uint64_data", "uint32": "uint64_data"}
@@ -70,7 +75,7 @@ def _mapped(path: Path) -> bytes | mmap.mmap:
 
 
 def dtype_name(elem_type: int, where: str) -> str:
-    """The dtype of an ONNX element type. Raises `UnsupportedError` for strings, complex and sub-byte or 8-bit float types."""
+    """The dtype of an ONNX element type. Raises `UnsupportedError` for strings and complex numbers."""
     if elem_type in DTYPES:
         return DTYPES[elem_type]
     names = TensorProto.DataType
@@ -105,28 +110,31 @@ class TensorReader:
     def array(self, tensor: TensorProto, where: str = "", raw: memoryview | bytes | None = None) -> np.ndarray:
         """The array of a tensor message, read-only where that saves a copy. Raises `ImportModelError` if sizes do not match."""
         where = where or f"tensor `{tensor.name}`"
-        dtype, shape = to_numpy(dtype_name(tensor.data_type, where)), tuple(tensor.dims)
+        name, shape = dtype_name(tensor.data_type, where), tuple(tensor.dims)
+        dtype, width = to_numpy(name), NARROW.get(name, 8)  # bits of an element; of those of a byte and more, of its bytes
         if any(d < 0 for d in shape) or dtype.itemsize * prod(max(d, 1) for d in shape) > sys.maxsize:
             raise ImportModelError(f"a tensor has the shape {list(shape)}", where=where)
         count = prod(shape)
+        size = -(count * dtype.itemsize * width // -8)  # bytes
         if raw is None and tensor.data_location == TensorProto.EXTERNAL:
-            return self._external(tensor, count * dtype.itemsize, where).view(dtype).reshape(shape)
+            return _elements(self._external(tensor, size, where), count, width).view(dtype).reshape(shape)
         if raw is None and tensor.HasField("raw_data"):
             raw = tensor.raw_data
         values = getattr(tensor, _TYPED_FIELDS.get(dtype.name, "int32_data")) if raw is None else raw
-        wanted, unit = (count, "elements") if raw is None else (count * dtype.itemsize, "bytes")
+        wanted, unit = (size if width in (2, 4) else count, "elements") if raw is None else (size, "bytes")
         what = "a tensor's data does not fit its type"
         if len(values) != wanted:
             raise ImportModelError(what, where=where, why=f"{dtype.name}{list(shape)} takes {wanted} {unit}, the file has {len(values)}")
         if raw is not None:
-            return np.frombuffer(raw, dtype).reshape(shape)
+            return _elements(np.frombuffer(raw, np.uint8), count, width).view(dtype).reshape(shape)
         stored = np.array(
             values, np.uint64 if dtype.name in ("uint64", "uint32") else None
         )  # as the field has it: perhaps wider than the tensor
-        kind = np.dtype(np.uint16) if dtype.name in ("float16", "bfloat16") else dtype  # the bits of 16-bit floats
+        kind = np.dtype(np.uint16) if name in ("float16", "bfloat16") else np.dtype(np.uint8) if name in NARROW else dtype  # their bits
         if kind.kind in "iu" and stored.size and not np.iinfo(kind).min <= stored.min() <= stored.max() <= np.iinfo(kind).max:
             raise ImportModelError(what, where=where, why=f"{stored.min()} to {stored.max()} are not in the range of {dtype.name}")
-        return stored.astype(kind).view(dtype if kind is not dtype else kind).reshape(shape)
+        stored = stored.astype(kind)
+        return (_elements(stored, count, width) if width in (2, 4) else stored).view(dtype).reshape(shape)
 
     def _external(self, tensor: TensorProto, size: int, where: str) -> np.ndarray:
         entries = {entry.key: entry.value for entry in tensor.external_data}
@@ -194,6 +202,18 @@ class TensorReader:
                 return [v.decode(errors="replace") if isinstance(v, bytes) else v for v in values]
             case value:
                 return value
+
+
+def _elements(octets: np.ndarray, count: int, width: int) -> np.ndarray:
+    """Elements of less than a byte, packed from the lowest bits up, as a byte each. All else as it is."""
+    if width == 8:
+        return octets
+    group = lcm(width, 8) // 8  # bytes that hold a whole number of elements
+    padded = np.zeros(-(len(octets) // -group) * group, np.uint8)
+    padded[: len(octets)] = octets
+    words = sum((padded[n::group].astype(np.uint32) << 8 * n for n in range(group)), np.uint32(0))
+    parts = [(words >> shift & ((1 << width) - 1)).astype(np.uint8) for shift in range(0, 8 * group, width)]
+    return np.stack(parts, axis=1).ravel()[:count]
 
 
 # The protobuf library copies each `bytes` field twice (into the message, and out of it). Therefore the large `raw_data` fields of the main

@@ -16,7 +16,7 @@ from tcomp.frontends.onnx.reader import ELEM_TYPES
 from tcomp.ir.expr import Expr
 from tcomp.ir.graph import Value
 
-_TYPE_NAMES = {f"tensor({d})": d for d in ELEM_TYPES} | {"tensor(float)": "float32", "tensor(double)": "float64"}
+_TYPE_NAMES = {f"tensor({onnx.TensorProto.DataType.Name(number).lower()})": dtype for dtype, number in ELEM_TYPES.items()}
 _OPTIONAL = (OpSchema.FormalParameterOption.Optional, OpSchema.FormalParameterOption.Variadic)
 
 

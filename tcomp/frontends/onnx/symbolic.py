@@ -114,7 +114,7 @@ class _Evaluation:
         args = tuple(self.value(a, env, memo) for a in e.args)
         if e.op in BINARY:
             return simplify(binary(e.op, *args))
-        if is_integer(e.dtype) and e.op in ("bitcast", "popcount", "not", "shl", "shr"):
+        if e.op == "bitcast" or (is_integer(e.dtype) and e.op in ("popcount", "not", "shl", "shr")):
             raise _Unknown  # these see the width of the type, which is not kept
         if e.op == "abs" and (low := bounds(args[0])[0]) is not None and low >= 0:
             return args[0]

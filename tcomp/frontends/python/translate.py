@@ -23,7 +23,7 @@ from tcomp.frontends.python import values as V
 from tcomp.frontends.python.source import READ, Local, Source, assignments, first_use, locals_of, names
 from tcomp.frontends.python.values import DOUBLE, Type, Value
 from tcomp.ir import expr as E, loops as L
-from tcomp.ir.dtypes import BITS, is_float, is_integer, itemsize
+from tcomp.ir.dtypes import BITS, NARROW, is_float, is_integer, itemsize
 from tcomp.ir.expr import INDEX, Expr, as_expr, standard_reducers
 from tcomp.ir.loops import Buffer, Stmt
 from tcomp.ir.simplify import simplify
@@ -300,7 +300,7 @@ class _Translator:
         except TypeError:
             dtype = ast.unparse(dtypes[0])
         if dtype not in BITS:
-            hint = "one of " + ", ".join(f"np.{d}" for d in BITS if d not in ("bool", "bfloat16"))
+            hint = "one of " + ", ".join(f"np.{d}" for d in BITS if d not in ("bool", "bfloat16", *NARROW))
             self.refuse(stmt, f"unknown dtype `{dtype}`", hint=hint)
         shape = [self.integer(d) for d in _elements(call.args[0])]
         if self.depth:

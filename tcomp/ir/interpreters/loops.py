@@ -18,7 +18,7 @@ import numpy as np
 from tcomp.errors import InputError, IRError
 from tcomp.ir import expr as E, loops as L
 from tcomp.ir.dims import bind_dims
-from tcomp.ir.dtypes import integer_range, is_float, is_integer, to_numpy
+from tcomp.ir.dtypes import NARROW, integer_range, is_float, is_integer, to_numpy
 from tcomp.ir.expr import INDEX, Expr, as_expr, wrap
 from tcomp.ir.interpreters import semantics
 from tcomp.ir.interpreters.semantics import Array
@@ -87,7 +87,7 @@ class Watcher:
     def element(self, b: L.Buffer, array: Array, index: Index, loops: Iteration, verb: str) -> Any:
         """The value of an element. Raises `IRError` if the index is out of range."""
         if all(0 <= i < n for i, n in zip(index, array.shape, strict=True)):
-            return array[index] if is_float(b.dtype) else array.item(index)
+            return array[index] if _is_scalar(b.dtype) else array.item(index)
         self.fail(b, verb, index, loops, f"its shape is {array.shape}")
 
     def fail(self, b: L.Buffer, verb: str, index: Index, loops: Iteration, why: str) -> NoReturn:
@@ -332,9 +332,9 @@ class _Text:
             return self.hook("read", self.constant(b), array, written or "None", f"({_tuple(args)})", self.values())
         if written:
             x = self.name("x")
-            value = f"{array}[{x}]" if is_float(e.dtype) else f"{array}.item({x})"
+            value = f"{array}[{x}]" if _is_scalar(e.dtype) else f"{array}.item({x})"
             return f"({value} if {written}[({x} := ({place}))] else bad())"
-        return f"{array}[{place}]" if is_float(e.dtype) else f"{array}.item(({place}))"
+        return f"{array}[{place}]" if _is_scalar(e.dtype) else f"{array}.item(({place}))"
 
     def place(self, index: Expr, text: str) -> str:
         """An index, refused where it is negative: NumPy would count from the end."""
@@ -345,6 +345,11 @@ class _Text:
 
 
 _NONE = object()  # no value yet
+
+
+def _is_scalar(dtype: str) -> bool:
+    """Whether values are scalars of NumPy; integers and bools are Python's."""
+    return is_float(dtype) or dtype in NARROW
 
 
 def _bad() -> NoReturn:
@@ -369,7 +374,7 @@ def _general(e: Expr) -> Callable[..., Any]:
 
     def general(*args: Any) -> Any:
         result = semantics.apply(op, dtype, [np.asarray(x, t) for x, t in zip(args, types, strict=True)])
-        return result[()] if is_float(dtype) else result.item()
+        return result[()] if _is_scalar(dtype) else result.item()
 
     return general
 

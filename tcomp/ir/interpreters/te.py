@@ -193,7 +193,9 @@ class Evaluator:
         at = {axes[v][0]: v for v in strides}
         order = [at.get(d) for d in range(min(at, default=0), 0)]
         shape = [1 if v is None else axes[v][2] for v in order]
-        return as_strided(array[tuple(first)] if first else array, shape, [0 if v is None else strides[v] for v in order], writeable=False)
+        part = array[tuple(first)] if first else array
+        octets = part.view(np.uint8) if part.itemsize == 1 else part  # NumPy has no name for some types of ml_dtypes, and would ask for it
+        return as_strided(octets, shape, [0 if v is None else strides[v] for v in order], writeable=False).view(part.dtype)
 
     def _reduce(self, e: Expr, grid: Grid) -> Value:
         reducer, axes = e.attr

@@ -16,7 +16,7 @@ import numpy as np
 
 from tcomp.errors import IRError
 from tcomp.ir import expr as E, loops as L, program as P
-from tcomp.ir.dtypes import BITS, SIGNED, integer_range, is_float, is_integer, to_numpy
+from tcomp.ir.dtypes import BITS, NARROW_INTEGERS, SIGNED, integer_range, is_float, is_integer, to_numpy
 from tcomp.ir.expr import ARITY, INDEX, Dim, Expr, Reducer, as_expr, const, standard_reducers
 from tcomp.ir.graph import STRUCTURAL, Graph, Node, Operator, Value
 from tcomp.ir.instruction import ELEMENT, WARP, CopyOp, Fragment, Instruction, Operand, VectorOp, WarpOp, lane_of
@@ -552,7 +552,7 @@ class _Parser(Tokens):
         items = self.bracketed(self.attribute, "[]")
         if not all(isinstance(x, int | float) for x in items) or len(items) != prod(shape):
             self.fail(f"`%{value.name}` needs {prod(shape)} numbers")
-        if is_integer(value.dtype):
+        if is_integer(value.dtype) or value.dtype in NARROW_INTEGERS:
             lo, hi = integer_range(value.dtype)
             if not all(isinstance(x, int) and lo <= x <= hi for x in items):
                 self.fail(f"`%{value.name}` needs integers in {lo}..{hi}")

@@ -13,7 +13,7 @@ from tcomp.codegen.cuda.kernel import emit_kernel
 from tcomp.codegen.cuda.math import literal
 from tcomp.errors import CodegenError, TargetError
 from tcomp.ir import expr as E, te
-from tcomp.ir.dtypes import BITS, FLOATS, SIGNED, UNSIGNED, integer_range, is_float, is_integer, to_numpy
+from tcomp.ir.dtypes import BITS, FLOATS, NARROW, SIGNED, UNSIGNED, integer_range, is_float, is_integer, to_numpy
 from tcomp.ir.expr import Expr, cast, select
 from tcomp.ir.interpreters.loops import run_kernel
 from tcomp.ir.loops import Accumulate, Allocate, Buffer, If, Kernel, Stmt, While, block, loop, store
@@ -60,6 +60,8 @@ def special(dtype: str, seed: int) -> np.ndarray:
     if is_float(dtype):
         edges = [0.0, -0.0, 1.0, -1.0, 0.5, -2.5, 3.5, np.inf, -np.inf, np.nan, 6e-8, 1e-40, 300.0, -7.75, 65504.0, 1e20]
         return rng.permutation(np.concatenate([edges, rng.standard_normal(48) * 4])).astype(to_numpy(dtype))
+    if dtype in NARROW:
+        return rng.permutation(256).astype(np.uint8)[:64].view(to_numpy(dtype))
     lo, hi = integer_range(dtype)
     edges = [0, 1, 2, 3, 7, hi, hi - 1, lo, lo + 1, hi // 2] + ([-1, -2, -7] if lo < 0 else [])
     between = [int(v) for v in rng.integers(max(lo, -100), min(hi, 100), 64 - len(edges))]
@@ -67,6 +69,9 @@ def special(dtype: str, seed: int) -> np.ndarray:
 
 
 def operators(dtype: str) -> dict[str, Callable[[Expr, Expr], Expr]]:
+    casts = {f"cast-{other}": lambda a, b, other=other: cast(a, other) for other in BITS if other != dtype}
+    if dtype in NARROW:
+        return casts
     binary = [*E.COMPARISON, "min", "max"]
     unary: list[str] = []
     if dtype == "bool":
@@ -80,7 +85,7 @@ def operators(dtype: str) -> dict[str, Callable[[Expr, Expr], Expr]]:
         unary = ["neg", "abs", "floor", "ceil", "round", "trunc", "sqrt", "isnan", "isinf"]
     found: dict[str, Callable[[Expr, Expr], Expr]] = {op: lambda a, b, op=op: E.binary(op, a, b) for op in binary}
     found |= {op: lambda a, b, op=op: E.unary(op, a) for op in unary}
-    found |= {f"cast-{other}": lambda a, b, other=other: cast(a, other) for other in BITS if other != dtype}
+    found |= casts
     found["select"] = lambda a, b: select(E.equal(a, b), a, b)
     if is_float(dtype):
         found["fma"] = lambda a, b: E.fma(a, b, a)
@@ -90,6 +95,8 @@ def operators(dtype: str) -> dict[str, Callable[[Expr, Expr], Expr]]:
 def compared(got: np.ndarray, want: np.ndarray, what: str) -> None:
     if is_float(want.dtype.name):
         got, want = got.astype(np.float64), want.astype(np.float64)
+    elif want.dtype.name in NARROW:
+        got, want = got.view(np.uint8), want.view(np.uint8)
     np.testing.assert_array_equal(got, want, err_msg=what)
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from tcomp.frontends.onnx.context import Context, Handler, Table, Versions, attribute, flag, forward
-from tcomp.ir.dtypes import is_float
+from tcomp.ir.dtypes import NARROW_FLOATS, is_float
 from tcomp.ir.graph import Operator, Value
 from tcomp.ops import elementwise as ew, reduction as red
 from tcomp.ops.movement import RESHAPE
@@ -104,6 +104,11 @@ def _softmax_cross_entropy_loss(ctx: Context) -> tuple[Value, Value]:
     return ctx.add(red.NLL_LOSS, [log_prob, ctx.value(1), ctx.input(2)], **attrs), log_prob
 
 
+def _cast(ctx: Context, dtype: str) -> Value:
+    narrowed = {"saturate": bool(ctx.attrs.get("saturate", 1)), "rounding": ctx.attrs.get("round_mode", "up")}
+    return ctx.add(ew.CAST, [ctx.value(0)], dtype=dtype, **(narrowed if dtype in NARROW_FLOATS else {}))
+
+
 _NAMED = {"FLOAT": "float32", "DOUBLE": "float64"}  # types at opset 1; all others have the name of their dtype
 TABLE: Table = {
     **{name: forward(op) for name, op in {
@@ -132,9 +137,9 @@ TABLE: Table = {
     "Clip": ((1, lambda ctx: ctx.add(ew.CLIP_CONST, ctx.inputs, low=ctx.attrs.get("min"), high=ctx.attrs.get("max"))), (11, _clip)),
     "Cast": (
         (1, forward(ew.CAST, dtype=lambda ctx: _NAMED.get(ctx.attrs["to"].upper(), ctx.attrs["to"].lower()))),
-        (6, forward(ew.CAST, dtype=lambda ctx: ctx.dtype("to"))),
+        (6, lambda ctx: _cast(ctx, ctx.dtype("to"))),
     ),
-    "CastLike": forward(ew.CAST, inputs=1, dtype=lambda ctx: ctx.value(1).dtype),
+    "CastLike": lambda ctx: _cast(ctx, ctx.value(1).dtype),
     "BitCast": forward(ew.BITCAST, dtype=lambda ctx: ctx.dtype("to")),
     "IsInf": forward(ew.ISINF, positive=flag("detect_positive"), negative=flag("detect_negative")),
     **{f"Reduce{name}": _reduce(op) for name, op in {

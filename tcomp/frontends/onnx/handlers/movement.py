@@ -10,7 +10,7 @@ import numpy as np
 
 from tcomp.frontends.onnx.context import Context, Table, attribute, axis_of, forward
 from tcomp.frontends.onnx.symbolic import MAX_SIZES
-from tcomp.ir.dtypes import is_float
+from tcomp.ir.dtypes import SCALE, is_float
 from tcomp.ir.expr import Dim, Expr, as_dim, as_expr, bounds, maximum, minimum, select, variables
 from tcomp.ir.graph import Operator, Value
 from tcomp.ir.simplify import simplify
@@ -229,6 +229,8 @@ def padded(
         return x
     if mode not in ops.PAD_MODES:
         raise ctx.invalid(f"unknown mode `{mode}`")
+    if mode == "constant" and filling is None and x.dtype == SCALE:
+        raise ctx.unsupported(f"{x.dtype} has no 0 to pad with", "give the constant value")
     if mode != "constant" and any(d == 0 and (b, a) != (0, 0) for d, b, a in zip(x.shape, before, after, strict=True)):
         raise ctx.invalid("an empty axis cannot be padded from its own elements")
     return ctx.add(ops.PAD, [x, filling], before=tuple(before), after=tuple(after), mode=mode)

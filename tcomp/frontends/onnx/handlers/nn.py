@@ -7,7 +7,7 @@ from typing import Any
 
 from tcomp.frontends.onnx.context import Context, Table, attribute, axis_of, forward
 from tcomp.frontends.onnx.handlers import movement
-from tcomp.ir.dtypes import is_float, lowest
+from tcomp.ir.dtypes import NARROW_FLOATS, is_float, lowest
 from tcomp.ir.expr import Dim, Expr, as_dim, as_expr, maximum, minimum
 from tcomp.ir.graph import Operator, Value
 from tcomp.ops import nn, reduction as ops
@@ -234,12 +234,15 @@ def _quantize_linear(ctx: Context) -> Value:
     dtype = zero.dtype if zero is not None else ctx.dtype("output_dtype", "uint8")
     if is_float(dtype):
         raise ctx.unsupported(f"quantisation to {dtype} is not supported")
-    precision = ctx.dtype("precision", scale.dtype if is_float(x.dtype) else "float32")
-    return ctx.add(QUANTIZE, [x, scale, zero], **_axis_block(ctx), dtype=dtype, precision=precision)
+    precision = ctx.dtype("precision", scale.dtype if is_float(x.dtype) and is_float(scale.dtype) else "float32")
+    attrs = {} if ctx.attrs.get("saturate", 1) or dtype not in NARROW_FLOATS else {"saturate": False}
+    return ctx.add(QUANTIZE, [x, scale, zero], **_axis_block(ctx), dtype=dtype, precision=precision, **attrs)
 
 
 def _dequantize_linear(ctx: Context) -> Value:
     inputs, dtype = [ctx.value(0), ctx.value(1), ctx.input(2)], ctx.dtype("output_dtype", ctx.value(1).dtype)
+    if not is_float(dtype):
+        raise ctx.invalid(f"its result would be {dtype}")
     return _unfolded(ctx, DEQUANTIZE, inputs, **_axis_block(ctx), dtype=dtype)
 
 
