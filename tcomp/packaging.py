@@ -202,10 +202,14 @@ def manifest(graph: Graph, dims: SolvedDims, target: Target, threads: int | None
     def extent(d: Dim) -> int | str:
         return d if isinstance(d, int) else d.name if d.op == "var" else str(d)
 
+    def ranged(v: Expr) -> str:
+        lo, hi = bounds(v)
+        return f"{v.name} in {lo}..{'' if hi is None else hi}"
+
     names = [str(extent(d)) for d in dims.extents]
     bound = [bounds(d) for d in dims.extents.values()]
     inexact = [d for _, d in dims.checks[: len(dims.checks) - len(graph.checks)]]
-    unlike = [f"no {' and '.join(v.name for v in variables(d))} makes {d} the size that an input has" for d in inexact]
+    unlike = [f"no {' and '.join(map(ranged, variables(d)))} makes {d} the size that an input has" for d in inexact]
 
     def specs(values: Sequence[Value]) -> list[dict[str, Any]]:
         return [{"name": v.name, "dtype": v.dtype, "shape": [extent(d) for d in v.shape]} for v in values]

@@ -29,20 +29,28 @@ CHAIN = 8  # values that are chosen by one condition after the other; of more, h
 HINT = "where symbolic sizes must agree: fix them (--dim n=4), bound them (--dim n=1..512), or give a shape in multiples (--shape x=n,h*32)"
 
 
+class SizeMismatch(IRError):
+    """Two extents, `sizes`, have to be equal, and are not so for sure."""
+
+    def __init__(self, what: str, sizes: tuple[Dim, Dim] = (0, 0), **parts: str) -> None:
+        super().__init__(what, **parts)
+        self.sizes = sizes
+
+
 def require_same(a: Dim, b: Dim, what: str) -> None:
-    """Raises `IRError` unless the extents are equal for sure."""
+    """Raises `SizeMismatch` unless the extents are equal for sure."""
     if not same_dim(a, b):
-        raise IRError(f"{what}: {a} and {b} are not the same extent", hint=HINT)
+        raise SizeMismatch(f"{what}: {a} and {b} are not the same extent", (a, b), hint=HINT)
 
 
 def broadcast_shape(*shapes: Sequence[Dim]) -> tuple[Dim, ...]:
-    """The common shape under NumPy's rules. Raises `IRError` where two extents are neither equal for sure nor 1."""
+    """The common shape under NumPy's rules. Raises `SizeMismatch` where two extents are neither equal for sure nor 1."""
     result: list[Dim] = []
     for aligned in zip_longest(*map(reversed, shapes), fillvalue=1):  # from the last axis on
         extent: Dim = next((d for d in aligned if d != 1), 1)
         if other := [d for d in aligned if d != 1 and not same_dim(extent, d)]:
             listed = " and ".join(f"[{', '.join(map(str, s))}]" for s in shapes)
-            raise IRError(f"shapes {listed} do not broadcast: {extent} against {other[0]}", hint=HINT)
+            raise SizeMismatch(f"shapes {listed} do not broadcast: {extent} against {other[0]}", (extent, other[0]), hint=HINT)
         result.append(extent)
     return tuple(reversed(result))
 

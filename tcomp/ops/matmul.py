@@ -13,7 +13,7 @@ from tcomp.ir.expr import Dim, Expr, ExprLike, as_expr, cast, const
 from tcomp.ir.graph import Operator
 from tcomp.ir.simplify import same_dim
 from tcomp.ir.te import Tensor
-from tcomp.ops.elementwise import HALF, broadcast_read, broadcast_shape, factor, product_dtype, require_same, rounded, widened
+from tcomp.ops.elementwise import HALF, SizeMismatch, broadcast_read, broadcast_shape, factor, product_dtype, require_same, rounded, widened
 from tcomp.ops.reduction import softmax_weights
 
 
@@ -76,7 +76,7 @@ def einsum(*operands: Tensor, equation: str) -> Tensor:
         if (known := extents.setdefault(letter, extent)) == 1:
             extents[letter] = extent
         elif extent != 1 and not same_dim(known, extent):
-            raise IRError(f"einsum `{equation}`: index `{letter}` is {known} in one place and {extent} in another")
+            raise SizeMismatch(f"einsum `{equation}`: index `{letter}` is {known} in one place and {extent} in another", (known, extent))
     summed = {letter: te.reduce_axis(d, f"k{n}") for n, (letter, d) in enumerate(extents.items()) if letter not in output}
 
     def element(*index: Expr) -> Expr:

@@ -68,6 +68,11 @@ def _regroup(source: Sequence[Dim], target: Sequence[Dim], index: Sequence[Expr]
     return [const(0) if d == 1 else along(n, d) for n, d in enumerate(source)]
 
 
+def with_shape(x: Tensor, shape: Sequence[Dim]) -> Tensor:
+    """`x`, whose extents are those of `shape` in every run, though not for sure."""
+    return te.compute(shape, lambda *i: x[i], "with_shape")
+
+
 def expand(x: Tensor, shape: Sequence[Dim]) -> Tensor:
     """Broadcast to the common shape of `x` and `shape`."""
     return te.compute(broadcast_shape(x.shape, shape), lambda *i: broadcast_read(x, i), "expand")
@@ -375,6 +380,7 @@ def _merge_sort(order: L.Buffer, merged: L.Buffer, n: Expr, in_order: Callable[[
 
 
 TRANSPOSE, RESHAPE = Operator("transpose", transpose), Operator("reshape", reshape)
+WITH_SHAPE = Operator("with_shape", with_shape)
 EXPAND, TILE, SLICE = Operator("expand", expand), Operator("tile", tile), Operator("slice", slice_)
 CONCAT, PAD, TRILU = Operator("concat", concat), Operator("pad", pad), Operator("trilu", trilu)
 DEPTH_TO_SPACE, SPACE_TO_DEPTH = Operator("depth_to_space", depth_to_space), Operator("space_to_depth", space_to_depth)

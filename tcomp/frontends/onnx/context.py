@@ -19,18 +19,22 @@ from typing import Any, Protocol, TypeVar
 import numpy as np
 from onnx import GraphProto
 
-from tcomp.errors import ImportModelError, UnsupportedError
+from tcomp.errors import ImportModelError, TcompError, UnsupportedError
 from tcomp.frontends.onnx import symbolic
 from tcomp.frontends.onnx.reader import dtype_name
 from tcomp.ir.dtypes import NARROW, is_float, itemsize, to_numpy
+from tcomp.ir.equations import Sizes
 from tcomp.ir.expr import Dim, Expr, as_dim, as_expr
 from tcomp.ir.graph import Application, Graph, GraphBuilder, Inputs, Node, Operator, Value, application, materialised
 from tcomp.ir.interpreters.te import evaluate
-from tcomp.ops.movement import DIMS
+from tcomp.ir.simplify import same_dim
+from tcomp.ops.elementwise import HINT, SizeMismatch
+from tcomp.ops.movement import DIMS, RESHAPE, WITH_SHAPE
 
 T = TypeVar("T")
 FOLD_LIMIT = 4096  # elements: constants up to this size are computed while importing; larger ones are left to the passes
 MAX_RANK = 32
+MAX_EQUATIONS = 32  # between sizes that one operator needs
 MAX_BYTES = 1 << 42  # of one value; anything larger is a damaged or hostile model
 
 Handler = Callable[["Context"], "Value | tuple[Value | None, ...]"]
@@ -42,10 +46,11 @@ Type = tuple[str, Sequence[Dim]]  # (dtype, shape)
 
 class Scope:
     """A graph under construction and what is known at compile time about its values. `elements[v]` lists the elements of `v` in row-major
-    order as expressions over symbolic sizes (integers as `int64`)."""
+    order as expressions over symbolic sizes (integers as `int64`). `sizes` takes the equations between symbolic sizes that operators need;
+    None in a graph that only some runs execute."""
 
-    def __init__(self, name: str) -> None:
-        self.builder = GraphBuilder(name)
+    def __init__(self, name: str, sizes: Sizes | None = None) -> None:
+        self.builder, self.sizes = GraphBuilder(name), sizes
         self.elements: dict[Value, tuple[Expr, ...]] = {}
 
     def known(self, value: Value) -> np.ndarray | None:
@@ -72,12 +77,47 @@ class Scope:
 
     def add(self, op: Operator, inputs: Inputs, attrs: Mapping[str, Any], name: str) -> tuple[Value, ...]:
         """Apply an operator; what can be computed now is. Raises `IRError` if inputs and attributes do not fit it."""
-        made = application(op, inputs, attrs)
+        made, inputs, attrs = self._fitted(op, inputs, attrs, name)
         for tensor in made.outputs:
             check_type(tensor.shape, tensor.dtype, name)
         if (folded := self._folded(made, inputs, f"{name}.{op.name}")) is not None:
             return folded
         return self.append(op, inputs, [(t.dtype, t.shape) for t in made.outputs], attrs, name)
+
+    def _fitted(self, op: Operator, inputs: Inputs, attrs: Mapping[str, Any], name: str) -> tuple[Application, Inputs, Mapping[str, Any]]:
+        """The TE of an operator; where sizes have to be equal, its inputs and attributes are rewritten in terms of one of them."""
+        for _ in range(MAX_EQUATIONS):
+            try:
+                return application(op, inputs, attrs), inputs, attrs
+            except SizeMismatch as error:
+                a, b = self.require_same(*error.sizes, name, error)
+
+                def now(x: Any, a: Dim = a, b: Dim = b) -> Any:
+                    if isinstance(x, tuple | list):
+                        return tuple(map(now, x))
+                    size = self.sizes.now(x) if isinstance(x, Expr) and self.sizes is not None else x
+                    return b if isinstance(size, Expr) and same_dim(size, a) else size
+
+                shapes = [None if v is None else now(v.shape) for v in inputs]
+                if op is RESHAPE and shapes == [v.shape for v in inputs if v is not None]:  # of a product that is equal to another one
+                    (flat,) = self.add(RESHAPE, inputs, {"shape": (a,)}, name)
+                    inputs, shapes = [flat], [(b,)]
+                pairs = list(zip(inputs, shapes, strict=True))
+                inputs = [
+                    v if v is None or s == v.shape else self.append(WITH_SHAPE, [v], [(v.dtype, s)], {"shape": s}, name)[0]
+                    for v, s in pairs
+                ]
+                attrs = {key: now(value) for key, value in attrs.items()}
+        raise UnsupportedError("the sizes of its inputs depend on each other in too complex a way", where=name)
+
+    def require_same(self, a: Dim, b: Dim, where: str, error: TcompError | None = None) -> tuple[Dim, Dim]:
+        """Take note that two sizes are equal: what they are now. Raises `UnsupportedError` where that cannot be told before a run."""
+        if not (isinstance(a, Expr) or isinstance(b, Expr)):
+            raise error or ImportModelError(f"{a} and {b} have to be the same size", where=where)
+        if self.sizes is None or not self.sizes.meet(a, b, where):
+            what = f"{a} and {b} have to be the same size, which symbolic sizes do not tell" if error is None else error.what
+            raise UnsupportedError(what, where=where, hint=HINT)
+        return self.sizes.now(a), self.sizes.now(b)
 
     def append(
         self, op: Operator, inputs: Inputs, results: Sequence[Type], attrs: Mapping[str, Any], name: str, bodies: Sequence[Graph] = ()
@@ -149,8 +189,9 @@ class Bodies(Protocol):
     def inline(self, proto: GraphProto, inputs: Sequence[Value] = ()) -> list[Value]:
         """The outputs of a sub-graph whose nodes are added to the graph around it."""
 
-    def closed(self, proto: GraphProto, types: Sequence[Type | np.ndarray] = ()) -> Body:
-        """The sub-graph as a graph of its own, with formal inputs of the given types, or known ones."""
+    def closed(self, proto: GraphProto, types: Sequence[Type | np.ndarray] = (), conditional: bool = False) -> Body:
+        """The sub-graph as a graph of its own, with formal inputs of the given types, or known ones. A `conditional` one does not run in
+        every run."""
 
     def attempt(self) -> AbstractContextManager[None]:
         """Where `UnsupportedError` ends this context, the report forgets its nodes, because they are imported again in another way."""
@@ -264,6 +305,10 @@ class Context:
     def dims_value(self, dims: Sequence[Dim], shape: Sequence[int] | None = None) -> Value:
         """An integer tensor (1-D unless `shape` is given) that holds symbolic or known sizes."""
         return self.scope.from_elements([as_expr(d) for d in dims], "int64", (len(dims),) if shape is None else shape, self.name)
+
+    def require_same(self, a: Dim, b: Dim) -> None:
+        """Take note that two sizes are equal. Raises `UnsupportedError` where that cannot be told before a run."""
+        self.scope.require_same(a, b, self.where)
 
     def unsupported(self, why: str, hint: str = "") -> UnsupportedError:
         """The error to raise for a valid node that cannot be compiled."""

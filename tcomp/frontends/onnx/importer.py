@@ -26,13 +26,16 @@ from tcomp.frontends.onnx import reader
 from tcomp.frontends.onnx.context import FOLD_LIMIT, Body, Context, Handler, Scope, Table, Type, check_type
 from tcomp.frontends.onnx.handlers import arithmetic, control, image, ml, movement, nn, recurrent, signal
 from tcomp.frontends.onnx.schema import find_schema
-from tcomp.frontends.onnx.signature import Range, Shape, signature
+from tcomp.frontends.onnx.signature import LARGEST, Range, Shape, signature
+from tcomp.ir.equations import Contradiction, Sizes
 from tcomp.ir.expr import Dim, bounds, postorder
 from tcomp.ir.graph import Graph, Inputs, Node, Value
+from tcomp.ops.elementwise import HINT
 from tcomp.ops.movement import IDENTITY
 
 MAX_DEPTH = 24  # functions inside functions, and sub-graphs inside sub-graphs
 MAX_NODES = 100_000  # nodes after expansion
+MAX_ROUNDS = 8  # of imports, each with what the one before found out about sizes
 
 FAMILIES: Mapping[str, tuple[Table, ...]] = {  # by domain; the standard one is ""
     "": tuple(family.TABLE for family in (arithmetic, control, image, movement, nn, recurrent, signal)),
@@ -91,11 +94,22 @@ def check_model(source: Source, shapes: Shapes | None = None, dims: Dims | None 
 
 def _import(source: Source, shapes: Shapes | None, dims: Dims | None, values: Values | None) -> tuple[Graph | None, list[NodeRecord]]:
     model, tensors = reader.read_model(source)
-    importer = _Importer(model, tensors)
-    try:
-        return importer.run(shapes or {}, dims or {}, values or {}), importer.records
-    except RecursionError as error:
-        raise ImportModelError("the model nests graphs or expressions too deeply") from error
+    sizes, distinct = Sizes(LARGEST), False
+    for _ in range(MAX_ROUNDS):  # equations that a walk over the nodes finds are solved for the next one, which sees sizes as they are
+        importer, solved = _Importer(model, tensors, sizes, distinct), len(sizes.values)
+        try:
+            graph = importer.run(shapes or {}, dims or {}, values or {})
+        except RecursionError as error:
+            raise ImportModelError("the model nests graphs or expressions too deeply") from error
+        except TcompError as error:
+            if isinstance(error.__cause__, Contradiction) and not distinct:  # equal names may have been a wrong hint
+                sizes, distinct = Sizes(LARGEST), True
+            elif len(sizes.values) == solved:
+                raise
+        else:
+            if len(sizes.values) == solved:
+                return graph, importer.records
+    raise UnsupportedError(f"the sizes of the model are not settled after {MAX_ROUNDS} walks over its nodes", hint=HINT)
 
 
 def find_handler(domain: str, op_type: str, opset: int) -> Handler | None:
@@ -159,8 +173,8 @@ class Frame:
 
 
 class _Importer:
-    def __init__(self, model: ModelProto, tensors: reader.TensorReader) -> None:
-        self.model, self.tensors = model, tensors
+    def __init__(self, model: ModelProto, tensors: reader.TensorReader, sizes: Sizes, distinct: bool) -> None:
+        self.model, self.tensors, self.sizes, self.distinct = model, tensors, sizes, distinct
         self.records: list[NodeRecord] = []
         self.reported: set[str] = set()  # names in the records
         self.count = 0
@@ -172,7 +186,7 @@ class _Importer:
     def run(self, shapes: Shapes, dims: Dims, values: Values) -> Graph | None:
         """The graph; None where something of it cannot be compiled."""
         proto = self.model.graph
-        frame = Frame(Scope(proto.name or "model"), self.opsets)
+        frame = Frame(Scope(proto.name or "model", self.sizes), self.opsets)
         initializers, builder = set(_initializers(proto)), frame.scope.builder
         _check_names(proto)
         for info in [*proto.input, *proto.output]:
@@ -183,14 +197,18 @@ class _Importer:
         for name, info in fixed.items():
             frame.values[name] = builder.constant(_fitting(values[name], info), name)
         free = [i for i in proto.input if i.name not in initializers and i.name not in fixed]
-        for name, dtype, shape in signature(free, shapes, dims):
+        for name, dtype, given in signature(free, shapes, dims, self.distinct):
+            shape = tuple(map(self.sizes.now, given))
             check_type(shape, dtype, f"input `{name}`")
             frame.values[name] = value = Value(name, dtype, shape)
             builder.inputs.append(value)
+        self.sizes.start(value.shape for value in builder.inputs)
         if not (shapes or dims or values):
             self.declared = {i.name: i for i in (*proto.value_info, *proto.output)}
         results = self.graph(frame, proto, frozenset(i.name for i in proto.output))
-        return None if any(value is _POISON for value in results) else _finish(frame.scope, results, proto)
+        if any(value is _POISON for value in results):
+            return None
+        return replace(_finish(frame.scope, results, proto), checks=self.sizes.conditions())
 
     def graph(self, frame: Frame, proto: GraphProto, reserved: frozenset[str] = frozenset()) -> list[Value]:
         """Import the initializers and nodes of a graph; returns its outputs. Formal inputs are already in `frame.values`."""
@@ -346,8 +364,9 @@ class _Bodies:
     def inline(self, proto: GraphProto, inputs: Sequence[Value] = ()) -> list[Value]:
         return self._outputs(self.frame.inner(self.frame.scope, self.name, self.frame), proto, inputs)
 
-    def closed(self, proto: GraphProto, types: Sequence[Type | np.ndarray] = ()) -> Body:
-        frame = self.frame.inner(Scope(f"{self.name}.{proto.name or 'body'}"), self.name, self.frame)
+    def closed(self, proto: GraphProto, types: Sequence[Type | np.ndarray] = (), conditional: bool = False) -> Body:
+        sizes = None if conditional else self.frame.scope.sizes
+        frame = self.frame.inner(Scope(f"{self.name}.{proto.name or 'body'}", sizes), self.name, self.frame)
         inputs = tuple(
             frame.scope.builder.constant(t, i.name) if isinstance(t, np.ndarray) else frame.scope.builder.input(i.name, *t)
             for i, t in zip(proto.input, types, strict=False)

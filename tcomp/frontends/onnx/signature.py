@@ -23,9 +23,10 @@ Range = int | tuple[int, int]  # a size, or the lowest and the highest one
 
 
 def signature(
-    infos: Sequence[ValueInfoProto], shapes: Mapping[str, Shape], dims: Mapping[str, Range]
+    infos: Sequence[ValueInfoProto], shapes: Mapping[str, Shape], dims: Mapping[str, Range], distinct: bool = False
 ) -> list[tuple[str, str, tuple[Dim, ...]]]:
-    """(name, dtype, shape) of the inputs. A size that the model writes as a formula of others ("past + 1") is that formula. Raises
+    """(name, dtype, shape) of the inputs. A size that the model writes as a formula of others ("past + 1") is that formula. Where sizes
+    are `distinct`, names say nothing: unless `dims` has it, a name stands for one size where it is first met, for others elsewhere. Raises
     `InputError` for shapes and dims that do not fit the inputs, `UnsupportedError` for inputs of unknown rank or type."""
     names = [i.name for i in infos]
     if unknown := [n for n in shapes if n not in names]:
@@ -33,9 +34,13 @@ def signature(
     kinds = {i.name: i.type for i in infos}
     types = {name: reader.tensor_type(kind, f"input `{name}`") for name, kind in kinds.items()}
     given: dict[str, Shape] = {}
+    met: set[str] = set()
     sizes: dict[str, int | str] = {}  # what `shapes` says of the dims that the model names
     for name, (_, declared) in types.items():
         own: Shape = [d if d is not None else f"{name}_{axis}" for axis, d in enumerate(declared or [])]
+        if distinct and name not in shapes:
+            own = [f"{name}_{n}" if isinstance(d, str) and d not in dims and (d in met or d in own[:n]) else d for n, d in enumerate(own)]
+            met.update(d for d in own if isinstance(d, str))
         given[name] = shapes.get(name, own)
         if name not in shapes and any(d.dim_value < 0 for d in kinds[name].tensor_type.shape.dim):
             raise ImportModelError("an input is declared with a negative size", where=f"input `{name}`", hint="give its shape with --shape")

@@ -34,7 +34,7 @@ def _if(ctx: Context) -> tuple[Value, ...]:
     branches = ctx.attrs["then_branch"], ctx.attrs["else_branch"]
     if (known := ctx.known(0)) is not None:
         return tuple(ctx.bodies.inline(branches[0 if known.item() else 1]))
-    then, otherwise = bodies = [ctx.bodies.closed(branch) for branch in branches]
+    then, otherwise = bodies = [ctx.bodies.closed(branch, conditional=True) for branch in branches]
     if len(then.outputs) != len(otherwise.outputs):
         raise ctx.invalid("its branches have different numbers of outputs")
     if (pair := _different(then.outputs, otherwise.outputs)) is not None:
