@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, fields
 from functools import lru_cache
@@ -22,10 +22,10 @@ import tcomp
 from tcomp.backends.kernel import CompiledKernel
 from tcomp.errors import CodegenError, ParseError, UnsupportedError
 from tcomp.ir import loops as L, program as P, te
-from tcomp.ir.dims import SolvedDims, solved_dims
+from tcomp.ir.dims import SolvedDims, solved_dims, upper_bound
 from tcomp.ir.expr import Dim, Expr, as_dim, as_expr, bounds, loop_var, maximum, variables, walk
 from tcomp.ir.fallback import Fallback
-from tcomp.ir.graph import IF, KERNEL, LOOP, Application, Constant, Graph, Node, Value, application
+from tcomp.ir.graph import IF, KERNEL, LOOP, SIZE, Application, Constant, Graph, Node, Value, application
 from tcomp.ir.layout import Layout
 from tcomp.ir.simplify import prove
 from tcomp.ir.text.parser import parse_expr
@@ -72,9 +72,10 @@ def collect_weights(graph: Graph) -> tuple[list[tuple[str, Weight]], dict[Value,
 
 def assemble(graph: Graph, dims: SolvedDims, kernels: Kernels, plan: Plan, weights: Mapping[Value, int]) -> P.Program:
     """The steps of the model's entry function; `weights` are offsets in the weights section."""
-    steps = _Assembly(graph, dims.values, kernels, plan, weights).steps(graph, 0)
-    shapes, checks = tuple(v.shape for v in graph.outputs), tuple(_gap(c) for c, _ in dims.checks)
-    program = P.Program(tuple(dims.extents.values()), plan.size, shapes, tuple(steps), _doubtful_sizes(graph), checks)
+    steps = _Assembly(graph, dims, kernels, plan, weights).steps(graph, 0)
+    shapes, checks, limits = tuple(v.shape for v in graph.outputs), tuple(_gap(c) for c, _ in dims.checks), graph.counted()
+    sizes, counted = _doubtful_sizes(graph, limits), tuple(limits.items())
+    program = P.Program(tuple(dims.extents.values()), plan.size, shapes, tuple(steps), sizes, checks, counted)
     return program if all(v is size for v, size in dims.values.items()) else P.with_sizes(program, dims.values)
 
 
@@ -86,19 +87,20 @@ def _gap(condition: Expr) -> Dim:
     return as_dim(a - b if condition.op == "eq" else maximum(a - b + (condition.op == "lt"), 0))
 
 
-def _doubtful_sizes(graph: Graph) -> tuple[Dim, ...]:
+def _doubtful_sizes(graph: Graph, limits: Mapping[Expr, Dim]) -> tuple[Dim, ...]:
     """Extents that dims may make negative (a window larger than the image), and bytes of values, stored or not, that may be too many."""
     values = [v for g in _graphs(graph, kernels=True) for v in g.values()]
     extents = dict.fromkeys(d for v in values for d in v.shape if isinstance(d, Expr) and not prove(d >= 0))
-    sizes = dict.fromkeys(size for v in values if isinstance(size := byte_size(v), Expr) and not prove(size < 1 << 62))
+    largest = (upper_bound(byte_size(v), limits) for v in values)
+    sizes = dict.fromkeys(size for size in largest if isinstance(size, Expr) and not prove(size < 1 << 62))
     return tuple(extents | sizes)
 
 
 class _Assembly:
     """Steps of a graph and of the bodies in it, and where each value lives."""
 
-    def __init__(self, graph: Graph, dims: Iterable[Expr], kernels: Kernels, plan: Plan, weights: Mapping[Value, int]) -> None:
-        self.dims = {d.name: d for d in dims}
+    def __init__(self, graph: Graph, dims: SolvedDims, kernels: Kernels, plan: Plan, weights: Mapping[Value, int]) -> None:
+        self.dims, self.numbers = {d.name: d for d in dims.values}, {d: n for n, d in enumerate(dims.extents)}
         self.kernels, self.plan, self.weights = kernels, plan, weights
         self.fixed = {v: P.Ref("input", n, 0) for n, v in enumerate(graph.inputs)}
         self.fixed |= {v: P.Ref("output", n, 0) for n, v in enumerate(graph.outputs)}
@@ -122,6 +124,10 @@ class _Assembly:
                 buffers = [self.place(v) for v in (*node.inputs, *node.outputs) if v is not None]
                 buffers += [P.Ref("workspace", 0, offset) for offset in self.plan.temporaries.get(node, [])]
                 steps.append(P.Call(compiled.symbol, tuple(buffers), tuple(self.dims[n] for n in compiled.scalars), node.name))
+            elif node.op is SIZE:
+                (count,) = node.inputs
+                assert count is not None
+                steps.append(P.Copy(P.Ref("dims", 0, 8 * self.numbers[node.attrs["dim"]]), self.place(count), 8))
             elif node.op is IF:
                 condition = node.inputs[0]
                 assert condition is not None
@@ -183,8 +189,10 @@ def _merged(copies: Sequence[P.Copy]) -> list[P.Copy]:
 
 
 def symbolic_dims(graph: Graph) -> SolvedDims:
-    """The symbolic dims, from the shapes of the inputs. Raises `UnsupportedError` where these do not tell one."""
+    """The symbolic dims, from the shapes of the inputs, then those that a run counts. Raises `UnsupportedError` where nothing tells one."""
     dims = solved_dims([d for v in graph.inputs for d in v.shape if isinstance(d, Expr)])
+    for d in graph.counted():
+        dims.extents[d] = dims.values[d] = d
     sizes = [as_expr(d) for value in graph.values() for d in value.shape if isinstance(d, Expr)]
     if free := [v.name for v in variables(*sizes, *graph.checks) if v not in dims.values]:
         hint = " ".join(f"--dim {name}=N" for name in free) + ", each with its size"
@@ -195,6 +203,7 @@ def symbolic_dims(graph: Graph) -> SolvedDims:
 
 def manifest(graph: Graph, dims: SolvedDims, target: Target, threads: int | None, kernels: Kernels, not_fused: NotFused) -> dict[str, Any]:
     """JSON: the fields of `runtime.manifest.Manifest` except those that `write_artifact` adds."""
+    counted = graph.counted()
     schedules: dict[str, list[str]] = {}  # of each distinct kernel, with the names of the nodes that it computes
     for node, compiled in kernels.items():
         schedules.setdefault(compiled.schedule, []).append(node.name)
@@ -219,7 +228,10 @@ def manifest(graph: Graph, dims: SolvedDims, target: Target, threads: int | None
         **target.manifest,
         "inputs": specs(graph.inputs),
         "outputs": specs(graph.outputs),
-        "dims": [{"name": n, "min": lo or 0, "max": hi, "data_dependent": False} for n, (lo, hi) in zip(names, bound, strict=True)],
+        "dims": [
+            {"name": name, "min": lo or 0, "max": hi, "data_dependent": d in counted}
+            for name, d, (lo, hi) in zip(names, dims.extents, bound, strict=True)
+        ],
         "threads": threads,
         "errors": [f"a value is out of range in {' + '.join(_checking(node.bodies[0])) or node.name}" for node in kernels],
         "checks": [*unlike, *(f"{c} does not hold, in {where}" for c, where in graph.checks.items())],
@@ -252,7 +264,8 @@ def _facts(graph: Graph, dims: SolvedDims, kernels: Kernels, not_fused: NotFused
     """For each kernel, in order: the fields of `Work` for all its calls of a run, as sizes over the dims (see `runtime.plan`); `layout` of
     its results; `not_fused`, why these are stored (see `passes.partition`). Work is left out where it depends on data: in branches and
     `while` loops."""
-    names = {d.name: value for d, value in dims.values.items()}
+    counted = graph.counted()
+    names = {d.name: value for d, value in dims.values.items() if d not in counted}
     numbers = {d: ["dim", n] for n, d in enumerate(dims.extents.values())}
     found = []
     for node, times in _calls(graph, 1):

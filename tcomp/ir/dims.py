@@ -6,7 +6,21 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from tcomp.errors import InputError
-from tcomp.ir.expr import Dim, Expr, bounds, const, equal, evaluate_int, substitute, var, variables
+from tcomp.ir.expr import (
+    Dim,
+    Expr,
+    as_dim,
+    as_expr,
+    bounds,
+    const,
+    equal,
+    evaluate_int,
+    maximum,
+    minimum,
+    substitute,
+    var,
+    variables,
+)  # fmt: skip
 from tcomp.ir.simplify import Linear, from_linear, linear, prove, simplify
 
 
@@ -139,6 +153,44 @@ def _check_range(v: Expr, value: int, where: str) -> None:
     if (lo is not None and value < lo) or (hi is not None and value > hi):
         ends = f"{'' if lo is None else lo}..{'' if hi is None else hi}"
         raise InputError(f"the dim `{v.name}` is {value}", where=where, why=f"its range is {ends}")
+
+
+def upper_bound(size: Dim, limits: Mapping[Expr, Dim]) -> Dim | None:
+    """What `size` never exceeds, over the variables that are not in `limits`, where those that are lie between their lowest value and
+    that limit. None if there is no such bound."""
+    if not isinstance(size, Expr) or limits.keys().isdisjoint(variables(size)):
+        return size
+    total = const(0)
+    for monomial, coefficient in linear(simplify(size)).items():
+        term = const(coefficient)
+        limited = [atom for atom in monomial if not limits.keys().isdisjoint(variables(atom))]
+        for atom in monomial:
+            low = bounds(atom)[0]
+            if atom not in limited:
+                term = term * (maximum(atom, 0) if limited and (low is None or low < 0) else atom)
+                continue
+            end = _largest(atom, limits) if coefficient > 0 else low
+            if end is None or low is None or low < 0:
+                return None
+            term = term * end
+        total = total + term
+    return as_dim(total)
+
+
+def _largest(atom: Expr, limits: Mapping[Expr, Dim]) -> Dim | None:
+    ends = [upper_bound(a, limits) for a in atom.args]
+    known = [as_expr(end) for end in ends if end is not None]
+    if atom in limits:
+        return limits[atom]
+    if atom.op == "min" and known:
+        return as_dim(minimum(*known) if len(known) > 1 else known[0])
+    if atom.op == "max" and len(known) == 2:
+        return as_dim(maximum(*known))
+    if atom.op == "floordiv" and atom.args[1].op == "const" and atom.args[1].attr > 0 and ends[0] is not None:
+        return as_dim(known[0] // atom.args[1])
+    if atom.op == "select" and len(branches := [as_expr(end) for end in ends[1:] if end is not None]) == 2:
+        return as_dim(maximum(*branches))
+    return bounds(atom)[1]
 
 
 def extent_of(axis: Expr, dims: Mapping[Expr, int]) -> int:

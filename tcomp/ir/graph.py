@@ -2,6 +2,7 @@
 
 A `Value` is a typed edge: dtype, logical shape (ints or symbolic), memory layout. A `Node` applies an `Operator` (a function from TE
 tensors to TE tensors) with attributes. Three structural operators carry sub-graphs, which are closed: everything they use is passed in.
+A fourth gives a symbolic dim its value, which the run counts; nodes that need the dim come after it.
 
     KERNEL  bodies = (graph,)            the nodes of `graph` become one kernel
     IF      bodies = (then, otherwise)   inputs: bool condition, then the inputs of both bodies
@@ -10,6 +11,7 @@ tensors to TE tensors) with attributes. Three structural operators carry sub-gra
             scanned input / stacked output), condition (whether the body's last output says "go on")
             body inputs: iteration number (int64 scalar), carried, one slice of each scanned (axis 0), captured
             body outputs: carried, stacked slices, [condition]; node outputs: final carried, stacked (new axis 0)
+    SIZE    no bodies, no outputs        inputs: an int64 scalar; attrs: dim (the symbolic dim), bound (what it never exceeds, a dim)
 
 Graphs are immutable; `GraphBuilder` makes new ones. Types of node outputs are derived by running the operator on placeholders.
 """
@@ -28,6 +30,7 @@ import numpy.typing as npt
 
 from tcomp.errors import IRError, TcompError
 from tcomp.ir import te
+from tcomp.ir.dims import upper_bound
 from tcomp.ir.dtypes import NARROW
 from tcomp.ir.expr import Dim, Expr, as_dim, variables
 from tcomp.ir.layout import Layout
@@ -73,8 +76,8 @@ class Operator:
         return result if isinstance(result, tuple) else (result,)
 
 
-KERNEL, IF, LOOP = Operator("kernel"), Operator("if"), Operator("loop")
-STRUCTURAL = (KERNEL, IF, LOOP)
+KERNEL, IF, LOOP, SIZE = Operator("kernel"), Operator("if"), Operator("loop"), Operator("size")
+STRUCTURAL = (KERNEL, IF, LOOP, SIZE)
 
 
 def loop_attrs(trips: Dim, carried: int, backwards: Sequence[bool], out: Sequence[bool], condition: bool = False) -> dict[str, Any]:
@@ -180,6 +183,57 @@ class Graph:
         yield from self.constants
         for node in self.nodes:
             yield from node.outputs
+
+    def counted(self) -> dict[Expr, Dim]:
+        """The dims that a run counts, those of bodies included, in order; each with what it never exceeds, in dims of the inputs. Raises
+        `IRError` where there is no such bound."""
+        limits: dict[Expr, Dim] = {}
+        for node in _sizes(self):
+            limits[node.attrs["dim"]] = node.attrs["bound"]
+        while open_ := [d for d, limit in limits.items() if isinstance(limit, Expr) and not limits.keys().isdisjoint(variables(limit))]:
+            for d in open_:
+                known = {v: limit for v, limit in limits.items() if v is not d}
+                if (limit := upper_bound(limits[d], known)) is None:
+                    raise IRError(f"the size {d} that is counted at run time has no bound", where=f"graph `{self.name}`")
+                limits[d] = limit
+        return limits
+
+
+def _sizes(graph: Graph) -> Iterator[Node]:
+    for node in graph.nodes:
+        if node.op is SIZE:
+            yield node
+        elif node.op is not KERNEL:
+            for body in node.bodies:
+                yield from _sizes(body)
+
+
+Needed: TypeAlias = set["Value | Expr | None"]  # values, and dims that are counted
+
+
+def is_needed(node: Node, needed: Needed) -> bool:
+    """Whether a node computes something that is needed."""
+    return node.attrs["dim"] in needed if node.op is SIZE else not needed.isdisjoint(node.outputs)
+
+
+def needs(node: Node) -> Iterator[Value | Expr | None]:
+    """What a node needs: its inputs, and the dims that it mentions."""
+    yield from node.inputs
+    yield from variables(*(d for d in _mentioned(node) if isinstance(d, Expr)))
+
+
+def _mentioned(node: Node) -> Iterator[Any]:
+    stack: list[Any] = [v.shape for v in (*node.inputs, *node.outputs) if v is not None]
+    stack += node.attrs.values()
+    while stack:
+        item = stack.pop()
+        if isinstance(item, tuple):
+            stack += item
+        else:
+            yield item
+    for body in node.bodies:
+        for inner in body.nodes:
+            yield from _mentioned(inner)
 
 
 class GraphBuilder:
@@ -317,7 +371,7 @@ class _GraphPrinter(Printer):
         arguments += [f"{quoted(name, ())}={self.attribute(value)}" for name, value in sorted(node.attrs.items())]
         outputs = ", ".join(self.declared(v) for v in node.outputs)
         label = f" @{quoted(node.name)}" if node.name and not self.canonical else ""
-        line = f"{indent}{outputs} = {quoted(node.op.name, ())}({', '.join(arguments)}){label}"
+        line = f"{indent}{outputs}{' = ' if outputs else ''}{quoted(node.op.name, ())}({', '.join(arguments)}){label}"
         bodies = [text for body in node.bodies for text in self.graph(body, indent + "  ")]
         return [line + " {", *bodies, indent + "}"] if bodies else [line]
 

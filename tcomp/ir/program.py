@@ -3,7 +3,7 @@
 A program is a list of steps over places (`Ref`) in five memories, each an array of bytes: input number `index`, output number `index`,
 "weights", "workspace", and "dims" (the symbolic sizes, int64 each in the order of `Program.dims`). Printed:
 
-    program<n{1..1000}> workspace n * 8 + 16 sizes (n - 4) -> ([n, 2], [7]) {
+    program<n{1..1000}, m{0..}> counted (m <= n * 2) workspace n * 8 + 16 sizes (n - 4) -> ([n, 2], [m]) {
       call scale(input0[0], workspace[0]; n) @first
       if input1[0] {
         copy n * 8 bytes from workspace[0] to output0[0]
@@ -99,7 +99,8 @@ Step = Call | Branch | Repeat | Copy | SetIndex
 class Program:
     """`dims` in the order of the call's array; `workspace` in bytes; `output_shapes` in the order of the outputs. No run may happen whose
     dims make one of `sizes` (extents, and bytes of values whether they are stored or not) negative, or larger than an int64, or one of
-    `checks` other than 0."""
+    `checks` other than 0. The dims that are `counted`, -1 at first, are written by steps; each comes with what it never exceeds, over the
+    others; what mentions them is checked after the run."""
 
     dims: tuple[Expr, ...]
     workspace: Dim
@@ -107,6 +108,7 @@ class Program:
     steps: tuple[Step, ...]
     sizes: tuple[Dim, ...] = ()
     checks: tuple[Dim, ...] = ()
+    counted: tuple[tuple[Expr, Dim], ...] = ()
 
     def __str__(self) -> str:
         return "\n".join(_ProgramPrinter().program(self))
@@ -186,6 +188,8 @@ class _ProgramPrinter(Printer):
         dims, shapes = self.dims(list(program.dims)), ", ".join(map(self.shape, program.output_shapes))
         sizes = f" sizes ({', '.join(map(self.size, program.sizes))})" if program.sizes else ""
         sizes += f" checks ({', '.join(map(self.size, program.checks))})" if program.checks else ""
+        limits = ", ".join(f"{self.size(d)} <= {self.size(limit)}" for d, limit in program.counted)
+        dims += f" counted ({limits})" if limits else ""
         head = f"program{dims} workspace {self.size(program.workspace)}{sizes} -> ({shapes}) {{"
         return [head, *self.inner(program.steps, "  "), "}"]
 

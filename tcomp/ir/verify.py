@@ -6,7 +6,7 @@ accesses that are out of range for certain; they do not prove accesses in range.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from functools import partial
 from typing import Any, TypeAlias
 
@@ -16,7 +16,7 @@ from tcomp.errors import IRError, TcompError
 from tcomp.ir import expr as E, loops as L, program as P, te
 from tcomp.ir.dtypes import BITS, NARROW, is_float, is_integer, to_numpy
 from tcomp.ir.expr import INDEX, Dim, Expr, as_expr, bounds
-from tcomp.ir.graph import IF, KERNEL, STRUCTURAL, Graph, Node, Value, infer
+from tcomp.ir.graph import IF, KERNEL, SIZE, STRUCTURAL, Graph, Node, Value, infer, needs
 from tcomp.ir.instruction import match
 from tcomp.ir.layout import Layout
 from tcomp.ir.simplify import difference, prove, same_dim, same_shape
@@ -140,10 +140,11 @@ def _verify_loop_range(v: Expr, extent: Dim, require: Require) -> None:
 # ---------------------------------------------------------------- tensor expressions
 
 
-def verify_te(outputs: Sequence[te.Tensor]) -> None:
-    """Axes that agree with shapes, bodies of the declared dtype, no unbound axes, externs that fit their tensors."""
+def verify_te(outputs: Sequence[te.Tensor], known: Iterable[Expr] = ()) -> None:
+    """Axes that agree with shapes, bodies of the declared dtype, no unbound axes, externs that fit their tensors. Dims beside those of the
+    shapes are `known`."""
     found = [*E.postorder(outputs, lambda t: [source for source in t.inputs if isinstance(source, te.Tensor)])]
-    dims = {v for t in found for d in t.shape if isinstance(d, Expr) for v in E.variables(d)}
+    dims = {*known, *(v for t in found for d in t.shape if isinstance(d, Expr) for v in E.variables(d))}
     for t in found:
         where = f"tensor `{t.name}`"
         require = partial(_require, where)
@@ -363,7 +364,7 @@ def _verify_application(node: Node, place: str) -> None:
     _require(place, node.op.function is not None, "the operator `{}` has no definition", node.op.name)
     try:
         derived = infer(node.op, node.inputs, node.attrs, node.name).outputs
-        verify_te(derived)
+        verify_te(derived, (d for d in needs(node) if isinstance(d, Expr)))
     except TcompError as error:
         raise error.restated(IRError, where=f"{place}: {error.where}") from error
     except (TypeError, ValueError, LookupError, AttributeError, AssertionError) as error:
@@ -380,6 +381,12 @@ def _verify_types(giver: str, given: Sequence[Any], taker: str, taken: Sequence[
 
 def _verify_structural(node: Node, place: str) -> None:
     require, wanted, is_kernel = partial(_require, place), 2 if node.op is IF else 1, node.op is KERNEL
+    if node.op is SIZE:
+        count, *others = node.inputs
+        fits = count is not None and (count.dtype, count.shape, others, node.outputs) == (INDEX, (), [], ())
+        require(fits and node.attrs.keys() == {"dim", "bound"}, "a size is one int64 scalar, with `dim` and `bound`")
+        require(isinstance(d := node.attrs["dim"], Expr) and d.op == "var", "`{}` is no symbolic dim", node.attrs["dim"])
+        return
     require(len(node.bodies) == wanted, "`{}` has {} bodies instead of {}", node.op.name, len(node.bodies), wanted)
     inputs = [v for v in node.inputs if v is not None]
     require(len(inputs) == len(node.inputs), "an input of a structural operator is left out")

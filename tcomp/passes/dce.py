@@ -5,11 +5,12 @@ A loop's carried value is needed if its final value is, or if computing somethin
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from typing import TypeVar
 
-from tcomp.ir.graph import IF, LOOP, Graph, Node, Value
+from tcomp.ir.expr import Expr, variables
+from tcomp.ir.graph import IF, LOOP, SIZE, Graph, Needed, Node, is_needed, needs
 
 T = TypeVar("T")
 
@@ -17,21 +18,22 @@ T = TypeVar("T")
 def eliminate_dead(graph: Graph, trimmed: bool = False) -> Graph:
     """The graph without what its outputs do not depend on; its own inputs and outputs stay as they are. Bodies that are `trimmed` are
     entered only where an output of their node is not needed: or each pass would take time in proportion to their size times their depth."""
-    needed = set(graph.outputs)
+    counts = any(node.op is SIZE for node in graph.nodes)
+    needed: Needed = {*graph.outputs, *variables(*(d for v in graph.outputs for d in v.shape if counts and isinstance(d, Expr)))}
     nodes: list[Node] = []
     for node in reversed(graph.nodes):
-        if needed.isdisjoint(node.outputs):
+        if not is_needed(node, needed):
             continue
         if node.bodies:
             unchanged = trimmed and needed.issuperset(node.outputs)
             node = _trim_loop(node, needed, unchanged) if node.op is LOOP else _trim_branches(node, needed, unchanged)
         nodes.append(node)
-        needed.update(v for v in node.inputs if v is not None)
+        needed.update(needs(node) if counts else node.inputs)
     constants = {v: array for v, array in graph.constants.items() if v in needed}
     return replace(graph, nodes=tuple(reversed(nodes)), constants=constants)
 
 
-def _trim_branches(node: Node, needed: Collection[Value], unchanged: bool) -> Node:
+def _trim_branches(node: Node, needed: Needed, unchanged: bool) -> Node:
     """IF and KERNEL: all bodies have the node's outputs, and its inputs (those of an IF after the condition)."""
     used = [n for n, v in enumerate(node.outputs) if v in needed]
     bodies = node.bodies if unchanged else [eliminate_dead(replace(b, outputs=_pick(b.outputs, used))) for b in node.bodies]
@@ -41,7 +43,7 @@ def _trim_branches(node: Node, needed: Collection[Value], unchanged: bool) -> No
     return replace(node, inputs=(*node.inputs[:first], *inputs), outputs=_pick(node.outputs, used), bodies=trimmed)
 
 
-def _trim_loop(node: Node, needed: Collection[Value], unchanged: bool) -> Node:
+def _trim_loop(node: Node, needed: Needed, unchanged: bool) -> Node:
     (body,), attrs, carried = node.bodies, dict(node.attrs), node.attrs["carried"]
     stacked, first_captured = len(node.outputs) - carried, carried + attrs["scanned"]
     condition = body.outputs[carried + stacked :]

@@ -29,10 +29,11 @@ from math import prod
 import numpy as np
 
 from tcomp.errors import IRError
+from tcomp.ir.dims import upper_bound
 from tcomp.ir.dtypes import itemsize
 from tcomp.ir.expr import Dim, Expr, as_dim, as_expr, bounds, evaluate_int, maximum, variables
 from tcomp.ir.graph import IF, LOOP, Graph, Node, Value
-from tcomp.ir.simplify import Linear, Monomial, from_linear, linear, simplify
+from tcomp.ir.simplify import Linear, from_linear, linear, simplify
 
 ALIGNMENT = 64  # bytes: a cache line, and the widest vector
 MAX_TYPICAL = 2048  # elements: a symbolic dim with a larger bound is taken as `TYPICAL`, if it may be so small,
@@ -80,7 +81,8 @@ def plan_memory(graph: Graph, temporaries: Mapping[Node, Sequence[Dim]] | None =
     bounded, or nodes share a body."""
     blocks, scratch, storage = _liveness(graph, temporaries or {}, in_place)
     known = {v for value in graph.inputs for d in value.shape if isinstance(d, Expr) for v in variables(d)}
-    sizes = [_known_size(b.size, known, b) for b in blocks]
+    counted = graph.counted()
+    sizes = [_known_size(b.size, known, counted, b) for b in blocks]
     symbolic = any(isinstance(s, Expr) for s in sizes)
     # Typical values of the dims: the largest, where that is not extreme.
     limits = {v: (v.attr.lo or 0, v.attr.hi) for s in sizes if isinstance(s, Expr) for v in variables(s)}
@@ -180,23 +182,17 @@ def _bodies(node: Node) -> tuple[Graph, ...]:
     return node.bodies if node.op in (IF, LOOP) else ()
 
 
-def _known_size(size: Dim, known: set[Expr], block: _Block) -> Dim:
+def _known_size(size: Dim, known: set[Expr], limits: Mapping[Expr, Dim], block: _Block) -> Dim:
     """`size` with every dim that is not known before the run replaced by its largest value."""
     if not isinstance(size, Expr) or known.issuperset(variables(size)):
         return size
-    owner = ", ".join(v.name for v in block.values) or "a temporary"
-    total = Counter[Monomial]()
-    for monomial, coefficient in linear(simplify(size)).items():
-        given = tuple(atom for atom in monomial if known.issuperset(variables(atom)))
-        for atom in (atom for atom in monomial if atom not in given):
-            lo, hi = bounds(atom)
-            end = hi if coefficient > 0 else lo
-            if end is None or lo is None or lo < 0:
-                what, why = f"the size {size} in bytes of `{owner}` is not bounded", f"`{atom}` is not known from the shapes of the inputs"
-                raise IRError(what, why=why, hint="give the dim an upper bound")
-            coefficient *= end
-        total[given] += coefficient
-    return as_dim(from_linear({m: c for m, c in total.items() if c}))
+    unknown = {v: limits.get(v, v.attr.hi) for v in variables(size) if v not in known}
+    largest = upper_bound(size, {v: limit for v, limit in unknown.items() if limit is not None}) if None not in unknown.values() else None
+    if largest is None:
+        owner, names = ", ".join(v.name for v in block.values) or "a temporary", ", ".join(v.name for v in unknown)
+        what, why = f"the size {size} in bytes of `{owner}` is not bounded", f"`{names}` is not known from the shapes of the inputs"
+        raise IRError(what, why=why, hint="give the dim an upper bound")
+    return largest
 
 
 def _polynomial(size: Dim) -> Linear:

@@ -26,7 +26,7 @@ from tcomp.ir import expr as E
 from tcomp.ir.access import affine
 from tcomp.ir.dtypes import is_float, itemsize
 from tcomp.ir.fallback import Fallback, FallbackKind
-from tcomp.ir.graph import IF, KERNEL, LOOP, Graph, GraphBuilder, Node, Value, infer
+from tcomp.ir.graph import KERNEL, STRUCTURAL, Graph, GraphBuilder, Node, Value, infer
 from tcomp.ir.read_patterns import SMALL_WINDOW, concatenated_row_length, reach, window_size
 from tcomp.ir.simplify import simplify
 from tcomp.ir.te import Tensor, tensors
@@ -63,13 +63,13 @@ def partition(graph: Graph, unfused: Unfused | None = None, halos: bool = True) 
     not fused with what computes these."""
     used = set(graph.outputs) | {v for n in graph.nodes for v in n.inputs if v is not None}
     literals = {v: np.asarray(a) for v, a in graph.constants.items() if a.size <= INLINE_ELEMENTS}
-    facts = {n: _Facts(n, used, literals) for n in graph.nodes if n.op not in (IF, LOOP)}
+    facts = {n: _Facts(n, used, literals) for n in graph.nodes if n.op not in STRUCTURAL}
     grouping = _Grouping(graph, facts, halos)
     if unfused is not None:
         unfused += [(value.name, fallback) for value, fallback in grouping.not_fused()]
     nodes: list[Node] = []
     for node in graph.nodes:
-        if node.op in (IF, LOOP):
+        if node.op in STRUCTURAL:
             nodes.append(replace(node, bodies=tuple(partition(body, unfused, halos) for body in node.bodies)))
         elif grouping.groups[node].nodes[-1] is node:  # the kernel stands where its last operator stood, after all it reads
             nodes.append(_kernel(graph, grouping.groups[node].nodes, used))

@@ -105,7 +105,7 @@ class LoadedModel(ABC):
 
         Inputs are arrays (NumPy, or anything with `__dlpack__` or `__array__`) of exactly the declared element type, or Python numbers and
         lists whose values fit it. bfloat16 is ml_dtypes.bfloat16 where that is installed, else uint16 holding the bits. An output with
-        data-dependent extents is a view of the leading corner of a larger array.
+        data-dependent extents is a view of the first elements of a larger array.
 
         `out` has arrays for some or all outputs, by name: writeable, C-contiguous, of the output's element type and shape (with upper
         bounds for data-dependent extents), which overlap neither inputs nor each other. They are NumPy's, or of any library with

@@ -60,7 +60,7 @@ def models(tmp_path_factory):
         ),
         "missing": save(
             folder / "missing.onnx",
-            [("Relu", ["x"], ["r"]), ("NonZero", ["r"], ["nz"]), ("Cast", ["nz"], ["y"], {"to": 1})],
+            [("Relu", ["x"], ["r"]), ("Frobnicate", ["r"], ["nz"]), ("Cast", ["nz"], ["y"], {"to": 1})],
             {"x": ("float32", [4])},
             {"y": ("float32", [1, None])},
         ),

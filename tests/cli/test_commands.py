@@ -265,7 +265,7 @@ def test_check_of_a_supported_model(tcomp, models):
 
 def test_check_lists_what_is_missing(tcomp, models):
     text = tcomp("check", models["missing"], status=1).stdout
-    assert "NonZero" in text and "unchecked" in text and "cannot be compiled" in text
+    assert "Frobnicate" in text and "unchecked" in text and "cannot be compiled" in text
     record = tcomp.json("check", models["missing"], status=1)
     assert [n["name"] for n in record["missing"]] == ["nz"] and record["missing"][0]["reason"]
     assert record["counts"] == {"supported": 1, "missing": 1, "unchecked": 1}

@@ -38,7 +38,7 @@ MISTAKES = [
     ("compile text.onnx", "no ONNX model"),
     ("compile empty.onnx", "empty.onnx is empty"),
     ("compile {artifact}", "is a compiled artifact"),
-    ("compile {missing}", "nz (NonZero, opset 17)"),
+    ("compile {missing}", "nz (Frobnicate, opset 17)"),
     ("compile {mlp} --dim batch", "--dim batch=1 or --dim seq=1..512"),
     ("compile {mlp} --dim batch=two", "`two` is no size"),
     ("compile {mlp} --dim batch=9..3", "the range 9..3 is empty"),

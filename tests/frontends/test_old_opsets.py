@@ -167,8 +167,7 @@ def test_known_conditions_compress():
     keep = np.array([True, False, True])
     np.testing.assert_array_equal(run("Compress", X, keep, opset=11, constants=(1,), axis=1), X[:, keep])
     np.testing.assert_array_equal(run("Compress", X, np.array([False, True]), opset=11, constants=(1,)), [1])
-    with pytest.raises(UnsupportedError, match="depends on the values"):
-        run("Compress", X, keep, opset=11, axis=1)
+    np.testing.assert_array_equal(run("Compress", X, keep, opset=11, axis=1), X[:, keep])
 
 
 def test_upsample_with_scales_as_attribute_or_input():

@@ -146,7 +146,6 @@ entry:
   %out = load ptr, ptr %outputs
   %n = load i64, ptr %dims
   %m.at = getelementptr i64, ptr %dims, i64 1
-  %row = getelementptr float, ptr %out, i64 %n
   br label %head
 head:
   %i = phi i64 [ 0, %entry ], [ %i.next, %next ]
@@ -164,9 +163,6 @@ test:
 keep:
   %o.at = getelementptr float, ptr %out, i64 %m
   store float %v, ptr %o.at
-  %negative = fneg float %v
-  %p.at = getelementptr float, ptr %row, i64 %m
-  store float %negative, ptr %p.at
   %m.more = add i64 %m, 1
   br label %next
 next:
@@ -175,6 +171,21 @@ next:
   br label %head
 end:
   store i64 %m, ptr %m.at
+  %row = getelementptr float, ptr %out, i64 %m
+  br label %second
+second:
+  %j = phi i64 [ 0, %end ], [ %j.next, %negate ]
+  %left = icmp slt i64 %j, %m
+  br i1 %left, label %negate, label %done
+negate:
+  %q.at = getelementptr float, ptr %out, i64 %j
+  %q = load float, ptr %q.at
+  %negative = fneg float %q
+  %p.at = getelementptr float, ptr %row, i64 %j
+  store float %negative, ptr %p.at
+  %j.next = add i64 %j, 1
+  br label %second
+done:
   ret i32 0
 bad:
   ret i32 1

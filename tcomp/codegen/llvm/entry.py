@@ -14,8 +14,10 @@ from tcomp.codegen.llvm.builder import CALL_FIELDS, Value, symbol
 from tcomp.codegen.llvm.events import EVENT_IR
 from tcomp.codegen.llvm.expressions import KernelModule
 from tcomp.codegen.llvm.kernel import Function, define
+from tcomp.errors import CodegenError
 from tcomp.ir import expr as E
-from tcomp.ir.expr import INDEX, Dim, as_expr, substitute
+from tcomp.ir.dims import upper_bound
+from tcomp.ir.expr import INDEX, Dim, Expr, as_expr, substitute
 from tcomp.ir.loops import SERIAL, VECTORIZED, Buffer, Kernel, block, loop, store
 from tcomp.ir.program import NUMBERED, Branch, Call, Copy, Program, Ref, Repeat, SetIndex, Step, calls, refs, walk
 from tcomp.ir.verify import verify_program
@@ -173,17 +175,29 @@ class _Plan(_Sized):
         return Value(self.op(f"extractvalue {{ i64, i1 }} {both}, 0"), dtype)
 
     def emit(self) -> None:
-        """Add the function. A dim that only a run will tell is -1: planned with its upper bound."""
+        """Add the function. A dim that only a run will tell is -1 before: what depends on it is planned with its upper bound."""
         self.pointers[self.dims] = "%dims"
-        for d, read in self.reads.items():
-            if (hi := E.bounds(d)[1]) is not None:
-                self.reads[d] = E.select(read < 0, hi, read)
-        sizes = [self.index(size) for size in (self.program.workspace, *(d for shape in self.program.output_shapes for d in shape))]
+        limits = dict(self.program.counted)
+
+        def known(size: Dim) -> Expr:
+            """Whether the dims of a size are known."""
+            return E.all_of([d >= 0 for d in E.variables(as_expr(size)) if d in limits])
+
+        def planned(size: Dim) -> Dim:
+            if (largest := upper_bound(size, limits)) is None:
+                raise CodegenError(f"the extent {size} of an output has no bound")
+            return size if largest is size else E.select(known(size), as_expr(size), largest)
+
+        def flag(condition: Expr) -> str:
+            return self.value(substitute(condition, self.reads)).ref
+
+        extents = (planned(d) for shape in self.program.output_shapes for d in shape)
+        sizes = [self.index(size) for size in (self.program.workspace, *extents)]
         negative = "false"
         for limited in self.program.sizes:
-            negative = self.op(f"or i1 {negative}, {self.op(f'icmp slt i64 {self.index(limited)}, 0')}")
+            negative = self.op(f"or i1 {negative}, {flag(known(limited) & (as_expr(limited) < 0))}")
         for number, zero in reversed([*enumerate(self.program.checks)]):  # the first that fails is the one that is told
-            wrong = self.op(f"icmp ne i64 {self.index(zero)}, 0")
+            wrong = flag(known(zero) & E.not_equal(as_expr(zero), 0))
             sizes[0] = self.op(f"select i1 {wrong}, i64 {-3 - number}, i64 {sizes[0]}")
         sizes[0] = self.op(f"select i1 {negative}, i64 -1, i64 {sizes[0]}")
         sizes[0] = self.op(f"select i1 {self.faults}, i64 -2, i64 {sizes[0]}")

@@ -10,6 +10,7 @@ pad width asks `ctx.require_dims(i, "the shape")` and never looks at how it was 
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
@@ -24,8 +25,22 @@ from tcomp.frontends.onnx import symbolic
 from tcomp.frontends.onnx.reader import dtype_name
 from tcomp.ir.dtypes import NARROW, is_float, itemsize, to_numpy
 from tcomp.ir.equations import Sizes
-from tcomp.ir.expr import Dim, Expr, as_dim, as_expr
-from tcomp.ir.graph import Application, Graph, GraphBuilder, Inputs, Node, Operator, Value, application, materialised
+from tcomp.ir.expr import Dim, Expr, as_dim, as_expr, bounds, dim, variables
+from tcomp.ir.graph import (
+    SIZE,
+    Application,
+    Graph,
+    GraphBuilder,
+    Inputs,
+    Needed,
+    Node,
+    Operator,
+    Value,
+    application,
+    is_needed,
+    materialised,
+    needs,
+)  # fmt: skip
 from tcomp.ir.interpreters.te import evaluate
 from tcomp.ir.simplify import same_dim
 from tcomp.ops.elementwise import HINT, SizeMismatch
@@ -49,9 +64,10 @@ class Scope:
     order as expressions over symbolic sizes (integers as `int64`). `sizes` takes the equations between symbolic sizes that operators need;
     None in a graph that only some runs execute."""
 
-    def __init__(self, name: str, sizes: Sizes | None = None) -> None:
+    def __init__(self, name: str, sizes: Sizes | None = None, around: Scope | None = None) -> None:
         self.builder, self.sizes = GraphBuilder(name), sizes
         self.elements: dict[Value, tuple[Expr, ...]] = {}
+        self.names: GraphBuilder = around.names if around is not None else self.builder  # where names of counted sizes are unique
 
     def known(self, value: Value) -> np.ndarray | None:
         """The array of a value that is known completely."""
@@ -129,6 +145,14 @@ class Scope:
         self.builder.append(Node(op, tuple(inputs), values, dict(attrs), name, tuple(bodies)))
         return values
 
+    def counted(self, count: Value, bound: Dim, name: str) -> Dim:
+        """A size that the run counts: the value of an int64 scalar, which is never more than `bound`, or less than 0."""
+        if (elements := self.known_elements(count)) is not None:
+            return as_dim(elements[0])
+        size = dim(self.names.fresh(re.sub(r"\W", "_", f"{name}_size")), 0, bounds(bound)[1])
+        self.builder.append(Node(SIZE, (count,), (), {"dim": size, "bound": bound}, name))
+        return size
+
     def _folded(self, made: Application, inputs: Inputs, name: str) -> tuple[Value, ...] | None:
         """The outputs as known values, or None."""
         outputs = made.outputs
@@ -149,11 +173,12 @@ class Scope:
 
     def finish(self, inputs: Sequence[Value], outputs: Sequence[Value]) -> Graph:
         """The closed graph; only what the outputs need is kept."""
-        needed, nodes = set(outputs), []
+        needed: Needed = {*outputs, *variables(*(d for v in outputs for d in v.shape if isinstance(d, Expr)))}
+        nodes, counts = [], any(node.op is SIZE for node in self.builder.nodes)
         for node in reversed(self.builder.nodes):
-            if any(o in needed for o in node.outputs):
+            if is_needed(node, needed):
                 nodes.append(node)
-                needed.update(v for v in node.inputs if v is not None)
+                needed.update(needs(node) if counts else node.inputs)
         constants = {v: a for v, a in self.builder.constants.items() if v in needed}
         return Graph(self.builder.name, tuple(inputs), tuple(outputs), tuple(reversed(nodes)), constants)
 
@@ -301,6 +326,10 @@ class Context:
         made = np.asarray(array)
         made = made if dtype is None else made.astype(to_numpy(dtype), copy=False)
         return self.scope.builder.constant(made, self.name + ".const", dtype or made.dtype.name)
+
+    def counted(self, count: Value, bound: Dim) -> Dim:
+        """The size that an int64 scalar holds, which is never more than `bound`."""
+        return self.scope.counted(count, bound, self.name)
 
     def dims_value(self, dims: Sequence[Dim], shape: Sequence[int] | None = None) -> Value:
         """An integer tensor (1-D unless `shape` is given) that holds symbolic or known sizes."""

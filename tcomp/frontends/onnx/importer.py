@@ -24,11 +24,11 @@ from onnx import AttributeProto, FunctionProto, GraphProto, ModelProto, NodeProt
 from tcomp.errors import ImportModelError, InputError, TcompError, UnsupportedError
 from tcomp.frontends.onnx import reader
 from tcomp.frontends.onnx.context import FOLD_LIMIT, Body, Context, Handler, Scope, Table, Type, check_type
-from tcomp.frontends.onnx.handlers import arithmetic, control, image, ml, movement, nn, recurrent, signal
+from tcomp.frontends.onnx.handlers import arithmetic, control, counting, image, ml, movement, nn, recurrent, signal
 from tcomp.frontends.onnx.schema import find_schema
 from tcomp.frontends.onnx.signature import LARGEST, Range, Shape, signature
 from tcomp.ir.equations import Contradiction, Sizes
-from tcomp.ir.expr import Dim, bounds, postorder
+from tcomp.ir.expr import Dim, Expr, bounds, postorder, variables
 from tcomp.ir.graph import Graph, Inputs, Node, Value
 from tcomp.ops.elementwise import HINT
 from tcomp.ops.movement import IDENTITY
@@ -38,7 +38,7 @@ MAX_NODES = 100_000  # nodes after expansion
 MAX_ROUNDS = 8  # of imports, each with what the one before found out about sizes
 
 FAMILIES: Mapping[str, tuple[Table, ...]] = {  # by domain; the standard one is ""
-    "": tuple(family.TABLE for family in (arithmetic, control, image, movement, nn, recurrent, signal)),
+    "": tuple(family.TABLE for family in (arithmetic, control, counting, image, movement, nn, recurrent, signal)),
     "ai.onnx.ml": (ml.TABLE,),
 }
 HANDLERS: Mapping[str, Table] = {
@@ -202,6 +202,8 @@ class _Importer:
             check_type(shape, dtype, f"input `{name}`")
             frame.values[name] = value = Value(name, dtype, shape)
             builder.inputs.append(value)
+            for d in variables(*(d for d in shape if isinstance(d, Expr))):
+                builder.fresh(d.name)  # reserves the name for no size that the run counts
         self.sizes.start(value.shape for value in builder.inputs)
         if not (shapes or dims or values):
             self.declared = {i.name: i for i in (*proto.value_info, *proto.output)}
@@ -365,8 +367,9 @@ class _Bodies:
         return self._outputs(self.frame.inner(self.frame.scope, self.name, self.frame), proto, inputs)
 
     def closed(self, proto: GraphProto, types: Sequence[Type | np.ndarray] = (), conditional: bool = False) -> Body:
-        sizes = None if conditional else self.frame.scope.sizes
-        frame = self.frame.inner(Scope(f"{self.name}.{proto.name or 'body'}", sizes), self.name, self.frame)
+        around = self.frame.scope
+        scope = Scope(f"{self.name}.{proto.name or 'body'}", None if conditional else around.sizes, around)
+        frame = self.frame.inner(scope, self.name, self.frame)
         inputs = tuple(
             frame.scope.builder.constant(t, i.name) if isinstance(t, np.ndarray) else frame.scope.builder.input(i.name, *t)
             for i, t in zip(proto.input, types, strict=False)

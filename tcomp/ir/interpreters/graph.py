@@ -14,7 +14,7 @@ from tcomp.errors import InputError, IRError, TcompError
 from tcomp.ir.dims import bind_dims
 from tcomp.ir.dtypes import to_numpy
 from tcomp.ir.expr import Expr, as_expr, evaluate_int
-from tcomp.ir.graph import IF, KERNEL, STRUCTURAL, Graph, Node, Value
+from tcomp.ir.graph import IF, KERNEL, SIZE, STRUCTURAL, Graph, Node, Value
 from tcomp.ir.interpreters.semantics import Array
 from tcomp.ir.interpreters.te import evaluate
 
@@ -51,6 +51,9 @@ def _run(graph: Graph, inputs: Sequence[Array], dims: Mapping[Expr, int], on_val
     for node in graph.nodes:
         try:
             given = [None if v is None else values[v] for v in node.inputs]
+            if node.op is SIZE and (count := given[0]) is not None:
+                dims[node.attrs["dim"]] = int(count)
+                continue
             results = _node(node, given, dims, on_value)
             dims = bind_dims([(v.name, v.shape, a.shape) for v, a in zip(node.outputs, results, strict=True)], dims)
         except TcompError as error:

@@ -11,7 +11,7 @@ import numpy as np
 
 from tcomp.errors import InputError, IRError, TcompError
 from tcomp.ir.dtypes import to_numpy
-from tcomp.ir.expr import Dim, Expr, evaluate_int
+from tcomp.ir.expr import Dim, Expr, as_expr, evaluate_int, variables
 from tcomp.ir.interpreters.loops import run_kernel
 from tcomp.ir.interpreters.semantics import Array
 from tcomp.ir.loops import Kernel
@@ -38,7 +38,8 @@ def run_program(
     if len(dims) != len(program.dims):
         raise InputError(f"{len(dims)} dims instead of {len(program.dims)}")
     runner = _Runner(program, kernels, np.array(dims, np.int64))
-    if bad := [s for s in program.sizes if not 0 <= runner.size(s, {}) < 1 << 63]:
+    counted = {d for d, _ in program.counted}
+    if bad := [s for s in program.sizes if counted.isdisjoint(variables(as_expr(s))) and not 0 <= runner.size(s, {}) < 1 << 63]:
         raise InputError(f"the size {bad[0]} is negative or beyond all memory")
     if bad := [s for s in program.checks if runner.size(s, {})]:
         raise InputError(f"the dims contradict each other: {bad[0]} is not 0")

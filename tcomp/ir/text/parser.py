@@ -393,11 +393,17 @@ class _Parser(Tokens):
                 self.arrays[name] = Tensor(name, b.shape, b.dtype, extern=program, index=n)
 
     def program(self) -> P.Program:
-        dims, workspace = self.sequence("program", self.dims, "workspace", self.size)
+        (dims,) = self.sequence("program", self.dims)
+        counted = self.bracketed(self.limit, "()") if self.accept("counted") else ()
+        (workspace,) = self.sequence("workspace", self.size)
         sizes = self.bracketed(self.size, "()") if self.accept("sizes") else ()
         checks = self.bracketed(self.size, "()") if self.accept("checks") else ()
         outputs, steps = self.sequence("->", partial(self.bracketed, self.shape, "()"), self.steps)
-        return P.Program(dims, workspace, outputs, steps, sizes, checks)
+        return P.Program(dims, workspace, outputs, steps, sizes, checks, counted)
+
+    def limit(self) -> tuple[Expr, Dim]:
+        d = self.known(self.variables)
+        return d, *self.sequence("<=", self.size)
 
     def steps(self) -> tuple[P.Step, ...]:
         self.expect("{")
@@ -496,9 +502,9 @@ class _Parser(Tokens):
     def node(self) -> Node:
         # Its own outputs are not in scope in the arguments: they are entered when the node is complete.
         known = dict(self.values)
-        outputs = self.several(self.value_declaration)
+        outputs = self.several(self.value_declaration) if self.peek("%") else ()
         defined, self.values = self.values, known
-        self.expect("=")
+        self.expect(*["="] * bool(outputs))
         operator = self.known(self.operators, "there is no operator `{}`")
         inputs, attrs = list[Value | None](), dict[str, Any]()
 

@@ -54,8 +54,8 @@ typedef struct tcomp_call {
 
 /* Runs the model. Returns the status: 0, -1 if it was stopped, or 1 + the index of a message in the manifest's `errors`; outputs are
  * unspecified then, and the status has to be set to 0 before the next run.
- * Writes the data-dependent entries of `dims`. An output whose extents depend on them keeps the strides of its planned extents: the
- * valid part is the leading corner. */
+ * Writes the data-dependent entries of `dims`. An output whose extents depend on them is dense, row-major, in the true extents: it
+ * takes the first elements of its planned place. */
 typedef int32_t tcomp_run_fn(tcomp_call *call);
 
 /* sizes[0] = bytes of workspace; then the extents of all outputs, flattened in order. The model must not be run where sizes[0] is below 0:

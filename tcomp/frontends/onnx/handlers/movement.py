@@ -307,25 +307,6 @@ def _top_k(ctx: Context) -> tuple[Value, ...]:
     return ctx.add_several(ops.TOP_K, [x], k=k, axis=axis, largest=bool(ctx.attrs.get("largest", 1)))
 
 
-def _compress(ctx: Context) -> Value:
-    if (condition := ctx.known(1)) is None:
-        return _data_dependent(ctx)
-    x, axis = ctx.value(0), ctx.attrs.get("axis")
-    if axis is None:
-        x, axis = reshaped(ctx, x, (product(x.shape),)), 0
-    positions = ctx.constant(np.flatnonzero(condition).astype(np.int64))
-    return ctx.add(ops.GATHER, [x, positions], axis=ctx.axis(axis, len(x.shape)))
-
-
-def _non_zero(ctx: Context) -> Value:
-    known = ctx.known(0)
-    return _data_dependent(ctx) if known is None else ctx.constant(np.stack(np.nonzero(np.atleast_1d(known))).astype(np.int64))
-
-
-def _data_dependent(ctx: Context) -> Value:
-    raise ctx.unsupported("the size of its result depends on the values of its inputs", "cut the model before this node")
-
-
 def _random(ctx: Context) -> Value:
     raise ctx.unsupported("its result is random", "export the model for inference, or pass the random tensor as an input")
 
@@ -341,7 +322,7 @@ TABLE: Table = {
     "Expand": forward(ops.EXPAND, inputs=1, shape=lambda ctx: ctx.require_dims(1, "the shape")),
     "DepthToSpace": lambda ctx: _blocks(ctx, ops.DEPTH_TO_SPACE), "SpaceToDepth": lambda ctx: _blocks(ctx, ops.SPACE_TO_DEPTH),
     "ReverseSequence": forward(ops.REVERSE_SEQUENCE, batch_axis=axis_of("batch_axis"), time_axis=axis_of("time_axis")),
-    "Gather": _gather, "OneHot": _one_hot, "TopK": _top_k, "Compress": _compress, "NonZero": _non_zero,
+    "Gather": _gather, "OneHot": _one_hot, "TopK": _top_k,
     "GatherElements": forward(ops.GATHER_ELEMENTS, axis=axis_of()),
     "GatherND": forward(ops.GATHER_ND, batch_dims=attribute("batch_dims", 0)),
     **dict.fromkeys(
@@ -349,6 +330,5 @@ TABLE: Table = {
     ),
     "ScatterND": forward(ops.SCATTER_ND, reduction=attribute("reduction", "none")),
     "TensorScatter": forward(ops.TENSOR_SCATTER, inputs=3, axis=axis_of(), circular=lambda ctx: ctx.attrs["mode"] == "circular"),
-    **dict.fromkeys(("Unique", "NonMaxSuppression"), _data_dependent),
     **dict.fromkeys(("Bernoulli", "Multinomial", "RandomNormal", "RandomNormalLike", "RandomUniform", "RandomUniformLike"), _random),
 }  # fmt: skip
