@@ -214,9 +214,12 @@ class Bodies(Protocol):
     def inline(self, proto: GraphProto, inputs: Sequence[Value] = ()) -> list[Value]:
         """The outputs of a sub-graph whose nodes are added to the graph around it."""
 
-    def closed(self, proto: GraphProto, types: Sequence[Type | np.ndarray] = (), conditional: bool = False) -> Body:
+    def closed(self, proto: GraphProto, types: Sequence[Type | np.ndarray] = (), conditional: bool = False, repeated: bool = False) -> Body:
         """The sub-graph as a graph of its own, with formal inputs of the given types, or known ones. A `conditional` one does not run in
-        every run."""
+        every run, a `repeated` one more than once."""
+
+    def stream(self) -> int:
+        """The number of this node among those that draw random numbers. Raises `UnsupportedError` in the body of a loop."""
 
     def attempt(self) -> AbstractContextManager[None]:
         """Where `UnsupportedError` ends this context, the report forgets its nodes, because they are imported again in another way."""

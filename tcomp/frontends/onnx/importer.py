@@ -24,7 +24,7 @@ from onnx import AttributeProto, FunctionProto, GraphProto, ModelProto, NodeProt
 from tcomp.errors import ImportModelError, InputError, TcompError, UnsupportedError
 from tcomp.frontends.onnx import reader
 from tcomp.frontends.onnx.context import FOLD_LIMIT, Body, Context, Handler, Scope, Table, Type, check_type
-from tcomp.frontends.onnx.handlers import arithmetic, control, counting, image, ml, movement, nn, recurrent, signal
+from tcomp.frontends.onnx.handlers import arithmetic, control, counting, image, ml, movement, nn, random, recurrent, signal
 from tcomp.frontends.onnx.schema import find_schema
 from tcomp.frontends.onnx.signature import LARGEST, Range, Shape, signature
 from tcomp.ir.equations import Contradiction, Sizes
@@ -38,7 +38,7 @@ MAX_NODES = 100_000  # nodes after expansion
 MAX_ROUNDS = 8  # of imports, each with what the one before found out about sizes
 
 FAMILIES: Mapping[str, tuple[Table, ...]] = {  # by domain; the standard one is ""
-    "": tuple(family.TABLE for family in (arithmetic, control, counting, image, movement, nn, recurrent, signal)),
+    "": tuple(family.TABLE for family in (arithmetic, control, counting, image, movement, nn, random, recurrent, signal)),
     "ai.onnx.ml": (ml.TABLE,),
 }
 HANDLERS: Mapping[str, Table] = {
@@ -143,6 +143,7 @@ class Frame:
     prefix: str = ""
     depth: int = 0
     captured: dict[Value, Value] = field(default_factory=dict)
+    repeated: bool = False  # it is, or is in, the body of a loop
 
     def inner(self, scope: Scope, name: str, parent: Frame | None, **changes: Any) -> Frame:
         """The frame of a sub-graph or function of node `name`."""
@@ -177,7 +178,7 @@ class _Importer:
         self.model, self.tensors, self.sizes, self.distinct = model, tensors, sizes, distinct
         self.records: list[NodeRecord] = []
         self.reported: set[str] = set()  # names in the records
-        self.count = 0
+        self.count = self.streams = 0
         self.titled: set[Value] = set()  # values that bear the name the model gives them
         self.opsets = _opsets(model.opset_import)
         self.declared: dict[str, ValueInfoProto] = {}  # what the model says of its values, unless the caller changes sizes
@@ -366,15 +367,22 @@ class _Bodies:
     def inline(self, proto: GraphProto, inputs: Sequence[Value] = ()) -> list[Value]:
         return self._outputs(self.frame.inner(self.frame.scope, self.name, self.frame), proto, inputs)
 
-    def closed(self, proto: GraphProto, types: Sequence[Type | np.ndarray] = (), conditional: bool = False) -> Body:
+    def closed(self, proto: GraphProto, types: Sequence[Type | np.ndarray] = (), conditional: bool = False, repeated: bool = False) -> Body:
         around = self.frame.scope
         scope = Scope(f"{self.name}.{proto.name or 'body'}", None if conditional else around.sizes, around)
-        frame = self.frame.inner(scope, self.name, self.frame)
+        frame = self.frame.inner(scope, self.name, self.frame, repeated=repeated or self.frame.repeated)
         inputs = tuple(
             frame.scope.builder.constant(t, i.name) if isinstance(t, np.ndarray) else frame.scope.builder.input(i.name, *t)
             for i, t in zip(proto.input, types, strict=False)
         )
         return Body(frame.scope, inputs, tuple(self._outputs(frame, proto, inputs)), frame.captured)
+
+    def stream(self) -> int:
+        if self.frame.repeated:
+            what = "random numbers in the body of a loop would be the same in every iteration"
+            raise UnsupportedError(what, where=f"node `{self.name}`", hint="draw them before the loop, and scan over them")
+        self.importer.streams += 1
+        return self.importer.streams - 1
 
     @contextmanager
     def attempt(self) -> Iterator[None]:

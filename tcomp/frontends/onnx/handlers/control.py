@@ -71,7 +71,7 @@ def _loop(ctx: Context) -> tuple[Value, ...]:
 
 def _as_loop(ctx: Context, trips: Dim, states: Sequence[Value]) -> tuple[Value, ...]:
     # Whenever the body runs, the condition it is given is true.
-    body = ctx.bodies.closed(ctx.attrs["body"], [("int64", ()), np.array(True), *map(_type, states)])
+    body = ctx.bodies.closed(ctx.attrs["body"], [("int64", ()), np.array(True), *map(_type, states)], repeated=True)
     condition, *results = body.outputs
     count = len(states)
     if len(results) < count:
@@ -136,7 +136,7 @@ def _scan(ctx: Context) -> tuple[Value, ...]:
     states, trips = values[:count], sequences[0].shape[0]
     if not all(same_dim(s.shape[0], trips) for s in sequences):
         raise ctx.invalid(f"scanned inputs of different lengths: {', '.join(map(str, sequences))}")
-    body = ctx.bodies.closed(proto, [*map(_type, states), *((s.dtype, s.shape[1:]) for s in sequences)])
+    body = ctx.bodies.closed(proto, [*map(_type, states), *((s.dtype, s.shape[1:]) for s in sequences)], repeated=True)
     number = body.scope.builder.input("iteration", "int64", ())
     reverse_in, reverse_out = flags("scan_input_directions", scanned), flags("scan_output_directions", stacked)
     attrs = loop_attrs(trips, count, [bool(f) for f in reverse_in], [bool(f) for f in reverse_out])

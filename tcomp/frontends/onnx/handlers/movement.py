@@ -307,10 +307,6 @@ def _top_k(ctx: Context) -> tuple[Value, ...]:
     return ctx.add_several(ops.TOP_K, [x], k=k, axis=axis, largest=bool(ctx.attrs.get("largest", 1)))
 
 
-def _random(ctx: Context) -> Value:
-    raise ctx.unsupported("its result is random", "export the model for inference, or pass the random tensor as an input")
-
-
 TABLE: Table = {
     "Constant": _constant, "ConstantOfShape": _constant_of_shape, "Range": _range_of_numbers, "EyeLike": _eye_like,
     "Identity": lambda ctx: ctx.value(0),
@@ -330,5 +326,4 @@ TABLE: Table = {
     ),
     "ScatterND": forward(ops.SCATTER_ND, reduction=attribute("reduction", "none")),
     "TensorScatter": forward(ops.TENSOR_SCATTER, inputs=3, axis=axis_of(), circular=lambda ctx: ctx.attrs["mode"] == "circular"),
-    **dict.fromkeys(("Bernoulli", "Multinomial", "RandomNormal", "RandomNormalLike", "RandomUniform", "RandomUniformLike"), _random),
 }  # fmt: skip

@@ -11,7 +11,7 @@ from tcomp.ir.dtypes import NARROW_FLOATS, is_float, lowest
 from tcomp.ir.expr import Dim, Expr, as_dim, as_expr, maximum, minimum
 from tcomp.ir.graph import Operator, Value
 from tcomp.ops import nn, reduction as ops
-from tcomp.ops.elementwise import ADD, FULL, SCALE
+from tcomp.ops.elementwise import ADD, SCALE
 from tcomp.ops.matmul import DET, EINSUM, MATMUL
 from tcomp.ops.quantization import CENTRED, DEQUANTIZE, DYNAMIC_RANGE, QUANTIZE, REQUANTIZE
 
@@ -190,19 +190,6 @@ def _lp_normalization(ctx: Context) -> Value:
     return ctx.add(ops.LP_NORMALIZE, [ctx.value(0)], axis=ctx.axis(ctx.attrs["axis"]), p=p)
 
 
-def _dropout(ctx: Context) -> Value | tuple[Value, ...]:
-    """The identity; a random mask is refused."""
-    x = ctx.value(0)
-    if ctx.opset >= 12 and ctx.input(2) is not None:
-        training = bool(ctx.require_known(2, "training_mode").item())
-        ratio = ctx.require_known(1, "the ratio").item() if training and ctx.input(1) is not None else 0.5
-        if training and ratio != 0:
-            raise ctx.unsupported("training_mode draws a random mask", hint="export the model for inference")
-    if not ctx.wants(1):
-        return x
-    return x, ctx.add(FULL, [], shape=x.shape, value=1, dtype="bool" if ctx.opset >= 10 else x.dtype)
-
-
 def _gemm(ctx: Context) -> Value:
     """alpha * A' B' + beta * C; scaling and bias are nodes of their own, which fuse with what follows."""
 
@@ -281,7 +268,7 @@ TABLE: Table = {
     "AveragePool": _average_pool, "MaxPool": _max_pool, "LpPool": _lp_pool, "MaxUnpool": _max_unpool,
     "GlobalAveragePool": lambda ctx: _global(ctx, ops.REDUCE_MEAN), "GlobalMaxPool": lambda ctx: _global(ctx, ops.REDUCE_MAX),
     "GlobalLpPool": forward(nn.GLOBAL_LP_POOL, p=lambda ctx: float(ctx.attrs["p"])),
-    "BatchNormalization": _batch_normalization, "LpNormalization": _lp_normalization, "Dropout": _dropout,
+    "BatchNormalization": _batch_normalization, "LpNormalization": _lp_normalization,
     "GroupNormalization": forward(ops.GROUP_NORM, "epsilon", groups=attribute("num_groups")),
     "InstanceNormalization": forward(ops.INSTANCE_NORM, "epsilon"), "LRN": forward(ops.LRN, "size", "alpha", "beta", "bias"),
     "LayerNormalization": forward(ops.LAYER_NORM, "epsilon", inputs=3, axis=axis_of()),
