@@ -343,7 +343,7 @@ def top_k(x: Tensor, k: Dim, axis: int, largest: bool) -> tuple[Tensor, Tensor]:
                 return L.block(L.store(values, at(rank), source[at(order[rank])]), L.store(positions, at(rank), order[rank]))
 
             unsorted = L.loop("p", n, lambda p: L.store(order, (p,), p))
-            body = L.block(unsorted, _merge_sort(order, merged, n, in_order), L.loop("rank", k, take))
+            body = L.block(unsorted, merge_sort(order, merged, n, in_order), L.loop("rank", k, take))
             return L.Allocate(order, L.Allocate(merged, body)) if n.op == "const" else body
 
         lanes = L.over([d for m, d in enumerate(x.shape) if m != axis], lane)
@@ -353,8 +353,14 @@ def top_k(x: Tensor, k: Dim, axis: int, largest: bool) -> tuple[Tensor, Tensor]:
     return values, positions
 
 
-def _merge_sort(order: L.Buffer, merged: L.Buffer, n: Expr, in_order: Callable[[Expr, Expr], Expr]) -> L.Stmt:
-    """Sorts order[0:n] with `merged` as scratch; `in_order(p, q)` says whether p may stay in front of q."""
+def merge_sort(
+    order: L.Buffer,
+    merged: L.Buffer,
+    n: Expr,
+    in_order: Callable[[Expr, Expr], Expr],
+    compare: Callable[[Expr, Expr], L.Stmt] | None = None,
+) -> L.Stmt:
+    """Sorts order[0:n] with `merged` as scratch; `in_order(p, q)` says whether p may stay in front of q, after `compare(p, q)` ran."""
     width, left, right = (L.Buffer(name, "int64", (1,), "register") for name in ("width", "left", "right"))
 
     def advance(slot: Expr) -> L.Stmt:
@@ -363,9 +369,11 @@ def _merge_sort(order: L.Buffer, merged: L.Buffer, n: Expr, in_order: Callable[[
         middle, end = minimum(base + width[0], n), minimum(base + width[0] * 2, n)
         one, other = left[0], right[0]
         last = n - 1  # reads of exhausted runs are not used, but must stay inside
-        from_left = (one < middle) & ((end <= other) | in_order(order[minimum(one, last)], order[minimum(other, last)]))
+        p, q = order[minimum(one, last)], order[minimum(other, last)]
+        from_left = (one < middle) & ((end <= other) | in_order(p, q))
         return L.block(
             L.If(te.equal(slot, base), L.block(L.store(left, (0,), base), L.store(right, (0,), middle))),
+            *([] if compare is None else [compare(p, q)]),
             L.If(
                 from_left,
                 L.block(L.store(merged, (slot,), order[one]), L.store(left, (0,), one + 1)),

@@ -1,4 +1,4 @@
-"""Results whose size the run counts, natively: NonZero, Compress, and what follows them."""
+"""Results whose size the run counts, natively: NonZero, Compress, Unique, NonMaxSuppression, and what follows them."""
 
 import numpy as np
 import pytest
@@ -108,3 +108,74 @@ def test_counted_outputs_may_be_given_and_bound(make_model):
     assert bound.run()["y"].tolist() == [[0, 0, 1], [0, 2, 2]]
     bound.inputs["x"][...] = 0
     assert bound.run()["y"].shape == (2, 0)
+
+
+def unique_by_numpy(x, axis, ordered):
+    """All four outputs, as ONNX defines them."""
+    y, first, inverse, counts = np.unique(x, True, True, True, axis=axis)
+    inverse = inverse.reshape(-1)
+    if not ordered:
+        order = np.argsort(first)
+        place = np.argsort(order)
+        y, first, inverse, counts = np.take(y, order, 0 if axis is None else axis), first[order], place[inverse], counts[order]
+    return {"y": y, "first": first, "inverse": inverse, "counts": counts}
+
+
+@pytest.mark.parametrize("ordered", [0, 1])
+@pytest.mark.parametrize("dtype", ["bool", "int8", "uint8", "int32", "int64", "float16", "float32", "float64"])
+def test_unique(make_model, dtype, ordered):
+    rng = np.random.default_rng(3)
+    names = ["y", "first", "inverse", "counts"]
+    for axis, shape in ((None, (4, 6)), (0, (9, 2)), (-1, (2, 2, 7))):
+        attrs = {"sorted": ordered} | ({} if axis is None else {"axis": axis})
+        arrays = [(rng.integers(-2, 3, shape) if dtype[0] in "if" else rng.integers(0, 3, shape)).astype(dtype), np.ones(shape, dtype)]
+        model = make_model([node("Unique", ["x"], names, **attrs)], {"x": arrays[0]}, {"y": dtype, **dict.fromkeys(names[1:], I)})
+        for got, x in zip(checked(model, *({"x": x} for x in arrays)), arrays, strict=True):
+            for name, expected in unique_by_numpy(x, axis, ordered).items():
+                np.testing.assert_array_equal(got[name], expected)
+
+
+def test_unique_of_nans_symbolic_sizes_and_nothing(make_model):
+    model = make_model([node("Unique", ["x"], ["y", "first"])], {"x": (F, ["n"])}, {"y": F, "first": I})
+    x = np.array([np.nan, 2, -0.0, 0.0, np.nan, -np.inf, 2], np.float32)
+    got, one = checked(model, {"x": x}, {"x": x[:1]})
+    np.testing.assert_array_equal(got["y"], [-np.inf, 0, 2, np.nan])
+    assert got["first"].tolist() == [5, 2, 1, 0] and one["first"].tolist() == [0]
+    names = ["y", "first", "inverse", "counts"]
+    empty = make_model([node("Unique", ["x"], names)], {"x": np.zeros((0, 3), np.float32)}, {"y": F, **dict.fromkeys(names[1:], I)})
+    (got,) = checked(empty, {"x": np.zeros((0, 3), np.float32)})
+    assert all(got[name].shape == (0,) for name in names)
+
+
+def by_onnxruntime(model, case):
+    session = pytest.importorskip("onnxruntime").InferenceSession(model.SerializeToString(), providers=["CPUExecutionProvider"])
+    return dict(zip([o.name for o in session.get_outputs()], session.run(None, case), strict=True))
+
+
+@pytest.mark.parametrize("centered", [0, 1])
+@pytest.mark.parametrize("fixed", [True, False])
+def test_non_max_suppression(make_model, centered, fixed):
+    rng = np.random.default_rng(4)
+    suppress = node("NonMaxSuppression", ["boxes", "scores", "most", "overlap", "least"], ["y"], center_point_box=centered)
+    for batch, classes, n in ((1, 1, 1), (2, 3, 17), (1, 2, 40)):
+        for most, overlap, least in ((n, 0.5, 0.0), (2, 0.0, 0.3), (0, 0.5, 0.1), (100, 1.0, -1.0), (5, 0.3, 2.0)):
+            boxes = rng.random((batch, n, 4)).astype(np.float32)  # corners in any order
+            scores = (rng.integers(0, 6, (batch, classes, n)) / 5).astype(np.float32)  # many are equal
+            limits = {"most": np.array([most]), "overlap": np.array([overlap], np.float32), "least": np.array([least], np.float32)}
+            given = {"boxes": boxes, "scores": scores}
+            inputs = dict(given) if fixed else {"boxes": (F, ["b", "n", 4]), "scores": (F, ["b", classes, "n"]), **limits}
+            model = make_model([suppress], inputs, {"y": I}, opset=11, constants=limits if fixed else {})
+            case = given if fixed else given | limits
+            (got,) = checked(model, case)
+            np.testing.assert_array_equal(got["y"], by_onnxruntime(model, case)["y"])
+
+
+def test_non_max_suppression_without_limits(make_model):
+    rng = np.random.default_rng(5)
+    case = {"boxes": rng.random((1, 6, 4)).astype(np.float32), "scores": rng.random((1, 1, 6)).astype(np.float32)}
+    none = make_model([node("NonMaxSuppression", ["boxes", "scores"], ["y"])], case, {"y": I}, opset=11)
+    assert checked(none, case)[0]["y"].shape == (0, 3)
+    some = make_model(
+        [node("NonMaxSuppression", ["boxes", "scores", "most"], ["y"])], case, {"y": I}, opset=10, constants={"most": np.array(9)}
+    )
+    np.testing.assert_array_equal(checked(some, case)[0]["y"], by_onnxruntime(some, case)["y"])
