@@ -32,6 +32,7 @@ from tcomp.passes.runner import run_passes
 from tcomp.pipeline import compile_partitioned, graph_passes, import_graph, kernel_inputs
 from tcomp.runtime import Artifact, numpy_dtype
 from tcomp.runtime.loaded_model import random_array
+from tcomp.runtime.manifest import to_saved
 from tcomp.schedules.knobs import Decisions, decode, encode
 
 if TYPE_CHECKING:
@@ -151,7 +152,7 @@ class ModelSubject(TuningSubject):
             self._untuned.save(paths["untuned"])
             self.artifact(decisions).save(paths["tuned"])
             with open(paths["inputs"], "wb") as file:
-                np.savez(file, allow_pickle=False, **{str(n): a for n, a in enumerate(self.inputs.values())})
+                np.savez(file, allow_pickle=False, **{str(n): to_saved(a) for n, a in enumerate(self.inputs.values())})
             memory = None if self._backend.on_device else LIMITS.bytes
             worker = WorkerProcess("tcomp.autotune.measurement.ab_comparison", memory, cores(self._threads))
             request = {"names": list(self.inputs), **paths, "threads": self._threads, "seconds": seconds}

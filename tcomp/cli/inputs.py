@@ -19,6 +19,7 @@ from tcomp.options import Progress
 from tcomp.pipeline import compile_model
 from tcomp.runtime import Artifact, numpy_dtype, read_artifact
 from tcomp.runtime.loaded_model import random_array
+from tcomp.runtime.manifest import from_saved
 from tcomp.target import Target
 
 Array = np.ndarray
@@ -113,7 +114,7 @@ def make_feeds(signature: Sequence[Value], texts: Iterable[str] | None, sizes: M
 def _filled(name: str, number: float, shape: tuple[int, ...], dtype: np.dtype[Any]) -> Array:
     with np.errstate(all="ignore"):
         value = np.asarray(number).astype(dtype)
-    if dtype.kind in "iub" and float(value) != number:
+    if (dtype.kind in "iub" or dtype.name.lstrip("u").startswith("int")) and float(value) != number:
         raise InputError(f"{number:g} is no value of input `{name}`", why=f"its element type is {dtype}")
     return np.full(shape, value, dtype)
 
@@ -138,10 +139,9 @@ def _read_inputs(texts: Iterable[str] | None, signature: Sequence[Value]) -> dic
 
 
 def _checked(array: Array, value: Value, where: str) -> Array:
-    dtype = numpy_dtype(value.dtype)
-    if array.dtype.kind == "V" and array.dtype.itemsize == dtype.itemsize and dtype.name == value.dtype == "bfloat16":
-        return array.view(dtype)  # .npy files have no name for such types
+    dtype, array = numpy_dtype(value.dtype), from_saved(array, value.dtype)
     if array.dtype != dtype:
         what, hint = f"input `{value.name}` is {array.dtype.name}, the model takes {value.dtype}", f"array.astype({dtype.name!r})"
-        raise InputError(what, where=where, hint=f"save it with numpy.save(file, {hint})")
+        saved = f"{hint}.view('V{dtype.itemsize}')" if dtype.isbuiltin == 2 else hint
+        raise InputError(what, where=where, hint=f"save it with numpy.save(file, {saved})")
     return array

@@ -271,5 +271,5 @@ def load_arrays(path: Path) -> dict[str, np.ndarray]:
         with content:
             return {name: content[name] for name in content.files}
     except (ValueError, OSError, EOFError, zipfile.BadZipFile, MemoryError) as error:
-        why = f"{error}; pickled objects are never loaded"
-        raise InputError(f"{path} is no .npy or .npz file", where="--input", why=why, hint="write it with numpy.save") from error
+        why, hint = f"{error}; pickled objects are never loaded", "write it with numpy.save, float8_e5m2 as array.view('V1')"
+        raise InputError(f"{path} is no .npy or .npz file", where="--input", why=why, hint=hint) from error

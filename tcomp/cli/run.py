@@ -106,10 +106,12 @@ def _write_npz(file: BinaryIO, arrays: Mapping[str, np.ndarray]) -> None:
     """What `numpy.savez` writes, which cannot be given every name."""
     import numpy as np
 
+    from tcomp.runtime.manifest import to_saved
+
     with zipfile.ZipFile(file, "w") as archive:
         for name, array in arrays.items():
             with archive.open(f"{name}.npy", "w", force_zip64=True) as member:
-                np.lib.format.write_array(member, array, allow_pickle=False)
+                np.lib.format.write_array(member, to_saved(array), allow_pickle=False)
 
 
 def _summary(name: str, array: np.ndarray) -> dict[str, Any]:

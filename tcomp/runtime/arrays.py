@@ -23,7 +23,7 @@ def admit(value: object, spec: TensorSpec, dtype: np.dtype[Any], copy: bool = Tr
     """`value` as a C-contiguous, aligned ndarray of exactly `dtype`; its shape is not checked. Arrays (NumPy's, or of any library with
     DLPack or `__array__`) must have the right element type and are copied only if they are not contiguous or not aligned, or, unless
     `copy`, refused. Python numbers and nested lists of them are converted if every value survives: integers exactly, floats up to rounding
-    but not to infinity. Raises InputError naming the input."""
+    but not to infinity, those of 8 bits and fewer exactly. Raises InputError naming the input."""
     if not isinstance(value, np.ndarray | np.generic) and isinstance(value, bool | int | float | complex | list | tuple):
         return _convert(value, spec, dtype)
     array: Array = np.asarray(value) if isinstance(value, np.ndarray | np.generic) else _import(value, spec)
@@ -86,7 +86,10 @@ def _convert(value: object, spec: TensorSpec, dtype: np.dtype[Any]) -> Array:
     if dtype.name == spec.dtype and rank.get(given.dtype.kind, 4) <= rank.get(dtype.kind, 2):
         with np.errstate(all="ignore"):
             array = given.astype(dtype)
-            if given.dtype.kind in "iu":
+            if dtype.itemsize == 1 and dtype.isbuiltin == 2:  # of few bits, where rounding would be no small matter
+                wide, numbers = array.astype(np.float64), given.astype(np.float64)
+                survives = (wide == numbers) | (np.isnan(wide) & np.isnan(numbers))
+            elif given.dtype.kind in "iu":
                 survives = (array.astype(given.dtype) == given) & ((array < 0) == (given < 0))
             else:
                 survives = np.isfinite(array.astype(np.complex128)) | ~np.isfinite(given.astype(np.complex128))

@@ -94,7 +94,7 @@ class CudaModule(LoadedModel):
         admitted = []
         for value, (spec, dtype) in zip(values, self._admission, strict=True):
             there = self._device.on_device(value)
-            if there is not None and there.dtype != dtype:
+            if there is not None and there.dtype != _device_dtype(dtype):
                 raise InputError(f"input {spec.name!r} has the wrong element type", why=f"expected {spec.dtype}, got {there.dtype}")
             admitted.append(admit(value, spec, dtype) if there is None else there)
         return admitted
@@ -290,7 +290,7 @@ class CupyDevice:
 
     def device_array(self, shape: Sequence[int], dtype: np.dtype[Any], source: int) -> Any:
         """A new array on the device with the content at `source`."""
-        result = self.cupy.empty(shape, dtype)
+        result = self.cupy.empty(shape, _device_dtype(dtype))
         self.stream.wait_event(self.cupy.cuda.get_current_stream().record())  # who had this memory before may still be using it
         if result.nbytes:
             self.copy(result.data.ptr, source, result.nbytes)
@@ -364,3 +364,8 @@ def best_code(kernel: KernelCode, capability: int) -> bytes:
         hint = f"tcomp compile --target 'cuda -arch=sm_{capability}'"
         raise DeviceError(f"the artifact has no code for this GPU (sm_{capability})", why=f"it was compiled for {known}", hint=hint)
     return kernel.ptx + b"\0"
+
+
+def _device_dtype(dtype: np.dtype[Any]) -> np.dtype[Any]:
+    """The type of arrays on the device: CuPy has none of ml_dtypes' types of 8 bits and fewer, and holds their bits."""
+    return np.dtype(np.uint8) if dtype.isbuiltin == 2 and dtype.itemsize == 1 else dtype

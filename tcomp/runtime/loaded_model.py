@@ -104,7 +104,8 @@ class LoadedModel(ABC):
         """Run the model on named inputs: output name -> ndarray, fresh unless `out` has one for it (from 1 KiB on, aligned to 64 bytes).
 
         Inputs are arrays (NumPy, or anything with `__dlpack__` or `__array__`) of exactly the declared element type, or Python numbers and
-        lists whose values fit it. bfloat16 is ml_dtypes.bfloat16 where that is installed, else uint16 holding the bits. An output with
+        lists whose values fit it. Types that NumPy lacks (bfloat16, float8_e4m3fn, int4, ...) are those of ml_dtypes where that is
+        installed, else unsigned integers holding the bits: uint16, or uint8 (one for each element, also of 2 and 4 bits). An output with
         data-dependent extents is a view of the first elements of a larger array.
 
         `out` has arrays for some or all outputs, by name: writeable, C-contiguous, of the output's element type and shape (with upper
@@ -257,4 +258,5 @@ def random_array(generator: np.random.Generator, shape: tuple[int, ...], dtype: 
     """Normally distributed numbers; integers and booleans are 0 or 1, which is a valid index, mask and token nearly everywhere."""
     if dtype.kind in "iub":
         return generator.integers(0, 2, shape).astype(dtype)
-    return generator.standard_normal(shape, np.float32).astype(dtype)
+    numbers = generator.standard_normal(shape, np.float32)
+    return (np.abs(numbers) if dtype.name == "float8_e8m0fnu" else numbers).astype(dtype)  # which has no sign

@@ -24,6 +24,7 @@ from functools import cache
 from typing import Annotated, Any
 
 import numpy as np
+import numpy.typing as npt
 
 from tcomp.errors import ArtifactError
 from tcomp.runtime.schema import Count, load_json, read, refuse
@@ -44,8 +45,8 @@ _EXTENDED |= dict.fromkeys(("float6_e2m3fn", "float6_e3m2fn", "float4_e2m1fn", "
 
 @cache
 def numpy_dtype(name: str) -> np.dtype[Any]:
-    """The NumPy type of arrays with elements `name`. Types that NumPy lacks (bfloat16, ...) are those of ml_dtypes where that is installed,
-    otherwise unsigned integers holding the raw bits. Raises ArtifactError for an unknown name."""
+    """The NumPy type of arrays with elements `name`. Types that NumPy lacks (bfloat16, int4, ...) are those of ml_dtypes where that is
+    installed, otherwise unsigned integers holding the raw bits, one of them an element. Raises ArtifactError for an unknown name."""
     if name in _NATIVE:
         return np.dtype(name)
     if name not in _EXTENDED:
@@ -55,6 +56,17 @@ def numpy_dtype(name: str) -> np.dtype[Any]:
     except ImportError:
         return np.dtype(_EXTENDED[name])
     return np.dtype(getattr(ml_dtypes, name, _EXTENDED[name]))
+
+
+def to_saved(array: npt.NDArray[Any]) -> npt.NDArray[Any]:
+    """An array as NumPy's files can hold it: elements of types that NumPy lacks become bits of no type."""
+    return array.view(f"V{array.itemsize}") if array.dtype.isbuiltin == 2 else array  # 2: a type that a library has added
+
+
+def from_saved(array: npt.NDArray[Any], name: str) -> npt.NDArray[Any]:
+    """What `to_saved` was given, an array with elements `name`; any other array as it is."""
+    dtype = numpy_dtype(name)
+    return array.view(dtype) if name in _EXTENDED and array.dtype == f"V{dtype.itemsize}" else array
 
 
 @dataclass(frozen=True, slots=True)

@@ -21,6 +21,7 @@ from tcomp.codegen.elf import link
 from tcomp.errors import ArtifactError, InputError
 from tcomp.runtime import Module, TensorSpec, host, numpy_dtype, read_artifact
 from tcomp.runtime.arrays import admit
+from tcomp.runtime.manifest import from_saved, to_saved
 from tests.runtime import native_models as models
 
 W = models.W
@@ -150,6 +151,15 @@ def test_python_values(module: Module) -> None:
         (1.5, "bfloat16", True),
         (3, "bfloat16", True),
         (257, "bfloat16", False),
+        (1.5, "float8_e4m3fn", True),
+        (1.51, "float8_e4m3fn", False),  # of few bits: exactly, or not at all
+        (1000, "float8_e4m3fn", False),
+        (float("inf"), "float8_e5m2", True),
+        (7, "int4", True),
+        (8, "int4", False),
+        (1.5, "int4", False),
+        (float("nan"), "int4", False),
+        (-1, "uint2", False),
     ],
 )
 def test_conversion_of_python_values(value: Any, dtype: str, accepted: bool) -> None:
@@ -170,11 +180,20 @@ def test_element_types_that_numpy_lacks(monkeypatch: pytest.MonkeyPatch) -> None
         admit(bits, spec, numpy_dtype("bfloat16"))
     monkeypatch.setitem(sys.modules, "ml_dtypes", None)
     numpy_dtype.cache_clear()
-    assert numpy_dtype("bfloat16") == np.uint16 and numpy_dtype("float8_e4m3fn") == np.uint8
+    assert numpy_dtype("bfloat16") == np.uint16 and numpy_dtype("float8_e4m3fn") == np.uint8 == numpy_dtype("int4")
     assert admit(bits, spec, numpy_dtype("bfloat16")) is bits
     with pytest.raises(InputError):
         admit([1, 2], spec, numpy_dtype("bfloat16"))  # numbers are not bits
     numpy_dtype.cache_clear()
+
+
+@pytest.mark.parametrize("dtype", ["bfloat16", "float8_e5m2", "float8_e4m3fn", "float4_e2m1fn", "int4"])
+def test_types_that_numpy_lacks_are_saved_and_read_back(tmp_path: Path, dtype: str) -> None:
+    array = np.array([[1, 0, 1]]).astype(numpy_dtype(dtype))
+    np.save(tmp_path / "a.npy", to_saved(array), allow_pickle=False)
+    again = from_saved(np.load(tmp_path / "a.npy", allow_pickle=False), dtype)
+    assert again.dtype == array.dtype and again.tobytes() == array.tobytes()
+    assert from_saved(array, dtype) is array and to_saved(np.zeros(2)).dtype == np.float64
 
 
 def test_refusals_name_the_input_and_both_sides(module: Module) -> None:

@@ -16,6 +16,7 @@ from tcomp.autotune.measurement.worker import difference
 from tcomp.autotune.measurement.worker_process import Answer, serve
 from tcomp.runtime import LoadedModel, Module
 from tcomp.runtime.cuda import CudaModule
+from tcomp.runtime.manifest import from_saved
 
 _PAUSE = 0.01  # seconds before a block: threads of the one before stop spinning and go to sleep
 _MAX_ROUNDS = 60
@@ -28,8 +29,9 @@ def handle(request: Answer) -> Answer:
     """Answer one request: seconds of the fastest runs of each round, of either model ("runs"), and of each kernel call, in program order
     ("kernels"); "wrong" where the models disagree."""
     with np.load(Path(request["inputs"]), allow_pickle=False) as file:
-        inputs = {name: file[str(n)] for n, name in enumerate(request["names"])}
+        saved = {name: file[str(n)] for n, name in enumerate(request["names"])}
     modules = [Module.load(request[name], threads=request["threads"]) for name in ("untuned", "tuned")]
+    inputs = {spec.name: from_saved(saved[spec.name], spec.dtype) for spec in modules[0].inputs}
     want, got = (module.run(inputs) for module in modules)
     for name, array in want.items():
         if array.dtype.kind == "f" and (gap := difference(got[name], array)) > _TOLERANCE:

@@ -21,7 +21,7 @@ import numpy as np
 
 from tcomp.autotune.arguments import Argument
 from tcomp.autotune.measurement.worker_process import Answer, serve
-from tcomp.ir.dtypes import integer_range, is_float, is_integer, to_numpy
+from tcomp.ir.dtypes import NARROW_FLOATS, integer_range, is_float, is_integer, to_numpy
 from tcomp.ir.layout import LINE, Layout
 from tcomp.runtime.native_code import Call, open_library
 
@@ -256,7 +256,7 @@ def difference(got: Array, want: Array) -> float:
     """max |got - want| / max |want|; infinite where one is not finite and the other is another such or finite. Integers: 0 or infinite."""
     if not want.size or got.tobytes() == want.tobytes():
         return 0.0
-    if not is_float(want.dtype.name):
+    if not is_float(want.dtype.name) and want.dtype.name not in NARROW_FLOATS:
         return inf
     a, b = got.astype(np.float64), want.astype(np.float64)
     finite = np.isfinite(b)
