@@ -215,7 +215,29 @@ def quotient(e: Expr) -> tuple[Expr, int]:
     return e, 1
 
 
+def _exact_quotient(x: Linear, c: Linear) -> Linear | None:
+    """q with x == c * q, by long division of polynomials; None if there is none. Where c is 0, x // c means nothing anyway."""
+    lead = max(c, key=_degree)
+    quotient, rest = Linear(), x
+    for _ in range(_MAX_DEGREE):
+        if not rest:
+            return quotient
+        top = max(rest, key=_degree)
+        if rest[top] % c[lead] or (left := _without(top, lead)) is None:
+            return None
+        quotient[left] = rest[top] // c[lead]
+        rest = _plus(rest, linear(simplify(from_linear(c) * from_linear({left: 1}))), -quotient[left])
+    return None
+
+
+def _degree(m: Monomial) -> tuple[int, tuple[str, ...]]:
+    """An order of monomials that products keep: by degree, then by names."""
+    return len(m), tuple(map(_order, m))
+
+
 def _floordiv(x: Expr, c: Expr) -> Expr:
+    if c.op != "const" and (exact := _exact_quotient(linear(x), linear(c))) is not None:
+        return from_linear(exact)
     if (split := _split(x, c)) is None:
         return binary("floordiv", x, c)
     quotient, remainder = split[0], from_linear(split[1])
@@ -245,6 +267,8 @@ def _common_factor(terms: Linear, n: int) -> int:
 
 
 def _mod(x: Expr, c: Expr) -> Expr:
+    if c.op != "const" and _exact_quotient(linear(x), linear(c)) is not None:
+        return const(0)
     if (split := _split(x, c)) is None:
         return binary("mod", x, c)
     rest = from_linear(split[1])

@@ -114,7 +114,7 @@ class Scope:
                     size = self.sizes.now(x) if isinstance(x, Expr) and self.sizes is not None else x
                     return b if isinstance(size, Expr) and same_dim(size, a) else size
 
-                shapes = [None if v is None else now(v.shape) for v in inputs]
+                shapes: list[Any] = [None if v is None else now(v.shape) for v in inputs]
                 if op is RESHAPE and shapes == [v.shape for v in inputs if v is not None]:  # of a product that is equal to another one
                     (flat,) = self.add(RESHAPE, inputs, {"shape": (a,)}, name)
                     inputs, shapes = [flat], [(b,)]

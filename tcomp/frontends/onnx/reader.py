@@ -86,7 +86,7 @@ def dtype_name(elem_type: int, where: str) -> str:
 
 
 def tensor_type(proto: TypeProto, where: str) -> tuple[str, list[int | str | None] | None]:
-    """(dtype, dims) of a tensor type; a dim is an int, a name, or None where it is open; dims is None if the rank is open."""
+    """(dtype, dims) of a tensor type; a dim is an int, a name, or None where it is open (-1 as well); dims is None if the rank is open."""
     kind = proto.WhichOneof("value")
     if kind is None:
         raise ImportModelError("a value has no type", where=where)

@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping, Sequence
 
 from onnx import ValueInfoProto
 
-from tcomp.errors import ImportModelError, InputError, UnsupportedError
+from tcomp.errors import InputError, UnsupportedError
 from tcomp.frontends.onnx import reader
 from tcomp.ir.expr import Dim, Expr, as_dim, as_expr, binary, dim
 
@@ -42,8 +42,6 @@ def signature(
             own = [f"{name}_{n}" if isinstance(d, str) and d not in dims and (d in met or d in own[:n]) else d for n, d in enumerate(own)]
             met.update(d for d in own if isinstance(d, str))
         given[name] = shapes.get(name, own)
-        if name not in shapes and any(d.dim_value < 0 for d in kinds[name].tensor_type.shape.dim):
-            raise ImportModelError("an input is declared with a negative size", where=f"input `{name}`", hint="give its shape with --shape")
         if declared is None and name not in shapes:
             what = "the number of dimensions of an input is not known"
             raise UnsupportedError(what, where=f"input `{name}`", hint="give its shape with --shape")
