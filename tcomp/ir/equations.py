@@ -14,7 +14,7 @@ from functools import reduce
 from math import gcd, lcm
 
 from tcomp.errors import IRError
-from tcomp.ir.expr import INDEX, Dim, Expr, as_dim, bounds, const, equal, evaluate_int, substitute, unary, var, variables
+from tcomp.ir.expr import INDEX, Dim, Expr, as_dim, bounds, const, equal, evaluate_int, substitute, unary, var, variables, walk
 from tcomp.ir.simplify import Linear, difference, from_linear, linear, prove, simplify
 
 MAX_PERIOD = 1024  # residues that are tried: far more than the product of all strides of an image network
@@ -68,15 +68,27 @@ class Sizes:
         if not set(variables(gap)) <= set(self.dims):
             return False
         solution = self._solved(gap)
-        if solution is None:
-            self.checks[simplify(equal(self.now(a), self.now(b)))] = where
-            return True
+        self._take(_Solution([], [simplify(equal(self.now(a), self.now(b)))]) if solution is None else solution, where)
+        return True
+
+    def assume(self, condition: Expr, where: str) -> bool:
+        """The same for a condition that holds."""
+        condition = simplify(_replaced(condition, self.values))
+        if condition.op == "eq" and condition.args[0].dtype == INDEX:
+            return self.meet(condition.args[0], condition.args[1], where)
+        if prove(unary("not", condition)):
+            raise Contradiction(f"{condition} never holds")
+        if not set(variables(condition)) <= set(self.dims):
+            return False
+        self._take(self._assumed(condition), where)
+        return True
+
+    def _take(self, solution: _Solution, where: str) -> None:
         for v, value in solution.values:
             self.values.append((v, value))
             at = self.dims.index(v)
             self.dims[at : at + 1] = [new for new in variables(value) if new not in self.dims]
         self.checks |= dict.fromkeys(solution.conditions, where)
-        return True
 
     def _solved(self, gap: Expr) -> _Solution | None:
         """What follows from gap == 0."""
@@ -89,8 +101,8 @@ class Sizes:
             return _Solution()
         if (found := self._eliminated(terms)) is not None:
             return found
-        choices = [m[0] for m in terms if len(m) == 1 and m[0].op in ("min", "max", "select")]
-        return self._chosen(gap, choices[0]) if choices else self._periodic(gap)
+        choice = next((e for e in walk(gap) if e.op in ("min", "max", "select")), None)
+        return self._periodic(gap) if choice is None else self._chosen(gap, choice)
 
     def _eliminated(self, terms: Linear) -> _Solution | None:
         """A dim that occurs once, with the factor 1 or -1, in terms of the others: the last one, and none by a difference if possible."""

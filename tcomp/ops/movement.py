@@ -68,9 +68,18 @@ def _regroup(source: Sequence[Dim], target: Sequence[Dim], index: Sequence[Expr]
     return [const(0) if d == 1 else along(n, d) for n, d in enumerate(source)]
 
 
-def with_shape(x: Tensor, shape: Sequence[Dim]) -> Tensor:
-    """`x`, whose extents are those of `shape` in every run, though not for sure."""
-    return te.compute(shape, lambda *i: x[i], "with_shape")
+def with_shape(x: Tensor, shape: Sequence[Dim], condition: Expr | None = None) -> Tensor:
+    """`x`, whose extents are those of `shape` in every run, though not for sure: where `condition` holds, if one is given. A run for which
+    it does not hold ends here."""
+
+    def element(*i: Expr) -> Expr:
+        if condition is None:
+            return x[i]
+        limit = select(condition, as_expr(shape[0]) if shape else const(1), 0)
+        first = checked(i[0] if i else const(0), limit, const(0))
+        return x[tuple(clamped(n, d) for n, d in zip((first, *i[1:]), x.shape, strict=False))]
+
+    return te.compute(shape, element, "with_shape")
 
 
 def expand(x: Tensor, shape: Sequence[Dim]) -> Tensor:

@@ -160,7 +160,7 @@ def test_what_is_not_decided_is_checked(make_model):
 
 
 def test_a_branch_that_may_not_run_says_nothing(make_model):
-    """Only one of two branches needs x to have 4 columns: the other has to stay usable, so nothing may be concluded from either."""
+    """One of two branches needs x to have 4 columns, the other one 5: each run is checked when it gets there."""
     graphs = [
         helper.make_graph([node("MatMul", ["x", f"w{n}"], [f"o{n}"])], f"g{n}", [], [helper.make_empty_tensor_value_info(f"o{n}")])
         for n in (4, 5)
@@ -168,7 +168,32 @@ def test_a_branch_that_may_not_run_says_nothing(make_model):
     branches = node("If", ["c"], ["y"], then_branch=graphs[0], else_branch=graphs[1])
     constants = {"w4": array(4, 3), "w5": array(5, 3)}
     model = make_model([branches], {"c": ("bool", []), "x": (F, ["n", "k"])}, {"y": F}, constants=constants)
-    with pytest.raises(tcomp.TcompError, match="not the same extent"):
-        tcomp.compile(model)
-    check_names = tcomp.compile(model, values={"c": np.array(True)})
-    assert check_names.run({"x": array(2, 4)})["y"].shape == (2, 3)
+    compiled = tcomp.compile(model)
+    for taken, columns in ((True, 4), (False, 5)):
+        x = array(2, columns)
+        got = compiled.run({"c": np.array(taken), "x": x})["y"]
+        np.testing.assert_allclose(got, x @ constants[f"w{columns}"], rtol=1e-5, atol=1e-6)
+        with pytest.raises(InputError, match="which needs k == "):
+            compiled.run({"c": np.array(not taken), "x": x})
+    with pytest.raises(InputError, match="axis 1 has 5 elements instead of 4"):
+        tcomp.compile(model, values={"c": np.array(True)}).run({"x": array(2, 5)})
+
+
+def test_a_branch_that_drops_an_axis(make_model):
+    """`squeeze` as torch exports it: if an axis is 1, it is dropped, and what follows needs that."""
+    then = helper.make_graph([node("Squeeze", ["p", "axis"], ["t"])], "t", [], [helper.make_empty_tensor_value_info("t")])
+    other = helper.make_graph([node("Identity", ["p"], ["o"])], "o", [], [helper.make_empty_tensor_value_info("o")])
+    nodes = [
+        node("MaxPool", ["x"], ["p"], kernel_shape=[4], strides=[4]),
+        node("Shape", ["p"], ["shape"]),
+        node("Gather", ["shape", "two"], ["length"]),
+        node("Equal", ["length", "one"], ["c"]),
+        node("If", ["c"], ["s"], then_branch=then, else_branch=other),
+        node("MatMul", ["s", "w"], ["y"]),
+    ]
+    constants = {"two": np.array(2), "one": np.array(1), "axis": np.array([2]), "w": array(3, 5)}
+    model = make_model(nodes, {"x": (F, ["n", 3, "length"])}, {"y": F}, constants=constants)
+    compiled = tcomp.compile(model)
+    check(model, compiled, {"x": (2, 3, 4)}, {"x": (1, 3, 7)})
+    with pytest.raises(InputError, match="outside its range of 4 to 7"):
+        compiled.run({"x": array(1, 3, 8)})

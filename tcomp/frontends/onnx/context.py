@@ -20,12 +20,12 @@ from typing import Any, Protocol, TypeVar
 import numpy as np
 from onnx import GraphProto
 
-from tcomp.errors import ImportModelError, TcompError, UnsupportedError
+from tcomp.errors import ImportModelError, UnsupportedError
 from tcomp.frontends.onnx import symbolic
 from tcomp.frontends.onnx.reader import dtype_name
 from tcomp.ir.dtypes import NARROW, is_float, itemsize, to_numpy
 from tcomp.ir.equations import Sizes
-from tcomp.ir.expr import Dim, Expr, as_dim, as_expr, bounds, dim, variables
+from tcomp.ir.expr import Dim, Expr, as_dim, as_expr, bounds, const, dim, equal, variables
 from tcomp.ir.graph import (
     SIZE,
     Application,
@@ -106,34 +106,34 @@ class Scope:
             try:
                 return application(op, inputs, attrs), inputs, attrs
             except SizeMismatch as error:
-                a, b = self.require_same(*error.sizes, name, error)
+                first, second = error.sizes
+                if not (isinstance(first, Expr) or isinstance(second, Expr)):
+                    raise
+                noted = self.sizes is not None and self.sizes.meet(first, second, name)
+                a, b = (d if self.sizes is None else self.sizes.now(d) for d in error.sizes)
 
-                def now(x: Any, a: Dim = a, b: Dim = b) -> Any:
+                symbolic_first = (a, b) if isinstance(a, Expr) else (b, a)
+
+                def now(x: Any, pair: tuple[Dim, Dim] = symbolic_first) -> Any:
                     if isinstance(x, tuple | list):
                         return tuple(map(now, x))
                     size = self.sizes.now(x) if isinstance(x, Expr) and self.sizes is not None else x
-                    return b if isinstance(size, Expr) and same_dim(size, a) else size
+                    return pair[1] if isinstance(size, Expr) and same_dim(size, pair[0]) else size
 
                 shapes: list[Any] = [None if v is None else now(v.shape) for v in inputs]
                 if op is RESHAPE and shapes == [v.shape for v in inputs if v is not None]:  # of a product that is equal to another one
                     (flat,) = self.add(RESHAPE, inputs, {"shape": (a,)}, name)
                     inputs, shapes = [flat], [(b,)]
+                condition = None if noted else equal(as_expr(a), as_expr(b))
                 pairs = list(zip(inputs, shapes, strict=True))
-                inputs = [
-                    v if v is None or s == v.shape else self.append(WITH_SHAPE, [v], [(v.dtype, s)], {"shape": s}, name)[0]
-                    for v, s in pairs
-                ]
+                inputs = [v if v is None or s == v.shape else self.with_shape(v, s, condition, name) for v, s in pairs]
                 attrs = {key: now(value) for key, value in attrs.items()}
         raise UnsupportedError("the sizes of its inputs depend on each other in too complex a way", where=name)
 
-    def require_same(self, a: Dim, b: Dim, where: str, error: TcompError | None = None) -> tuple[Dim, Dim]:
-        """Take note that two sizes are equal: what they are now. Raises `UnsupportedError` where that cannot be told before a run."""
-        if not (isinstance(a, Expr) or isinstance(b, Expr)):
-            raise error or ImportModelError(f"{a} and {b} have to be the same size", where=where)
-        if self.sizes is None or not self.sizes.meet(a, b, where):
-            what = f"{a} and {b} have to be the same size, which symbolic sizes do not tell" if error is None else error.what
-            raise UnsupportedError(what, where=where, hint=HINT)
-        return self.sizes.now(a), self.sizes.now(b)
+    def with_shape(self, x: Value, shape: Sequence[Dim], condition: Expr | None, name: str) -> Value:
+        """`x` under a shape that is its own in every run where `condition` holds; other runs end here. None: there are no others."""
+        title = name if condition is None else f"{name} (which needs {condition})"
+        return self.append(WITH_SHAPE, [x], [(x.dtype, shape)], {"shape": tuple(shape), "condition": condition}, title)[0]
 
     def append(
         self, op: Operator, inputs: Inputs, results: Sequence[Type], attrs: Mapping[str, Any], name: str, bodies: Sequence[Graph] = ()
@@ -338,9 +338,18 @@ class Context:
         """An integer tensor (1-D unless `shape` is given) that holds symbolic or known sizes."""
         return self.scope.from_elements([as_expr(d) for d in dims], "int64", (len(dims),) if shape is None else shape, self.name)
 
+    def assumed(self, i: int, results: Sequence[Value]) -> tuple[Value, ...]:
+        """`results`, which are those of the node if input `i` is true: other runs are refused."""
+        (condition,) = self.scope.known_elements(self.value(i)) or (const(False, "bool"),)
+        if self.scope.sizes is not None and self.scope.sizes.assume(condition, self.where):
+            return tuple(results)
+        return tuple(self.scope.with_shape(v, v.shape, condition, self.name) for v in results)
+
     def require_same(self, a: Dim, b: Dim) -> None:
         """Take note that two sizes are equal. Raises `UnsupportedError` where that cannot be told before a run."""
-        self.scope.require_same(a, b, self.where)
+        sizes = self.scope.sizes
+        if not same_dim(a, b) and not ((isinstance(a, Expr) or isinstance(b, Expr)) and sizes is not None and sizes.meet(a, b, self.where)):
+            raise self.unsupported(f"{a} and {b} have to be the same size", HINT)
 
     def unsupported(self, why: str, hint: str = "") -> UnsupportedError:
         """The error to raise for a valid node that cannot be compiled."""

@@ -7,6 +7,7 @@ from contextlib import suppress
 from typing import Any
 
 import numpy as np
+from onnx import GraphProto
 
 from tcomp.errors import UnsupportedError
 from tcomp.frontends.onnx.context import Body, Context, Table, Type
@@ -34,6 +35,16 @@ def _if(ctx: Context) -> tuple[Value, ...]:
     branches = ctx.attrs["then_branch"], ctx.attrs["else_branch"]
     if (known := ctx.known(0)) is not None:
         return tuple(ctx.bodies.inline(branches[0 if known.item() else 1]))
+    if ctx.scope.known_elements(ctx.value(0)) is not None:  # sizes decide
+        with suppress(UnsupportedError), ctx.bodies.attempt():
+            return _either(ctx, branches)
+        # As torch exports `squeeze`: one branch drops an axis if it is 1, and the model goes on with its result.
+        return ctx.assumed(0, ctx.bodies.inline(branches[0]))
+    return _either(ctx, branches)
+
+
+def _either(ctx: Context, branches: Sequence[GraphProto]) -> tuple[Value, ...]:
+    """Both branches; a run decides."""
     then, otherwise = bodies = [ctx.bodies.closed(branch, conditional=True) for branch in branches]
     if len(then.outputs) != len(otherwise.outputs):
         raise ctx.invalid("its branches have different numbers of outputs")
