@@ -11,7 +11,7 @@ import json
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from functools import lru_cache
 from typing import Any
 
@@ -23,8 +23,9 @@ from tcomp.backends.kernel import CompiledKernel
 from tcomp.errors import CodegenError, ParseError, UnsupportedError
 from tcomp.ir import loops as L, program as P, te
 from tcomp.ir.dims import SolvedDims, solved_dims, upper_bound
-from tcomp.ir.expr import Dim, Expr, as_dim, as_expr, bounds, loop_var, maximum, variables, walk
+from tcomp.ir.expr import INDEX, Dim, Expr, as_dim, as_expr, bounds, loop_var, maximum, substitute, var, variables, walk, with_sources
 from tcomp.ir.fallback import Fallback
+from tcomp.ir.given import elements_of, sizes_in
 from tcomp.ir.graph import IF, KERNEL, LOOP, SIZE, Application, Constant, Graph, Node, Value, application
 from tcomp.ir.layout import Layout
 from tcomp.ir.simplify import prove
@@ -189,8 +190,18 @@ def _merged(copies: Sequence[P.Copy]) -> list[P.Copy]:
 
 
 def symbolic_dims(graph: Graph) -> SolvedDims:
-    """The symbolic dims, from the shapes of the inputs, then those that a run counts. Raises `UnsupportedError` where nothing tells one."""
+    """The symbolic dims, from the shapes of the inputs, those that values of inputs give, then those that a run counts. Raises
+    `UnsupportedError` where nothing tells one."""
     dims = solved_dims([d for v in graph.inputs for d in v.shape if isinstance(d, Expr)])
+    wanted = {**sizes_in(graph), **dict.fromkeys(variables(*graph.checks))}
+    for v in with_sources(d for d in wanted if d.attr.source is not None and d not in dims.values):
+        if v in dims.values or (source := v.attr.source) is None:
+            continue
+        value = None if source.value is None else substitute(source.value, dims.values)
+        own = v if value is source.value else var(v.name, v.attr.lo, v.attr.hi, source=replace(source, value=value))
+        dims.values[v] = own
+        if v.dtype == INDEX:
+            dims.extents[v] = own
     for d in graph.counted():
         dims.extents[d] = dims.values[d] = d
     sizes = [as_expr(d) for value in graph.values() for d in value.shape if isinstance(d, Expr)]
@@ -216,7 +227,6 @@ def manifest(graph: Graph, dims: SolvedDims, target: Target, threads: int | None
         return f"{v.name} in {lo}..{'' if hi is None else hi}"
 
     names = [str(extent(d)) for d in dims.extents]
-    bound = [bounds(d) for d in dims.extents.values()]
     inexact = [d for _, d in dims.checks[: len(dims.checks) - len(graph.checks)]]
     unlike = [f"no {' and '.join(map(ranged, variables(d)))} makes {d} the size that an input has" for d in inexact]
 
@@ -229,8 +239,7 @@ def manifest(graph: Graph, dims: SolvedDims, target: Target, threads: int | None
         "inputs": specs(graph.inputs),
         "outputs": specs(graph.outputs),
         "dims": [
-            {"name": name, "min": lo or 0, "max": hi, "data_dependent": d in counted}
-            for name, d, (lo, hi) in zip(names, dims.extents, bound, strict=True)
+            _dim(graph, name, own) | {"data_dependent": d in counted} for name, (d, own) in zip(names, dims.extents.items(), strict=True)
         ],
         "threads": threads,
         "errors": [f"a value is out of range in {' + '.join(_checking(node.bodies[0])) or node.name}" for node in kernels],
@@ -258,6 +267,14 @@ def _checks(applied: Application) -> bool:
             yield from L.expressions(s)
 
     return any(e.op == "checked" for t in te.tensors(applied.outputs) for root in roots(t) for e in walk(root))
+
+
+def _dim(graph: Graph, name: str, d: Expr) -> dict[str, Any]:
+    lo, hi = bounds(d)
+    described = {"name": name, "min": max(lo or 0, 0), "max": hi}
+    if (source := d.attr.source) is None or any(d in v.shape for v in graph.inputs):
+        return described
+    return described | {"values": [graph.inputs[n].name for n in elements_of(d)], "what": source.what}
 
 
 def _facts(graph: Graph, dims: SolvedDims, kernels: Kernels, not_fused: NotFused) -> list[dict[str, Any]]:

@@ -62,11 +62,12 @@ class CpuBackend(Backend):
 
     def link(self, program: Program, kernels: Mapping[str, bytes]) -> bytes:
         """A shared object: the kernels, the entry function that calls them, and the thread pool."""
-        from tcomp.codegen.llvm.entry import emit_program
+        from tcomp.codegen.llvm.entry import emit_program, has_bind
 
         entry, pool = (self._object(ir) for ir in (emit_program(program, self.target), thread_pool.pool_ir(self.target.triple)))
         objects = [entry, *kernels.values(), pool]
-        return elf.link(objects, ["tcomp_run", "tcomp_run_profiled", "tcomp_plan", *thread_pool.EXPORTS], imports=thread_pool.IMPORTS)
+        exports = ["tcomp_run", "tcomp_run_profiled", "tcomp_plan", *["tcomp_bind"] * has_bind(program), *thread_pool.EXPORTS]
+        return elf.link(objects, exports, imports=thread_pool.IMPORTS)
 
     def link_kernel(self, kernel: Kernel, sizes: Mapping[Expr, int]) -> bytes:
         """A shared object with this one function."""

@@ -65,9 +65,12 @@ class Sizes:
         gap = difference(self.now(a), self.now(b))
         if gap is const(0):
             return True
-        if not set(variables(gap)) <= set(self.dims):
+        given = {v for v in variables(gap) if v.attr.source is not None}  # by values of inputs: nothing to be solved for
+        if not set(variables(gap)) - given <= set(self.dims):
             return False
-        solution = self._solved(gap)
+        if given and prove(unary("not", equal(gap, 0))):
+            raise Contradiction(f"{gap} is never 0")
+        solution = None if given else self._solved(gap)
         self._take(_Solution([], [simplify(equal(self.now(a), self.now(b)))]) if solution is None else solution, where)
         return True
 
@@ -78,9 +81,10 @@ class Sizes:
             return self.meet(condition.args[0], condition.args[1], where)
         if prove(unary("not", condition)):
             raise Contradiction(f"{condition} never holds")
-        if not set(variables(condition)) <= set(self.dims):
+        given = {v for v in variables(condition) if v.attr.source is not None}
+        if not set(variables(condition)) - given <= set(self.dims):
             return False
-        self._take(self._assumed(condition), where)
+        self._take(_Solution([], [condition]) if given else self._assumed(condition), where)
         return True
 
     def _take(self, solution: _Solution, where: str) -> None:

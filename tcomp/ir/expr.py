@@ -26,7 +26,7 @@ from __future__ import annotations
 import functools
 import operator
 import weakref
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
@@ -52,13 +52,28 @@ ARITY = {"select": 3, "fma": 3, "checked": 3, "ldexp": 2} | dict.fromkeys(UNARY,
 class VarInfo:
     """Identity of a variable: name and inclusive range; `hi` is None when unbounded.
 
-    `extent`, where given, is a symbolic size with 0 <= var < extent (loop variables of loops of symbolic size).
+    `extent`, where given, is a symbolic size with 0 <= var < extent (loop variables of loops of symbolic size). `source` says how a size
+    that no shape tells is known before a run.
     """
 
     name: str
     lo: int | None
     hi: int | None
     extent: Expr | None = None
+    source: Source | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Source:
+    """Where a symbolic size comes from that no shape tells: `value`, an expression over other sizes; or, where that is None, element number
+    `element` (row-major) of input number `input`, which has elements of type `dtype`. `what` names the size in messages: a run whose inputs
+    give it a value outside of its range is refused."""
+
+    value: Expr | None = None
+    input: int = 0
+    element: int = 0
+    dtype: str = "int64"
+    what: str = ""
 
 
 def _infix(op: str) -> tuple[Callable[[Expr, ExprLike], Expr], Callable[[Expr, ExprLike], Expr]]:
@@ -171,9 +186,11 @@ def wrap(value: int, dtype: str) -> int:
     return value - (1 << bits) if dtype in SIGNED and value >> (bits - 1) else value
 
 
-def var(name: str, lo: int | None = None, hi: int | None = None, dtype: str = INDEX, extent: Expr | None = None) -> Expr:
+def var(
+    name: str, lo: int | None = None, hi: int | None = None, dtype: str = INDEX, extent: Expr | None = None, source: Source | None = None
+) -> Expr:
     """A variable with an inclusive integer range."""
-    return _make("var", dtype, (), VarInfo(name, lo, hi, extent))
+    return _make("var", dtype, (), VarInfo(name, lo, hi, extent, source))
 
 
 def loop_var(name: str, extent: Dim) -> Expr:
@@ -547,6 +564,15 @@ def variables(*roots: Expr) -> tuple[Expr, ...]:
     if root._variables is None:
         root._variables = tuple([e for e in walk(root, operands=_variables_or_args) if e.op == "var"])
     return root._variables
+
+
+def with_sources(sizes: Iterable[Expr]) -> list[Expr]:
+    """Sizes, each behind those that it is computed from (see `Source`)."""
+
+    def sources(v: Expr) -> tuple[Expr, ...]:
+        return () if v.attr.source is None or v.attr.source.value is None else variables(v.attr.source.value)
+
+    return [*postorder([*sizes], sources)]
 
 
 def _variables_or_args(e: Expr) -> tuple[Expr, ...]:

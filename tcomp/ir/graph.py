@@ -345,7 +345,7 @@ class _GraphPrinter(Printer):
 
     def __init__(self, canonical: bool = False) -> None:
         super().__init__()
-        self.values, self.canonical = Names(), canonical
+        self.values, self.canonical, self.sources = Names(), canonical, not canonical
 
     def graph(self, graph: Graph, indent: str, outermost: bool = False) -> list[str]:
         outer, self.values = self.values, Names()

@@ -184,6 +184,8 @@ def size_data(d: Dim, names: Mapping[Expr, Any], where: str) -> Any:
 class _ProgramPrinter(Printer):
     """Text of programs; `text.parser` reads it back."""
 
+    sources = True
+
     def program(self, program: Program) -> list[str]:
         dims, shapes = self.dims(list(program.dims)), ", ".join(map(self.shape, program.output_shapes))
         sizes = f" sizes ({', '.join(map(self.size, program.sizes))})" if program.sizes else ""

@@ -37,6 +37,12 @@ def reshape(x: Tensor, shape: Sequence[Dim]) -> Tensor:
     shape = tuple(as_dim(d) for d in shape)
     before, after = (", ".join(map(str, s)) for s in (x.shape, shape))
     require_same(product(x.shape), product(shape), f"reshape of [{before}] to [{after}]")
+    return view(x, shape)
+
+
+def view(x: Tensor, shape: Sequence[Dim]) -> Tensor:
+    """`reshape` where the caller guarantees that the sizes agree, which depend on values that are known before a run."""
+    shape = tuple(as_dim(d) for d in shape)
     if 0 in shape:
         return te.compute(shape, lambda *i: const(0, x.dtype), "reshape")
     groups = _groups(x.shape, shape)
@@ -85,6 +91,16 @@ def with_shape(x: Tensor, shape: Sequence[Dim], condition: Expr | None = None) -
 def expand(x: Tensor, shape: Sequence[Dim]) -> Tensor:
     """Broadcast to the common shape of `x` and `shape`."""
     return te.compute(broadcast_shape(x.shape, shape), lambda *i: broadcast_read(x, i), "expand")
+
+
+def broadcast_to(x: Tensor, shape: Sequence[Dim]) -> Tensor:
+    """Broadcast to `shape`; the caller guarantees that each extent of `x` is 1 or that of `shape`, which may be known before a run only."""
+
+    def place(i: Expr, extent: Dim, result: Dim) -> Expr:
+        return const(0) if extent == 1 else i if isinstance(extent, int) or same_dim(extent, result) else minimum(i, extent - 1)
+
+    own = len(shape) - x.ndim
+    return te.compute(shape, lambda *i: x[tuple(map(place, i[own:], x.shape, shape[own:]))], "broadcast_to")
 
 
 def tile(x: Tensor, repeats: Sequence[Dim]) -> Tensor:
@@ -205,6 +221,12 @@ def eye(shape: Sequence[Dim], diagonal: int, dtype: str) -> Tensor:
 def arange(start: Dim, step: Dim, count: Dim, dtype: str) -> Tensor:
     """start, start + step, ...: `count` elements."""
     return te.compute((count,), lambda i: cast(as_expr(start) + i * as_expr(step), dtype), "arange")
+
+
+def arange_from(start: Tensor, step: Tensor, *, count: Dim) -> Tensor:
+    """start, start + step, ...: `count` elements, of scalars that only a run knows."""
+    first, distance = widened(start[(0,) * start.ndim]), widened(step[(0,) * step.ndim])
+    return te.compute((count,), lambda i: cast(first + cast(i, first.dtype) * distance, start.dtype), "arange_from")
 
 
 def dims(*, dims: Sequence[Dim], shape: Sequence[int], dtype: str = "int64") -> Tensor:
@@ -396,8 +418,9 @@ def merge_sort(
     return L.Allocate(width, L.Allocate(left, L.Allocate(right, body)))
 
 
-TRANSPOSE, RESHAPE = Operator("transpose", transpose), Operator("reshape", reshape)
 WITH_SHAPE = Operator("with_shape", with_shape)
+TRANSPOSE, RESHAPE, VIEW = Operator("transpose", transpose), Operator("reshape", reshape), Operator("view", view)
+BROADCAST_TO, ARANGE_FROM = Operator("broadcast_to", broadcast_to), Operator("arange_from", arange_from)
 EXPAND, TILE, SLICE = Operator("expand", expand), Operator("tile", tile), Operator("slice", slice_)
 CONCAT, PAD, TRILU = Operator("concat", concat), Operator("pad", pad), Operator("trilu", trilu)
 DEPTH_TO_SPACE, SPACE_TO_DEPTH = Operator("depth_to_space", depth_to_space), Operator("space_to_depth", space_to_depth)

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import math
+from collections.abc import Sequence
+
 from tcomp.ir import te
-from tcomp.ir.expr import Dim, Expr, select
+from tcomp.ir.expr import Dim, Expr, as_expr, cast, const, maximum, select
 from tcomp.ir.graph import Operator
 from tcomp.ir.te import Tensor
 from tcomp.ops.elementwise import require_same
@@ -35,7 +38,7 @@ def dft(x: Tensor, cosines: Tensor, sines: Tensor, axis: int, real: bool) -> Ten
     return te.compute((*outer, 2), lambda *i: select(te.equal(i[-1], 0), re[i[:-1]], im[i[:-1]]), "dft")
 
 
-def frames(x: Tensor, window: Tensor | None, length: int, step: int, count: Dim) -> Tensor:
+def frames(x: Tensor, window: Tensor | None, length: Dim, step: Dim, count: Dim) -> Tensor:
     """Overlapping frames of a signal: [batch, time, parts] -> [batch, count, length, parts], times `window` [length]."""
     if window is not None:
         require_same(window.shape[0], length, "window of a framed signal")
@@ -47,4 +50,34 @@ def frames(x: Tensor, window: Tensor | None, length: int, step: int, count: Dim)
     return te.compute((x.shape[0], count, length, x.shape[2]), element, "frames")
 
 
+def window(*, size: Dim, coefficients: Sequence[float], periodic: bool, dtype: str) -> Tensor:
+    """The sum over n of coefficients[n] * cos(n * angle), [size]: one period of the angle in `size` steps, or `size` - 1."""
+    steps = as_expr(size) if periodic else maximum(as_expr(size) - 1, 1)
+
+    def element(i: Expr) -> Expr:
+        terms = [te.cos(cast(i * n % steps, "float64") * (2 * math.pi) / cast(steps, "float64")) * c for n, c in enumerate(coefficients)]
+        return cast(sum(terms, const(0.0, "float64")), dtype)
+
+    return te.compute((size,), element, "window")
+
+
+def dft_table(*, points: Dim, size: Dim, length: Dim, scale: str, sine: bool, inverse: bool, dtype: str) -> Tensor:
+    """The cosines (or sines) of the angles 2 pi k n / `length`, [points, size], for `dft`: times 1 / `length` where `inverse`, and 0 behind
+    `length`; `scale` "half" counts those twice that stand for their conjugates as well."""
+    n_points = as_expr(length)
+
+    def element(k: Expr, n: Expr) -> Expr:
+        angle = cast(k * n % n_points, "float64") * (2 * math.pi) / cast(n_points, "float64")
+        value = te.sin(angle) * (1.0 if inverse else -1.0) if sine else te.cos(angle)
+        if scale == "half":
+            twice = (as_expr(0) < n) & (n * 2 < n_points)
+            value = select(n * 2 <= n_points, select(twice, value * 2.0, value), 0.0)
+        else:
+            value = select(n < n_points, value, 0.0)
+        return cast(value / cast(n_points, "float64") if inverse else value, dtype)
+
+    return te.compute((points, size), element, "dft_table")
+
+
+WINDOW, DFT_TABLE = Operator("window", window), Operator("dft_table", dft_table)
 DFT, FRAMES = Operator("dft", dft), Operator("frames", frames)

@@ -81,6 +81,7 @@ def plan_memory(graph: Graph, temporaries: Mapping[Node, Sequence[Dim]] | None =
     bounded, or nodes share a body."""
     blocks, scratch, storage = _liveness(graph, temporaries or {}, in_place)
     known = {v for value in graph.inputs for d in value.shape if isinstance(d, Expr) for v in variables(d)}
+    known |= {v for b in blocks if isinstance(b.size, Expr) for v in variables(b.size) if v.attr.source is not None}
     counted = graph.counted()
     sizes = [_known_size(b.size, known, counted, b) for b in blocks]
     symbolic = any(isinstance(s, Expr) for s in sizes)

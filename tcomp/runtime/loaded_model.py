@@ -19,7 +19,7 @@ from tcomp.runtime.plan import size_of
 from tcomp.runtime.trace import Span
 
 MEMORY_LIMIT = 1 << 46  # bytes; more than any machine has, less than overflows
-_UNKNOWN = -1  # a data-dependent dim before the run
+UNKNOWN = -1  # a data-dependent dim before the run, or one that values give before these are looked at
 _WORK = ("flops", "slots", "divisions", "bytes")
 
 
@@ -74,6 +74,8 @@ class LoadedModel(ABC):
         self._admission = [(spec, numpy_dtype(spec.dtype)) for spec in self.inputs]
         self._output_dtypes = [numpy_dtype(spec.dtype) for spec in self.outputs]
         self._dim_index = {dim.name: index for index, dim in enumerate(self.manifest.dims)}
+        deciding = {name for dim in self.manifest.dims for name in dim.values}
+        self._deciding = [n for n, name in enumerate(self._names) if name in deciding]  # inputs whose values give dims
 
     @abstractmethod
     def _execute(self, values: list[Any], out: Mapping[str, object] | None = None, timeout: float | None = None) -> list[Any]:
@@ -170,8 +172,8 @@ class LoadedModel(ABC):
     def facts(self, inputs: Mapping[str, object]) -> list[KernelFacts]:
         """What each kernel has to do for inputs of these shapes, and how it came about; in the order of `profile`. Raises ArtifactError for
         an artifact that does not say, else as `run`."""
-        values = zip(self._ordered(inputs), self._admission, strict=True)
-        dims = self._bind(tuple(admit(value, *admission).shape for value, admission in values))
+        arrays = [admit(value, *admission) for value, admission in zip(self._ordered(inputs), self._admission, strict=True)]
+        dims = self._dims_of(arrays)
         names, facts = (self.manifest.notes.get(key) for key in ("kernels", "facts"))
         if not isinstance(names, list) or not isinstance(facts, list) or [*map(type, facts)] != [dict] * len(names):
             raise ArtifactError("the artifact says nothing of its kernels", hint="compile it again")
@@ -211,9 +213,13 @@ class LoadedModel(ABC):
             what = f"the run needs {workspace + outputs} bytes, more than max_memory={self.max_memory}"
             raise InputError(what, why=f"{workspace} for its workspace and {outputs} for its outputs", hint="run with smaller inputs")
 
+    def _dims_of(self, arrays: Sequence[Array]) -> list[int]:
+        """The values of all dims that are known before a run, from the inputs."""
+        return self._bind(tuple([array.shape for array in arrays]))
+
     def _bind(self, shapes: tuple[Shape, ...], empty: bool = False) -> list[int]:
         """The values of all dims, from the shapes of the inputs. `empty` also accepts 0 where 1 is the least, for empty outputs."""
-        dims: list[int] = [_UNKNOWN] * len(self._dim_index)
+        dims: list[int] = [UNKNOWN] * len(self._dim_index)
         binder: dict[str, str] = {}  # the input that a dim is known from
         for spec, shape in zip(self.inputs, shapes, strict=True):
             if len(shape) != len(spec.shape):
@@ -225,7 +231,7 @@ class LoadedModel(ABC):
                     continue
                 index = self._dim_index[expected]
                 dim = self.manifest.dims[index]
-                if dims[index] not in (_UNKNOWN, extent):
+                if dims[index] not in (UNKNOWN, extent):
                     _refuse_shape(spec, shape, f"{expected} is {extent} here, but {dims[index]} in input {binder[expected]!r}")
                 if (extent < dim.min and not (empty and extent == 0 and dim.min == 1)) or (dim.max is not None and extent > dim.max):
                     limit = "no limit" if dim.max is None else dim.max
@@ -235,9 +241,18 @@ class LoadedModel(ABC):
         return dims
 
 
+def misfit(inputs: Sequence[str], what: str, value: int, lo: int | None, hi: int | None) -> InputError:
+    """The error that values of inputs make a size what it cannot be; the value just below its range stands for none at all."""
+    names = ", ".join(f"`{name}`" for name in inputs)
+    limits = f"from {lo} to {hi}" if hi is not None else f"{lo} or more"
+    invalid = lo is not None and value == lo - 1
+    why = f"they do not determine {what}, which is {limits}" if invalid else f"{what} would be {value}, and it is {limits}"
+    return InputError(f"the values of {'inputs' if len(inputs) > 1 else 'input'} {names} do not fit the model", why=why)
+
+
 def check_sizes(workspace: int, shapes: Sequence[Shape], dims: Mapping[str, int], checks: Sequence[str] = ()) -> None:
     """Check the sizes that the code of a model tells for these dims, since memory depends on them. Raises InputError or ArtifactError."""
-    known = ", ".join(f"{name} = {size}" for name, size in dims.items() if size != _UNKNOWN)
+    known = ", ".join(f"{name} = {size}" for name, size in dims.items() if size != UNKNOWN)
     if workspace == -1:
         raise InputError("the inputs are too small for the model", where=known, why="an intermediate result would have a negative size")
     if workspace == -2 or workspace > MEMORY_LIMIT:

@@ -7,7 +7,7 @@ import logging
 import os
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from itertools import islice
 from math import prod
 from typing import TYPE_CHECKING, Any, NoReturn, TypeAlias
@@ -20,7 +20,7 @@ from tcomp.runtime.artifact import Artifact, Source, read_artifact
 from tcomp.runtime.bound import Call as BoundCall
 from tcomp.runtime.frame import OWN_BYTES, Frame, Plan, address_of, new_arrays
 from tcomp.runtime.host import check_target, default_threads
-from tcomp.runtime.loaded_model import MEMORY_LIMIT, LoadedModel, check_sizes
+from tcomp.runtime.loaded_model import MEMORY_LIMIT, LoadedModel, check_sizes, misfit
 from tcomp.runtime.native_code import Call, NativeCode
 from tcomp.runtime.pool import shared_pool
 from tcomp.runtime.stopping import answer_interrupts, run_frame, stop, stoppable
@@ -30,6 +30,7 @@ from tcomp.runtime.workspace import Workspace, give_back, take
 if TYPE_CHECKING:
     from tcomp.runtime.signing import Key
 
+PlanKey: TypeAlias = tuple[Shape | bytes, ...]  # the shapes of the inputs, then the values of those that give dims
 Run: TypeAlias = Callable[[int], int]  # takes the address of the call
 
 _log = logging.getLogger("tcomp")
@@ -67,8 +68,10 @@ class Module(LoadedModel):
         self._pool = shared_pool(self._code) if self.threads > 1 else None  # kept as long as the view below is used
         self._view = self._pool.view(self.threads) if self._pool is not None else None
         self._pool_at = ctypes.addressof(self._view) if self._view is not None else None
+        if self._deciding and self._code.bind is None:
+            raise ArtifactError("the artifact's code lacks the function tcomp_bind", where=artifact.where)
         self._grows = any(dim.data_dependent for dim in self.manifest.dims)
-        self._plans: dict[tuple[Shape, ...], Plan] = {}
+        self._plans: dict[PlanKey, Plan] = {}
         _log.debug("loaded %s for %d threads", artifact.where, self.threads)
         answer_interrupts()
         self._frames: list[Frame] = []  # of no call; taken and given back without a lock, by single operations
@@ -186,7 +189,10 @@ class Module(LoadedModel):
                 values[index] = value = admit(value, spec, dtype)
             shapes.append(value.shape)
             places.append(address_of(value))
-        if (plan := self._plans.get(key := tuple(shapes))) is None and (plan := self._make_plan(key)).empty:
+        key: PlanKey = tuple(shapes)
+        if self._deciding:
+            key = (*key, *[values[n].tobytes() for n in self._deciding])
+        if (plan := self._plans.get(key)) is None and (plan := self._make_plan(key, values)).empty:
             return self._outputs(plan, values, out or {})
         outputs = new_arrays(plan.outputs) if out is None else self._outputs(plan, values, out)
         for array in outputs:
@@ -223,8 +229,13 @@ class Module(LoadedModel):
         if plan.empty:
             return arrays, outputs, lambda: None
         run = self._code.run
+        deciding = [(arrays[n], arrays[n].tobytes(), self._names[n]) for n in self._deciding]
 
         def call() -> None:
+            for array, planned, name in deciding:
+                if array.tobytes() != planned:
+                    why = "sizes depend on them, and memory is bound for these sizes"
+                    raise InputError(f"the values of input `{name}` have changed", why=why, hint="bind the model again")
             error = run_frame(run, frame) if self.hook is None else self._observed(run, frame, None, arrays, outputs)
             if error:
                 try:
@@ -246,7 +257,7 @@ class Module(LoadedModel):
 
     def _bound_frame(self, arrays: list[Array], out: Mapping[str, object] | None) -> tuple[Frame, Plan, Workspace, list[Array]]:
         """A frame of these inputs and outputs, with a workspace of its own."""
-        plan = self._make_plan(tuple([array.shape for array in arrays]))
+        plan = self._make_plan((*[array.shape for array in arrays], *[arrays[n].tobytes() for n in self._deciding]), arrays)
         outputs = self._outputs(plan, arrays, out or {})
         workspace, frame = Workspace(plan.workspace), self._frame()
         frame.prepare(plan)
@@ -272,10 +283,23 @@ class Module(LoadedModel):
         given = given_outputs(out, self.outputs, plan.outputs, inputs)
         return [array if array is not None else new_arrays([output])[0] for array, output in zip(given, plan.outputs, strict=True)]
 
-    def _make_plan(self, shapes: tuple[Shape, ...]) -> Plan:
-        dims = self._bind(shapes, empty=True)
+    def _dims_of(self, arrays: Sequence[Array]) -> list[int]:
+        dims = self._bind(tuple([array.shape for array in arrays]))
+        if self._deciding:
+            assert self._code.bind is not None
+            values = (ctypes.c_int64 * len(dims))(*dims)
+            places = (ctypes.c_void_p * len(arrays))(*map(address_of, arrays))
+            if refused := self._code.bind(places, values):
+                dim = self.manifest.dims[refused - 1]
+                raise misfit(dim.values, dim.what, values[refused - 1], dim.min, dim.max)
+            dims = [*values]
+        return dims
+
+    def _make_plan(self, key: PlanKey, arrays: Sequence[Array]) -> Plan:
+        shapes = tuple([array.shape for array in arrays])
+        dims = self._dims_of(arrays) if self._deciding else self._bind(shapes, empty=True)
         # Code made for sizes from 1 on must not run for a batch of no rows, and need not: all that it would compute is nothing.
-        zero = any(size == 0 and dim.min == 1 for size, dim in zip(dims, self.manifest.dims, strict=True))
+        zero = not self._deciding and any(size == 0 and dim.min == 1 for size, dim in zip(dims, self.manifest.dims, strict=True))
         try:
             workspace, extents = self._sizes(dims)
         except InputError:
@@ -293,7 +317,7 @@ class Module(LoadedModel):
             return Plan(dims, workspace, outputs, empty=True)
         if len(self._plans) >= MAX_PLANS:
             self._plans.clear()
-        return self._plans.setdefault(shapes, Plan(dims, workspace, outputs))
+        return self._plans.setdefault(key, Plan(dims, workspace, outputs))
 
     def _sizes(self, dims: list[int]) -> tuple[int, list[Shape]]:
         """Bytes of workspace and the shapes of the outputs for these dims, as the code tells them."""

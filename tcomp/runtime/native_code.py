@@ -28,7 +28,7 @@ class Call(ctypes.Structure):
 
 class NativeCode:
     """A model's shared object, loaded until the last reference to this object is gone. Functions of the pool are None in code built for one
-    thread, `run_profiled` in code that cannot be profiled."""
+    thread, `run_profiled` in code that cannot be profiled, `bind` where no values of inputs give sizes."""
 
     def __init__(self, code: bytes, path: str | os.PathLike[str] | None = None) -> None:
         """Load `code` from memory, or from a file written to `path`. Raises ArtifactError if it cannot be loaded."""
@@ -40,6 +40,7 @@ class NativeCode:
         if run is None or plan is None:
             raise ArtifactError(f"the artifact's code lacks the function {'tcomp_run' if run is None else 'tcomp_plan'}")
         self.run, self.plan = run, plan
+        self.bind = self._function("tcomp_bind", status, pointer, pointer)
         self.run_profiled = self._function("tcomp_run_profiled", status, pointer, pointer, pointer)
         self.pool_create = self._function("tcomp_pool_create", pointer, status, pointer)
         self.pool_destroy = self._function("tcomp_pool_destroy", None, pointer)

@@ -1,13 +1,13 @@
 """JSON of artifacts, checked by the fields of dataclasses (`read`). A field is a `str`, `bool`, `int` or bounded integer (`Annotated[int,
 range(...)]`), a union of such types and None, a dataclass (an object), `tuple[T, ...]` (an array), `dict[str, Any]` (any object) or `Any`.
-Keys that no field names are ignored.
+Keys that no field names are ignored; a field with a default may be left out.
 """
 
 from __future__ import annotations
 
 import json
 from collections.abc import Callable
-from dataclasses import is_dataclass
+from dataclasses import MISSING, fields, is_dataclass
 from functools import cache
 from types import NoneType, UnionType
 from typing import Annotated, Any, NoReturn, TypeVar, Union, cast, get_args, get_origin, get_type_hints
@@ -69,12 +69,16 @@ def _reader(kind: Any) -> Callable[[Any, Where], Any]:
         expected = " or ".join(_NAMES[option] for option in options)
         return lambda value, where: options[type(value)](value, where) if type(value) in options else refuse(where, expected)
     if is_dataclass(kind) and isinstance(kind, type):
-        fields = [(name, _reader(hint)) for name, hint in get_type_hints(kind, include_extras=True).items()]
+        members = [(name, _reader(hint)) for name, hint in get_type_hints(kind, include_extras=True).items()]
+        defaults = {f.name: f.default for f in fields(kind) if f.default is not MISSING}
 
         def record(value: Any, where: Where) -> Any:
             if type(value) is not dict:
                 refuse(where, "an object")
-            return kind(*[reader(value.get(name, _MISSING), (*where, name)) for name, reader in fields])
+            given = {
+                name: reader(value.get(name, _MISSING), (*where, name)) for name, reader in members if name in value or name not in defaults
+            }
+            return kind(**given)
 
         return record
     plain = origin or kind

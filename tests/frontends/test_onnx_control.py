@@ -135,14 +135,26 @@ def test_loop_that_never_runs(make_model, run_model):
 
 @pytest.mark.parametrize(
     ("inputs", "message"),
-    [(["", "", "x"], "no trip count"), (["m", "", "x"], "trip count of `Loop` is not known"), (["n", "c", "x"], "first iteration")],
+    [(["", "", "x"], "no trip count"), (["q", "", "x"], "trip count of `Loop` is not known"), (["n", "d", "x"], "first iteration")],
 )
 def test_loops_that_depend_on_data(make_model, inputs, message):
     step = body([node("Neg", ["s"], ["t"]), node("Identity", ["go"], ["on"])], STATE, [("on", "bool", []), ("t", F, None)])
-    given = {"x": X, "m": np.array(1), "c": TRUE}
-    model = make_model([node("Loop", inputs, ["y"], body=step)], given, {"y": F}, constants={"n": np.array(3)})
+    given = {"x": X, "many": ("int64", ["k"])}
+    counted = [node("ReduceMax", ["many"], ["q"], keepdims=0), node("Greater", ["q", "n"], ["d"])]
+    model = make_model([*counted, node("Loop", inputs, ["y"], body=step)], given, {"y": F}, constants={"n": np.array(3)})
     with pytest.raises(UnsupportedError, match=message):
         import_model(model)
+
+
+@pytest.mark.parametrize("trips", [-1, 0, 3])
+@pytest.mark.parametrize("first", [False, True])
+def test_trip_counts_that_are_inputs(make_model, run_model, trips, first):
+    step = body([node("Neg", ["s"], ["t"]), node("Neg", ["s"], ["r"]), node("Identity", ["go"], ["on"])], STATE, [("on", "bool", []), ("t", F, None), ("r", F, [2, 3])])  # fmt: skip
+    inputs = {"x": X, "m": np.array(trips), "c": np.array(first)}
+    model = make_model([node("Loop", ["m", "c", "x"], ["y", "rows"], body=step)], inputs, {"y": F, "rows": F})
+    got, count = run_model(model, inputs), max(trips, 0) if first else 0
+    np.testing.assert_array_equal(got["y"], X if count % 2 == 0 else -X)
+    assert got["rows"].shape == (count, 2, 3)
 
 
 def test_rows_stacked_until_data_says_stop(make_model):

@@ -3,6 +3,7 @@
 - `i32 tcomp_run(ptr call)`; call: a `tcomp_call` (runtime/include/tcomp.h), whose status it returns
 - `i32 tcomp_run_profiled(ptr call, ptr ticks, ptr events)`: the same; adds the clock ticks of call n (see `calls`) to ticks[n], and records
   each call, unless `events` is null
+- `i32 tcomp_bind(ptr inputs, ptr dims)`, in programs with dims that values of inputs give: writes these dims; tells which is out of range
 - `void tcomp_plan(ptr dims, ptr sizes)`: sizes[0] = bytes of workspace, then all output extents; below 0 as tcomp.h says
 """
 
@@ -17,7 +18,7 @@ from tcomp.codegen.llvm.kernel import Function, define
 from tcomp.errors import CodegenError
 from tcomp.ir import expr as E
 from tcomp.ir.dims import upper_bound
-from tcomp.ir.expr import INDEX, Dim, Expr, as_expr, substitute
+from tcomp.ir.expr import INDEX, Dim, Expr, as_expr, substitute, with_sources
 from tcomp.ir.loops import SERIAL, VECTORIZED, Buffer, Kernel, block, loop, store
 from tcomp.ir.program import NUMBERED, Branch, Call, Copy, Program, Ref, Repeat, SetIndex, Step, calls, refs, walk
 from tcomp.ir.verify import verify_program
@@ -40,7 +41,14 @@ def emit_program(program: Program, target: CpuTarget) -> str:
     _Entry(module, program).emit("tcomp_run_profiled", ", ptr %ticks, ptr %events")
     module.functions.append(EVENT_IR)
     _Plan(module, program).emit()
+    if has_bind(program):
+        _Bind(module, program).emit()
     return module.text()
+
+
+def has_bind(program: Program) -> bool:
+    """Whether there is a function `tcomp_bind`."""
+    return any(d.attr.source is not None for d in program.dims)
 
 
 def _refs(steps: Sequence[Step]) -> Iterator[Ref]:
@@ -156,6 +164,41 @@ class _Entry(_Sized):
     def place(self, ref: Ref) -> str:
         base, offset = self.bases[ref.base, ref.index], self.index(ref.offset)
         return base if offset == "0" else self.op(f"getelementptr i8, ptr {base}, i64 {offset}")
+
+
+class _Bind(_Sized):
+    """`tcomp_bind`."""
+
+    def emit(self) -> None:
+        """Add the function. Each dim is checked before others are computed from it."""
+        self.pointers[self.dims] = "%dims"
+        arrays: dict[tuple[int, str], Buffer] = {}
+        sources = with_sources(d for d in self.program.dims if d.attr.source is not None)
+        for v in sources:
+            if (source := v.attr.source) is not None and source.value is None and (key := (source.input, source.dtype)) not in arrays:
+                arrays[key] = Buffer(f"input{source.input}", source.dtype, (E.dim("n", 0),))
+                self.pointers[arrays[key]] = self.op(f"load ptr, ptr {self.op(f'getelementptr ptr, ptr %inputs, i64 {source.input}')}")
+        numbers = {d: n for n, d in enumerate(self.program.dims)}
+        for v in sources:
+            if (source := v.attr.source) is None:
+                continue
+            value = source.value if source.value is not None else arrays[source.input, source.dtype][source.element]
+            if v not in numbers:  # a float, which is read again where it matters
+                self.reads[v] = value
+                continue
+            found = self.index(E.cast(value, INDEX))
+            self.line(f"store i64 {found}, ptr {self.op(f'getelementptr i64, ptr %dims, i64 {numbers[v]}')}")
+            lo, hi = E.bounds(v)
+            outside = [] if lo is None else [self.op(f"icmp slt i64 {found}, {lo}")]
+            outside += [] if hi is None else [self.op(f"icmp sgt i64 {found}, {hi}")]
+            if outside:
+                refused, going_on = self.labels("refused", "next")
+                self.branch(outside[0] if len(outside) == 1 else self.op(f"or i1 {outside[0]}, {outside[1]}"), refused, going_on)
+                self.start(refused)
+                self.line(f"ret i32 {numbers[v] + 1}")
+                self.start(going_on)
+        self.line("ret i32 0")
+        self.module.functions.append(self.text("define i32 @tcomp_bind(ptr %inputs, ptr noalias %dims) #0"))
 
 
 class _Plan(_Sized):

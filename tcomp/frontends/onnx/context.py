@@ -23,11 +23,14 @@ from onnx import GraphProto
 from tcomp.errors import ImportModelError, UnsupportedError
 from tcomp.frontends.onnx import symbolic
 from tcomp.frontends.onnx.reader import dtype_name
+from tcomp.frontends.onnx.signature import LARGEST
+from tcomp.ir import given
 from tcomp.ir.dtypes import NARROW, is_float, itemsize, to_numpy
 from tcomp.ir.equations import Sizes
-from tcomp.ir.expr import Dim, Expr, as_dim, as_expr, bounds, const, dim, equal, variables
+from tcomp.ir.expr import Dim, Expr, as_dim, as_expr, binary, bounds, const, dim, equal, variables, with_sources
 from tcomp.ir.graph import (
     SIZE,
+    STRUCTURAL,
     Application,
     Graph,
     GraphBuilder,
@@ -42,7 +45,7 @@ from tcomp.ir.graph import (
     needs,
 )  # fmt: skip
 from tcomp.ir.interpreters.te import evaluate
-from tcomp.ir.simplify import same_dim
+from tcomp.ir.simplify import prove, same_dim, simplify
 from tcomp.ops.elementwise import HINT, SizeMismatch
 from tcomp.ops.movement import DIMS, RESHAPE, WITH_SHAPE
 
@@ -62,12 +65,19 @@ Type = tuple[str, Sequence[Dim]]  # (dtype, shape)
 class Scope:
     """A graph under construction and what is known at compile time about its values. `elements[v]` lists the elements of `v` in row-major
     order as expressions over symbolic sizes (integers as `int64`). `sizes` takes the equations between symbolic sizes that operators need;
-    None in a graph that only some runs execute."""
+    None in a graph that only some runs execute. `given[v]` lists the elements that values of the model's inputs give before a run: of
+    operands of shapes, when they are asked for. `origin` says of which value around it an input of a body is."""
 
     def __init__(self, name: str, sizes: Sizes | None = None, around: Scope | None = None) -> None:
         self.builder, self.sizes = GraphBuilder(name), sizes
+        self.root: Scope = self if around is None else around.root
         self.elements: dict[Value, tuple[Expr, ...]] = {}
         self.names: GraphBuilder = around.names if around is not None else self.builder  # where names of counted sizes are unique
+        self.given: dict[Value, tuple[Expr, ...] | None] = {}
+        self.origin: dict[Value, tuple[Scope, Value]] = {}
+        self.producer: dict[Value, Node] = {}
+        self.given_sizes: dict[tuple[Expr, int, int | None, Expr | None], Dim] = {}  # that are computed of given elements
+        self.counted_sizes: set[Expr] = set()  # those that only a run tells
 
     def known(self, value: Value) -> np.ndarray | None:
         """The array of a value that is known completely."""
@@ -80,6 +90,56 @@ class Scope:
         if value not in self.elements and (array := self.known(value)) is not None and array.size <= FOLD_LIMIT:
             self.elements[value] = symbolic.literals(array, value.dtype)
         return self.elements.get(value)
+
+    def given_elements(self, value: Value) -> tuple[Expr, ...] | None:
+        """The elements of a small value before a run, as expressions over symbolic sizes and elements of the model's inputs, or None."""
+        stack = [value]
+        while stack:  # no recursion along what may be a long chain
+            last = stack[-1]
+            if (node := self._waits_for(last)) and (missing := [v for v in node.inputs if v is not None and v not in self.given]):
+                stack += missing
+            else:
+                self.given.setdefault(stack.pop(), self._given(last, node))
+        return self.given[value]
+
+    def _waits_for(self, value: Value) -> Node | None:
+        """The node whose inputs have to be known before `value` can be."""
+        if value in self.given or self.known_elements(value) is not None or not _few(value):
+            return None
+        if value not in self.producer:
+            self.producer.update((v, node) for node in self.builder.nodes for v in node.outputs)
+        node = self.producer.get(value)
+        return None if node is None or node.op in STRUCTURAL else node
+
+    def _given(self, value: Value, node: Node | None) -> tuple[Expr, ...] | None:
+        if (known := self.known_elements(value)) is not None or not _few(value):
+            return known
+        if value in self.origin:
+            scope, outer = self.origin[value]
+            return scope.given_elements(outer)
+        if self.root is self and value in self.builder.inputs:
+            number = self.builder.inputs.index(value)
+            found = [given.element(value.name, number, n, value.dtype) for n in range(prod(map(int, value.shape)))]
+            return tuple(binary("ne", e, 0) if value.dtype == "bool" else e for e in found)
+        if node is None or not all(map(_few, node.outputs)):
+            return None
+        made = application(node.op, node.inputs, node.attrs)
+        inputs = [(p, v) for p, v in zip(made.inputs, node.inputs, strict=True) if p is not None and v is not None]
+        results = symbolic.propagate(made.outputs, {p: e for p, v in inputs if (e := self.given[v]) is not None}, exact=True)
+        return None if results is None else dict(zip(node.outputs, results, strict=True))[value]
+
+    def size(self, value: Dim, what: str, name: str, least: int = 0, most: int | None = LARGEST, valid: Expr | None = None) -> Dim:
+        """A size, with its range where it depends on values of inputs; equal ones are one. Runs for which it is not `valid` are refused."""
+        if not (given.is_given(value) or (valid is not None and given.is_given(valid))):
+            return as_dim(value)
+        value, valid = simplify(value), None if valid is None or prove(valid) else simplify(valid)
+        if late := self.root.counted_sizes.intersection(with_sources(variables(value, *([] if valid is None else [valid])))):
+            why = f"it depends on values of inputs, and on `{next(iter(late)).name}`, which only a run counts"
+            raise UnsupportedError(f"{what} is not known before a run", why=why)
+        sizes, key = self.root.given_sizes, (value, least, most, valid)  # of all graphs together, so that names differ
+        if key not in sizes:
+            sizes[key] = given.derived(self.root.builder.fresh(f"{name}.size"), value, least, most, what, valid)
+        return sizes[key]
 
     def from_elements(self, elements: Sequence[Expr], dtype: str, shape: Sequence[int], name: str) -> Value:
         """A value made of known elements: a constant where all are literals, else a node that writes the sizes down."""
@@ -150,6 +210,7 @@ class Scope:
         if (elements := self.known_elements(count)) is not None:
             return as_dim(elements[0])
         size = dim(self.names.fresh(re.sub(r"\W", "_", f"{name}_size")), 0, bounds(bound)[1])
+        self.root.counted_sizes.add(size)
         self.builder.append(Node(SIZE, (count,), (), {"dim": size, "bound": bound}, name))
         return size
 
@@ -181,6 +242,11 @@ class Scope:
                 needed.update(needs(node) if counts else node.inputs)
         constants = {v: a for v, a in self.builder.constants.items() if v in needed}
         return Graph(self.builder.name, tuple(inputs), tuple(outputs), tuple(reversed(nodes)), constants)
+
+
+def _few(value: Value) -> bool:
+    """Whether a value has a fixed number of elements, few enough to be looked at one by one."""
+    return all(isinstance(d, int) for d in value.shape) and prod(map(int, value.shape)) <= symbolic.LIMIT
 
 
 def check_type(shape: Sequence[Dim], dtype: str, where: str) -> None:
@@ -266,7 +332,10 @@ class Context:
     def dims(self, i: int) -> tuple[Dim, ...] | None:
         """The elements of input `i`, row-major, as ints or expressions over symbolic sizes. None if they are not known, or are floats that
         are not whole for sure."""
-        if (value := self.input(i)) is None or (elements := self.scope.known_elements(value)) is None:
+        return self._whole(self.input(i), self.scope.known_elements)
+
+    def _whole(self, value: Value | None, elements_of: Callable[[Value], tuple[Expr, ...] | None]) -> tuple[Dim, ...] | None:
+        if value is None or (elements := elements_of(value)) is None:
             return None
         whole = symbolic.whole(elements) if is_float(value.dtype) else elements
         return None if whole is None else tuple(map(as_dim, whole))
@@ -278,6 +347,20 @@ class Context:
     def require_dims(self, i: int, what: str) -> tuple[Dim, ...]:
         """`dims(i)`, or `UnsupportedError` saying that `what` must be known at compile time."""
         return self._required(i, what, self.dims(i))
+
+    def given_dims(self, i: int, what: str) -> tuple[Dim, ...]:
+        """`dims(i)`, or expressions over values of the model's inputs: any integers, of which `size` makes symbolic sizes. Raises
+        `UnsupportedError` saying that `what` must be known before a run."""
+        found = self.dims(i)
+        return self._required(i, what, self._whole(self.input(i), self.scope.given_elements) if found is None else found)
+
+    def given_numbers(self, i: int, what: str) -> tuple[Expr, ...]:
+        """The elements of input `i` before a run: integers as int64, or floats. Raises `UnsupportedError` as `given_dims`."""
+        return self._required(i, what, self.scope.given_elements(self.value(i)))
+
+    def size(self, value: Dim, what: str, least: int = 0, most: int | None = LARGEST, valid: Expr | None = None) -> Dim:
+        """A size of the result. One that depends on values of inputs gets a range, and runs for which it is not `valid` are refused."""
+        return self.scope.size(value, f"{what} of `{self.name}` ({self.op_type})", self.name, least, most, valid)
 
     def _required(self, i: int, what: str, found: T | None) -> T:
         value = self.value(i)
@@ -292,7 +375,10 @@ class Context:
         """`axis` as 0 <= result < rank, by default the rank of input 0; `end` allows the rank itself. Negative ones count from the end."""
         rank = len(self.value(0).shape) if rank is None else rank
         if not isinstance(axis, int):
-            raise self.unsupported("an axis depends on a symbolic size")
+            given_by = "values of an input" if given.is_given(axis) else "a symbolic size"
+            raise self.unsupported(
+                f"an axis depends on {given_by}", "give that input's value when the model is compiled (values=, --value)"
+            )
         if not -rank <= axis < rank + end:
             raise self.invalid(f"axis {axis} of a tensor of rank {rank}")
         return axis + rank if axis < 0 else axis
@@ -308,7 +394,7 @@ class Context:
         """The attribute `axes` (old opsets) or the integer input at `position`; None where neither is given."""
         if self.attrs.get("axes") is not None:
             return tuple(self.attrs["axes"])
-        return None if self.input(position) is None else self.require_dims(position, "the axes")
+        return None if self.input(position) is None else self.given_dims(position, "the axes")
 
     def dtype(self, name: str, default: str | None = None) -> str:
         """The dtype that an attribute gives by the number of an ONNX element type; `default` where it is left out or 0."""

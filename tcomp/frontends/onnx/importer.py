@@ -169,7 +169,8 @@ class Frame:
                 return self.scope.builder.constant(array, outer.name, outer.dtype)
             if elements is not None:
                 return self.scope.from_elements(elements, outer.dtype, [int(d) for d in outer.shape], outer.name)
-            self.captured[outer] = self.scope.builder.input(outer.name, outer.dtype, outer.shape)
+            inner = self.captured[outer] = self.scope.builder.input(outer.name, outer.dtype, outer.shape)
+            self.scope.origin[inner] = around, outer
         return self.captured[outer]
 
 

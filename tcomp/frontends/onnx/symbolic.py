@@ -54,10 +54,10 @@ def closed(outputs: Sequence[Tensor]) -> bool:
     return all(all(isinstance(d, int) for d in t.shape) and sizes(t) <= set(t.axes) for t in te.tensors(outputs))
 
 
-def propagate(outputs: Sequence[Tensor], known: Mapping[Tensor, Elements]) -> list[Elements] | None:
+def propagate(outputs: Sequence[Tensor], known: Mapping[Tensor, Elements], exact: bool = False) -> list[Elements] | None:
     """Elements (row-major) of all outputs, given those of some placeholders; None where any cannot be known. Output shapes are constant and
-    hold at most `LIMIT` elements."""
-    evaluation = _Evaluation(known)
+    hold at most `LIMIT` elements. `exact`: floats are floats, of data that is known before a run, and no fractions that stand for sizes."""
+    evaluation = _Evaluation(known, exact)
     try:
         return [tuple(evaluation.element(t, index) for index in product(*(range(int(d)) for d in t.shape))) for t in outputs]
     except (_Unknown, IRError):
@@ -67,8 +67,8 @@ def propagate(outputs: Sequence[Tensor], known: Mapping[Tensor, Elements]) -> li
 class _Evaluation:
     """Elements of the tensors of one operator."""
 
-    def __init__(self, known: Mapping[Tensor, Elements]) -> None:
-        self.known, self.steps = known, 0
+    def __init__(self, known: Mapping[Tensor, Elements], exact: bool) -> None:
+        self.known, self.exact, self.steps = known, exact, 0
         self.element = cache(self._element)
 
     def _element(self, tensor: Tensor, index: tuple[int, ...]) -> Expr:
@@ -80,7 +80,7 @@ class _Evaluation:
         if tensor.body is None:
             raise _Unknown
         result = self.value(tensor.body, dict(zip(tensor.axes, map(const, index), strict=True)), {})
-        if too_complex(result) or (not is_float(tensor.dtype) and any(is_float(e.dtype) for e in walk(result))):
+        if too_complex(result) or (not (self.exact or is_float(tensor.dtype)) and any(is_float(e.dtype) for e in walk(result))):
             raise _Unknown
         return result
 
@@ -109,6 +109,9 @@ class _Evaluation:
                 return simplify(select(*(self.value(a, env, memo) for a in e.args)))
             case "reduce":
                 return self._reduced(e, env)
+            case "cast" if self.exact and (is_float(e.dtype) or is_float(e.args[0].dtype)):
+                converted = cast(self.value(e.args[0], env, memo), e.dtype)
+                return cast(converted, INDEX) if is_integer(e.dtype) else converted
             case "cast":
                 return _cast(self.value(e.args[0], env, memo), e.dtype)
         args = tuple(self.value(a, env, memo) for a in e.args)

@@ -14,6 +14,7 @@ from tcomp.errors import InputError, IRError, TcompError
 from tcomp.ir.dims import bind_dims
 from tcomp.ir.dtypes import to_numpy
 from tcomp.ir.expr import Expr, as_expr, evaluate_int
+from tcomp.ir.given import bind_given
 from tcomp.ir.graph import IF, KERNEL, SIZE, STRUCTURAL, Graph, Node, Value
 from tcomp.ir.interpreters.semantics import Array
 from tcomp.ir.interpreters.te import evaluate
@@ -35,7 +36,9 @@ def evaluate_graph(
     if missing or unknown:
         what = f"no value for the input `{missing[0]}`" if missing else f"there is no input `{unknown[0]}`"
         raise InputError(what, where=f"graph `{graph.name}`", hint=f"its inputs are {', '.join(names)}")
-    results = _run(graph, [np.asarray(inputs[name]) for name in names], dict(dims or {}), on_value)
+    arrays = [np.asarray(inputs[name]) for name in names]
+    shapes = bind_dims([(v.name, v.shape, a.shape) for v, a in zip(graph.inputs, arrays, strict=True)], dims)
+    results = _run(graph, arrays, bind_given(graph, arrays, shapes), on_value)
     return {v.name: array for v, array in zip(graph.outputs, results, strict=True)}
 
 

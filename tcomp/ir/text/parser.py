@@ -224,8 +224,20 @@ class _Parser(Tokens):
         extent = self.operators_above(UNARY_PRECEDENCE + 1) if self.accept("<") else None
         dtype = self.dtype() if self.accept(":") else INDEX
         self.expect("}")
-        v = self.variables[name] = E.var(name, lo, hi, dtype, extent)
+        v = self.variables[name] = E.var(name, lo, hi, dtype, extent, self.source() if self.accept("=") else None)
         return v
+
+    def source(self) -> E.Source:
+        """`input1[0]: int64 "what"`, or `n * 2 "what"`."""
+        if self.peek("[", 1):
+            start, memory, (number,), dtype, what = self.sequence(
+                lambda: self.token.start, self.name, partial(self.bracketed, self.integer, "[]"), ":", self.dtype, self.string
+            )
+            if not (position := memory.removeprefix("input")).isdecimal() or len(position) > 9:
+                self.fail(f"`{memory}` is no input", start)
+            return E.Source(None, int(position), number, dtype, what)
+        value = self.expression()
+        return E.Source(value, what=self.string())
 
     def dims(self) -> tuple[Expr, ...]:
         """`<n{lo..hi}, ...>`: symbolic dims, which are in scope from now on."""

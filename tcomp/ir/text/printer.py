@@ -96,6 +96,8 @@ class Names:
 class Printer:
     """Text of expressions, with the names that are in scope."""
 
+    sources = False  # whether the sources of sizes are shown: where they are known, not in the kernels that just get them
+
     def __init__(self) -> None:
         self.variables, self.arrays = Names(), Names()  # arrays: tensors and buffers
         self.reducers = Names(standard_reducers("bool"))
@@ -197,8 +199,17 @@ class Printer:
 
     def dims(self, dims: list[Expr]) -> str:
         """The declaration of symbolic dims; while their ranges are printed, more may be added to the list."""
-        declared = [self.variables(v, v.name) + self.range(v) for v in dims]
+        if self.sources and any(v.attr.source is not None for v in dims):
+            dims = E.with_sources(dims)
+        declared = [self.variables(v, v.name) + self.range(v) + self.source(v) for v in dims]
         return f"<{', '.join(declared)}>" if declared else ""
+
+    def source(self, v: Expr) -> str:
+        """Where a size comes from that no shape tells: ` = input1[0]: int64`, or ` = n * 2 "what it is"`."""
+        if not self.sources or (source := v.attr.source) is None:
+            return ""
+        origin = f"input{source.input}[{source.element}]: {source.dtype}" if source.value is None else self.term(source.value, 0, "")
+        return f" = {origin} {json.dumps(source.what)}"
 
     def reducer_lines(self) -> list[str]:
         """Declarations of the reducers used so far that are not standard."""

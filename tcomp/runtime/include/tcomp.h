@@ -58,6 +58,12 @@ typedef struct tcomp_call {
  * takes the first elements of its planned place. */
 typedef int32_t tcomp_run_fn(tcomp_call *call);
 
+/* Only in models some of whose dims are given by values of inputs (`values` of a dim in the manifest, such as the elements of Reshape's shape).
+ * Writes these entries of `dims`, from the elements of the inputs and the entries that come from shapes; to be called before tcomp_plan, and
+ * again whenever these values change. Returns 0; or 1 + the number of a dim that would be out of its range, with its value in `dims`: the
+ * model must not run on such inputs. */
+typedef int32_t tcomp_bind_fn(const void *const *inputs, int64_t *dims);
+
 /* sizes[0] = bytes of workspace; then the extents of all outputs, flattened in order. The model must not be run where sizes[0] is below 0:
  * -1 if these dims are too small for the model, -2 if they are so large that a size does not fit an int64_t, -3 - n if they contradict
  * message n of the manifest's `checks`.

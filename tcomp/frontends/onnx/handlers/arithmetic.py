@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from tcomp.frontends.onnx.context import Context, Handler, Table, Versions, attribute, flag, forward
+from tcomp.frontends.onnx.handlers.chosen import chosen_axes, sized
 from tcomp.ir.dtypes import NARROW_FLOATS, is_float
+from tcomp.ir.expr import as_expr, select
 from tcomp.ir.graph import Operator, Value
 from tcomp.ops import elementwise as ew, reduction as red
-from tcomp.ops.movement import RESHAPE
+from tcomp.ops.movement import RESHAPE, VIEW
 
 
 def _aligned(ctx: Context) -> tuple[Value, Value]:
@@ -59,7 +61,14 @@ def _reduce(op: Operator) -> Handler:
     """`axes` as attribute or second input; without axes all are reduced, unless `noop_with_empty_axes`."""
 
     def handler(ctx: Context) -> Value:
-        axes = tuple(sorted(ctx.axes(ctx.given_axes(1) or ())))
+        named = ctx.given_axes(1) or ()
+        if (chosen := chosen_axes(ctx, named, len(ctx.value(0).shape))) is not None:
+            shape, inner = ctx.value(0).shape, tuple(range(1, 2 * chosen.count, 2))
+            result = [select(hit, 1, as_expr(d)) for hit, d in zip(chosen.hits, shape, strict=True)]
+            result = result if ctx.attrs["keepdims"] else chosen.kept(shape)
+            reduced = ctx.add(op, [chosen.view(ctx, ctx.value(0))], axes=inner, keepdims=False)
+            return ctx.add(VIEW, [reduced], shape=sized(ctx, result, "the result", chosen.valid))
+        axes = tuple(sorted(ctx.axes(named)))
         if not axes and ctx.attrs.get("noop_with_empty_axes"):
             return ctx.value(0)
         return ctx.add(op, [ctx.value(0)], axes=axes or ctx.axes(None), keepdims=bool(ctx.attrs["keepdims"]))
@@ -86,7 +95,16 @@ def _prefix(op: Operator) -> Handler:
     def axis(ctx: Context) -> int:
         return 0 if len(ctx.value(0).shape) == 1 else ctx.axis(ctx.require_dims(1, "the axis")[0])
 
-    return forward(op, inputs=1, axis=axis, exclusive=flag("exclusive"), reverse=flag("reverse"))
+    along = forward(op, inputs=1, axis=axis, exclusive=flag("exclusive"), reverse=flag("reverse"))
+
+    def handler(ctx: Context) -> Value | tuple[Value | None, ...]:
+        x = ctx.value(0)
+        if len(x.shape) == 1 or (chosen := chosen_axes(ctx, ctx.given_dims(1, "the axis"), len(x.shape))) is None:
+            return along(ctx)
+        attrs = {"exclusive": bool(ctx.attrs["exclusive"]), "reverse": bool(ctx.attrs["reverse"])}
+        return ctx.add(VIEW, [ctx.add(op, [chosen.view(ctx, x)], axis=1, **attrs)], shape=x.shape)
+
+    return handler
 
 
 def _mean_variance_normalization(ctx: Context) -> Value:

@@ -12,7 +12,9 @@ from onnx import GraphProto
 from tcomp.errors import UnsupportedError
 from tcomp.frontends.onnx.context import Body, Context, Table, Type
 from tcomp.frontends.onnx.reader import tensor_type
-from tcomp.ir.expr import Dim
+from tcomp.frontends.onnx.signature import LARGEST
+from tcomp.ir.expr import Dim, as_expr, const, maximum, select
+from tcomp.ir.given import is_given
 from tcomp.ir.graph import IF, LOOP, Graph, Value, loop_attrs
 from tcomp.ir.simplify import same_dim, same_shape
 from tcomp.ops.elementwise import FULL
@@ -64,14 +66,16 @@ def _closed(body: Body, formal: Sequence[Value], shared: Sequence[Value], output
 
 def _loop(ctx: Context) -> tuple[Value, ...]:
     """A known or a data-dependent number of trips."""
+    first = const(True, "bool") if ctx.input(1) is None else ctx.given_numbers(1, "whether the first iteration runs")[0]
     trips: Dim = 0
-    if (first := ctx.known(1)) is None and ctx.input(1) is not None:
-        raise ctx.unsupported("whether the first iteration runs depends on input data")
-    if first is None or first.item():
+    if first.op != "const" or first.attr:
         if ctx.input(0) is None:
             raise ctx.unsupported("it has no trip count; how often it runs depends on input data")
-        (trips,) = ctx.require_dims(0, "the trip count")
+        (trips,) = ctx.given_dims(0, "the trip count")
         trips = max(trips, 0) if isinstance(trips, int) else trips
+    if first.op != "const" or is_given(trips):
+        stacks = len(ctx.attrs["body"].output) > len(ctx.inputs) - 1
+        trips = ctx.size(select(first, maximum(as_expr(trips), 0), 0), "the trip count", most=LARGEST if stacks else None)
     states = [ctx.value(i) for i in range(2, len(ctx.inputs))]
     if not isinstance(trips, int) or trips > MAX_UNROLLED:
         return _as_loop(ctx, trips, states)

@@ -9,6 +9,7 @@ from math import floor
 import numpy as np
 
 from tcomp.frontends.onnx.context import Context, Table, flag, forward
+from tcomp.frontends.onnx.handlers.chosen import sized
 from tcomp.frontends.onnx.handlers.movement import cut
 from tcomp.ir.expr import Dim, Expr, as_dim, as_expr
 from tcomp.ir.graph import Value
@@ -228,6 +229,9 @@ def _col2im(ctx: Context) -> Value:
 TABLE: Table = {
     "Resize": _resize, "Upsample": ((7, _upsample),), "GridSample": _grid_sample, "RoiAlign": _roi_align, "Col2Im": _col2im,
     "AffineGrid": forward(
-        ops.AFFINE_GRID, inputs=1, spatial=lambda ctx: ctx.require_dims(1, "the size")[2:], align_corners=flag("align_corners")
+        ops.AFFINE_GRID,
+        inputs=1,
+        spatial=lambda ctx: sized(ctx, ctx.given_dims(1, "the size")[2:], "the grid"),
+        align_corners=flag("align_corners"),
     ),
 }  # fmt: skip

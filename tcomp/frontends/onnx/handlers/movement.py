@@ -5,13 +5,18 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from itertools import accumulate
 from math import ceil
+from operator import add, and_
 
 import numpy as np
 
 from tcomp.frontends.onnx.context import Context, Table, attribute, axis_of, forward
+from tcomp.frontends.onnx.handlers.chosen import TRUE, chosen_axes, every, sized
+from tcomp.frontends.onnx.signature import LARGEST
 from tcomp.frontends.onnx.symbolic import MAX_SIZES
+from tcomp.ir import te
 from tcomp.ir.dtypes import SCALE, is_float
-from tcomp.ir.expr import Dim, Expr, as_dim, as_expr, bounds, maximum, minimum, select, variables
+from tcomp.ir.expr import INDEX, Dim, Expr, as_dim, as_expr, bounds, cast, const, maximum, minimum, select, variables
+from tcomp.ir.given import is_given
 from tcomp.ir.graph import Operator, Value
 from tcomp.ir.simplify import simplify
 from tcomp.ops import movement as ops
@@ -19,6 +24,8 @@ from tcomp.ops.elementwise import FULL
 from tcomp.ops.movement import product
 
 END = 1 << 31  # slice ends at or beyond this mean "to the end"
+MANY = 1 << 33  # elements: more than any value has that a run may meet, and times the largest extent still an int64
+LARGE = 1 << 60  # sums of such integers are integers of 64 bits
 
 
 def _constant(ctx: Context) -> Value:
@@ -32,7 +39,7 @@ def _constant(ctx: Context) -> Value:
 
 
 def _constant_of_shape(ctx: Context) -> Value:
-    shape, filling = ctx.require_dims(0, "the shape"), np.asarray(ctx.attrs.get("value", np.zeros(1, np.float32)))
+    shape, filling = sized(ctx, ctx.given_dims(0, "the shape"), "the result"), np.asarray(ctx.attrs.get("value", np.zeros(1, np.float32)))
     if len(ctx.value(0).shape) != 1:
         raise ctx.invalid("the shape is not a vector")
     if filling.size != 1:
@@ -43,6 +50,9 @@ def _constant_of_shape(ctx: Context) -> Value:
 
 def _range_of_numbers(ctx: Context) -> Value:
     names, dtype = ("the start", "the limit", "the step"), ctx.value(0).dtype
+    if not all(ctx.scope.known_elements(ctx.value(n)) is not None for n in range(3)):
+        numbers = [ctx.given_numbers(n, what)[0] for n, what in enumerate(names)]
+        return ctx.add(ops.ARANGE_FROM, [ctx.value(0), ctx.value(2)], count=_given_count(ctx, *numbers))
     if is_float(dtype) and not all(ctx.dims(n) for n in range(3)):
         start, limit, delta = (float(ctx.require_known(n, what).reshape(())) for n, what in enumerate(names))
         if delta == 0:
@@ -56,6 +66,19 @@ def _range_of_numbers(ctx: Context) -> Value:
     if step == 0:
         raise ctx.invalid("the step is 0")
     return ctx.add(ops.ARANGE, [], start=first, step=step, count=_count(as_expr(first), as_expr(end), step), dtype=dtype)
+
+
+def _given_count(ctx: Context, first: Expr, end: Expr, step: Expr) -> Dim:
+    """How many numbers range(first, end, step) has, where these are known before a run."""
+    if is_float(step.dtype):
+        quotient = (cast(end, "float64") - cast(first, "float64")) / cast(step, "float64")
+        count, valid = cast(te.ceil(quotient), INDEX), te.not_equal(cast(step, "float64"), const(0.0, "float64")) & ~te.isnan(quotient)
+    else:
+        distance, stride = select(step > 0, end - first, first - end), maximum(step, 0 - step)
+        count = (distance + (stride - 1)) // maximum(stride, 1)
+        small = [(const(-LARGE) < e) & (e < const(LARGE)) for e in (first, end, step)]  # what follows does not wrap around
+        valid = te.not_equal(step, 0) & small[0] & small[1] & small[2]
+    return ctx.size(maximum(count, 0), "the length", valid=valid)
 
 
 def _count(first: Expr, end: Expr, step: int) -> Dim:
@@ -81,7 +104,9 @@ def reshaped(ctx: Context, x: Value, shape: Sequence[Dim]) -> Value:
 def _reshape(ctx: Context) -> Value:
     """0 copies the input's extent (unless `allowzero`), -1 is what is left."""
     x = ctx.value(0)
-    wanted = list(ctx.attrs["shape"] if ctx.opset < 5 else ctx.require_dims(1, "the shape"))
+    wanted = list(ctx.attrs["shape"] if ctx.opset < 5 else ctx.given_dims(1, "the shape"))
+    if any(map(is_given, wanted)):
+        return _given_reshape(ctx, x, wanted)
     if not ctx.attrs.get("allowzero"):
         if any(d == 0 and n >= len(x.shape) for n, d in enumerate(wanted)):
             raise ctx.invalid(f"a 0 in the shape {_text(wanted)} copies an axis that the input does not have")
@@ -98,6 +123,22 @@ def _reshape(ctx: Context) -> Value:
     return reshaped(ctx, x, wanted)
 
 
+def _given_reshape(ctx: Context, x: Value, wanted: Sequence[Dim]) -> Value:
+    """The same where the shape is known before a run."""
+    extents, total, minus, rest = [], as_expr(product(x.shape)), const(0), const(1)
+    for n, d in enumerate(wanted):
+        copied = x.shape[n] if n < len(x.shape) else -2
+        own = as_expr(d) if ctx.attrs.get("allowzero") else select(te.equal(as_expr(d), 0), as_expr(copied), as_expr(d))
+        extents.append(as_expr(ctx.size(own, f"element {n} of the shape", least=-1)))
+        minus = minus + select(te.equal(extents[-1], -1), 1, 0)
+        rest = minimum(rest * select(te.equal(extents[-1], -1), 1, extents[-1]), MANY)
+    # A -1 is what is left, which must be determined.
+    left = (const(0) < rest) & te.equal(total % maximum(rest, 1), 0)
+    valid = (te.equal(minus, 0) & te.equal(rest, total)) | (te.equal(minus, 1) & left)
+    shape = sized(ctx, [select(te.equal(e, -1), total // maximum(rest, 1), e) for e in extents], "the result", valid)
+    return ctx.add(ops.VIEW, [x], shape=shape)
+
+
 def _flatten(ctx: Context) -> Value:
     x, axis = ctx.value(0), ctx.axis(ctx.attrs["axis"], end=True)
     return reshaped(ctx, x, (product(x.shape[:axis]), product(x.shape[axis:])))
@@ -105,6 +146,9 @@ def _flatten(ctx: Context) -> Value:
 
 def _squeeze(ctx: Context) -> Value:
     x, given = ctx.value(0), ctx.given_axes(1)
+    if (chosen := chosen_axes(ctx, given, len(x.shape))) is not None:
+        ones = [~hit | te.equal(as_expr(d), 1) for hit, d in zip(chosen.hits, x.shape, strict=True)]
+        return ctx.add(ops.VIEW, [x], shape=sized(ctx, chosen.kept(x.shape), "the result", every(and_, ones, chosen.valid) & chosen.valid))
     axes = ctx.axes([n for n, d in enumerate(x.shape) if d == 1] if given is None else given)
     if wide := [n for n in axes if isinstance(x.shape[n], int) and x.shape[n] != 1]:
         raise ctx.invalid(f"axis {wide[0]} has extent {x.shape[wide[0]]} and cannot be squeezed")
@@ -115,6 +159,8 @@ def _unsqueeze(ctx: Context) -> Value:
     x = ctx.value(0)
     if (given := ctx.given_axes(1)) is None:
         raise ctx.invalid("the axes are missing")
+    if (chosen := chosen_axes(ctx, given, len(x.shape) + len(given))) is not None:
+        return ctx.add(ops.VIEW, [x], shape=sized(ctx, chosen.spread(x.shape, 1), "the result", chosen.valid))
     axes, rest = ctx.axes(given, len(x.shape) + len(given)), iter(x.shape)
     return reshaped(ctx, x, [1 if n in axes else next(rest) for n in range(len(x.shape) + len(axes))])
 
@@ -123,7 +169,7 @@ def _text(dims: Iterable[Dim]) -> str:
     return f"[{', '.join(map(str, dims))}]"
 
 
-def sliced(ctx: Context, x: Value, starts: Sequence[Dim], steps: Sequence[int], shape: Sequence[Dim]) -> Value:
+def sliced(ctx: Context, x: Value, starts: Sequence[Dim], steps: Sequence[Dim], shape: Sequence[Dim]) -> Value:
     """x[starts + i * steps]; nothing is added where that is all of `x`."""
     if tuple(shape) == x.shape and all(s == 1 for s in steps) and all(s == 0 for s in starts):
         return x
@@ -140,17 +186,31 @@ def cut(ctx: Context, x: Value, axis: int, start: Dim, size: Dim, step: int = 1)
 def _slice(ctx: Context) -> Value:
     """start:end:step along every axis, clamped as NumPy does."""
     x = ctx.value(0)
+    starts: Sequence[Dim]
+    ends: Sequence[Dim]
     if ctx.opset < 10:
         starts, ends = tuple(ctx.attrs["starts"]), tuple(ctx.attrs["ends"])
     else:
-        starts, ends = ctx.require_dims(1, "the starts"), ctx.require_dims(2, "the ends")
-    axes = ctx.axes(range(len(starts)) if (given := ctx.given_axes(3)) is None else given)
-    steps: Sequence[Dim] = [1] * len(starts) if ctx.input(4) is None else ctx.require_dims(4, "the steps")
+        starts, ends = ctx.given_dims(1, "the starts"), ctx.given_dims(2, "the ends")
+    given = ctx.given_axes(3)
+    steps: Sequence[Dim] = [1] * len(starts) if ctx.input(4) is None else ctx.given_dims(4, "the steps")
+    chosen, valid = chosen_axes(ctx, given, len(x.shape)), TRUE
+    if chosen is not None and len(starts) == len(ends) == chosen.count == len(steps):
+        every_axis = range(len(x.shape))
+        starts, ends, steps = (
+            [as_dim(chosen.at(n, values, otherwise)) for n in every_axis] for values, otherwise in ((starts, 0), (ends, END), (steps, 1))
+        )
+        given, valid = tuple(every_axis), chosen.valid
+    axes = ctx.axes(range(len(starts)) if given is None else given)
     if not len(starts) == len(ends) == len(axes) == len(steps):
         raise ctx.invalid("starts, ends, axes and steps differ in length")
     first: list[Dim] = [0] * len(x.shape)
-    stride, shape = [1] * len(x.shape), list(x.shape)
+    stride: list[Dim] = [1] * len(x.shape)
+    shape = list(x.shape)
     for axis, start, end, step in zip(axes, starts, ends, steps, strict=True):
+        if any(map(is_given, (start, end, step))):
+            first[axis], stride[axis], shape[axis] = _given_slice(ctx, axis, as_expr(start), as_expr(end), as_expr(step), valid)
+            continue
         if not isinstance(step, int):
             raise ctx.unsupported("a step depends on a symbolic size")
         if step == 0:
@@ -162,6 +222,19 @@ def _slice(ctx: Context) -> Value:
         # An empty slice may start anywhere; inside is where nothing can go wrong.
         first[axis], stride[axis], shape[axis] = 0 if count == 0 else as_dim(begin), step, count
     return sliced(ctx, x, first, stride, shape)
+
+
+def _given_slice(ctx: Context, axis: int, start: Expr, end: Expr, step: Expr, valid: Expr) -> tuple[Dim, Dim, Dim]:
+    """The first index, step and length along an axis where they are known before a run."""
+    size, forward_ = as_expr(ctx.value(0).shape[axis]), const(0) < step
+    low, high = select(forward_, 0, -1), select(forward_, size, size - 1)
+    stride = ctx.size(minimum(maximum(step, -END), END), f"the step along axis {axis}", -END, END, te.not_equal(step, 0))
+    begin, stop = (minimum(maximum(select(e < 0, e + size, e), low), high) for e in (start, end))
+    distance, width = select(forward_, stop - begin, begin - stop), maximum(as_expr(stride), 0 - as_expr(stride))
+    count = maximum((distance + (width - 1)) // maximum(width, 1), 0)
+    length = ctx.size(count, f"extent {axis} of the result", valid=valid)
+    # An empty slice may start anywhere; inside is where nothing can go wrong.
+    return ctx.size(select(te.equal(count, 0), 0, begin), f"the start along axis {axis}", most=None), stride, length
 
 
 def _clamped(index: Dim, size: Expr, low: Expr, high: Expr) -> Expr:
@@ -179,7 +252,13 @@ def _clamped(index: Dim, size: Expr, low: Expr, high: Expr) -> Expr:
 def _split(ctx: Context) -> tuple[Value, ...]:
     x, axis = ctx.value(0), ctx.axis(ctx.attrs["axis"])
     extent = x.shape[axis]
-    sizes: Sequence[Dim] | None = ctx.attrs.get("split") if ctx.input(1) is None else ctx.require_dims(1, "the split")
+    sizes: Sequence[Dim] | None = ctx.attrs.get("split") if ctx.input(1) is None else ctx.given_dims(1, "the split")
+    if sizes is not None and any(map(is_given, sizes)):
+        inside = [(as_expr(0) <= d) & (as_expr(d) <= extent) for d in sizes]
+        whole = te.equal(every(add, [*map(as_expr, sizes)], const(0)), as_expr(extent))
+        sizes = [ctx.size(d, f"part {n}", valid=every(and_, inside, TRUE) & whole) for n, d in enumerate(sizes)]
+        starts = accumulate(map(as_expr, sizes), initial=as_expr(0))
+        return tuple(cut(ctx, x, axis, ctx.size(s, "a start", most=None), d) for s, d in zip(starts, sizes, strict=False))
     if sizes is None:
         count = ctx.attrs.get("num_outputs") or len(ctx.outputs)
         if count != len(ctx.outputs):
@@ -212,8 +291,14 @@ def _pad(ctx: Context) -> Value:
         pads = tuple(ctx.attrs["paddings" if ctx.opset < 2 else "pads"])
         filling = ctx.constant(ctx.attrs["value"], x.dtype) if ctx.attrs["value"] else None
     else:
-        pads, filling = ctx.require_dims(1, "the pads"), ctx.input(2)
-    axes = ctx.axes(ctx.given_axes(3))
+        pads, filling = ctx.given_dims(1, "the pads"), ctx.input(2)
+    given = ctx.given_axes(3)
+    if (chosen := chosen_axes(ctx, given, len(x.shape))) is not None and len(pads) == 2 * chosen.count:
+        sides = pads[: chosen.count], pads[chosen.count :]
+        pads = tuple(as_dim(select(chosen.valid, chosen.at(n, side, 0), LARGE)) for side in sides for n in range(len(x.shape)))
+        given = None
+    pads = tuple(ctx.size(p, f"pad {n}", least=-LARGEST) for n, p in enumerate(pads))
+    axes = ctx.axes(given)
     if len(pads) != 2 * len(axes):
         raise ctx.invalid(f"{len(pads)} pads for {len(axes)} axes")
     before, after = (dict(zip(axes, side, strict=True)) for side in (pads[: len(axes)], pads[len(axes) :]))
@@ -238,15 +323,29 @@ def padded(
 
 def _center_crop_pad(ctx: Context) -> Value:
     x = ctx.value(0)
-    starts, before, after = ([0] * len(x.shape) for _ in range(3))
+    starts, before, after = ([as_dim(0)] * len(x.shape) for _ in range(3))
     shape = list(x.shape)
-    for axis, size in zip(ctx.axes(ctx.attrs.get("axes")), ctx.require_dims(1, "the shape"), strict=True):
-        extent = x.shape[axis]
-        if not isinstance(extent, int) or not isinstance(size, int):
-            raise ctx.unsupported("a size is symbolic")
-        starts[axis], shape[axis], missing = max(extent - size, 0) // 2, min(size, extent), max(size - extent, 0)
-        before[axis], after[axis] = missing // 2, missing - missing // 2
+    for axis, size in zip(ctx.axes(ctx.attrs.get("axes")), ctx.given_dims(1, "the shape"), strict=True):
+        extent, wanted = as_expr(x.shape[axis]), as_expr(ctx.size(size, f"extent {axis} of the result"))
+        missing, excess = (as_expr(as_dim(maximum(d, 0))) for d in (wanted - extent, extent - wanted))
+        starts[axis] = ctx.size(excess // 2, f"the start along axis {axis}", most=None)
+        shape[axis] = ctx.size(minimum(wanted, extent), f"what is kept of axis {axis}")
+        before[axis] = ctx.size(missing // 2, f"the padding of axis {axis}")
+        after[axis] = ctx.size(missing - missing // 2, f"the padding of axis {axis}")
     return padded(ctx, sliced(ctx, x, starts, [1] * len(x.shape), shape), before, after)
+
+
+def _expand(ctx: Context) -> Value:
+    x, wanted = ctx.value(0), ctx.given_dims(1, "the shape")
+    if not any(map(is_given, wanted)):
+        return ctx.add(ops.EXPAND, [x], shape=wanted)
+    rank = max(len(wanted), len(x.shape))
+    shape: list[Dim] = []
+    for n, (d, s) in enumerate(zip((*[1] * (rank - len(x.shape)), *x.shape), (*[1] * (rank - len(wanted)), *wanted), strict=True)):
+        own, other = as_expr(d), as_expr(s)
+        common = other if d == 1 else select(te.equal(other, 1), own, select(te.equal(own, 1), other, own))
+        shape.append(ctx.size(common, f"extent {n} of the result", valid=te.equal(other, 1) | te.equal(own, 1) | te.equal(own, other)))
+    return ctx.add(ops.BROADCAST_TO, [x], shape=tuple(shape))
 
 
 def _tile(ctx: Context) -> Value:
@@ -256,7 +355,7 @@ def _tile(ctx: Context) -> Value:
         place = ctx.axis(axis)
         repeats: Sequence[Dim] = [times if n == place else 1 for n in range(len(x.shape))]
     else:
-        repeats = ctx.require_dims(1, "the repeats")
+        repeats = [ctx.size(r, f"repeat {n}") for n, r in enumerate(ctx.given_dims(1, "the repeats"))]
     if len(repeats) != len(x.shape):
         raise ctx.invalid(f"{len(repeats)} repeats for rank {len(x.shape)}")
     return x if all(r == 1 for r in repeats) else ctx.add(ops.TILE, [x], repeats=tuple(repeats))
@@ -294,14 +393,16 @@ def _gather(ctx: Context) -> Value:
 
 def _one_hot(ctx: Context) -> Value:
     indices, what = ctx.value(0), "the depth"
-    depth: Dim = int(ctx.require_known(1, what).item()) if is_float(ctx.value(1).dtype) else ctx.require_dims(1, what)[0]
+    known = ctx.known(1)
+    depth = int(known.item()) if known is not None else ctx.size(cast(ctx.given_numbers(1, what)[0], INDEX), what)
     return ctx.add(ops.ONE_HOT, [indices, ctx.value(2)], depth=depth, axis=ctx.axis(ctx.attrs["axis"], len(indices.shape) + 1))
 
 
 def _top_k(ctx: Context) -> tuple[Value, ...]:
     x, axis = ctx.value(0), ctx.axis(ctx.attrs["axis"])
-    k: Dim = ctx.attrs["k"] if ctx.opset < 10 else ctx.require_dims(1, "k")[0]
+    k: Dim = ctx.attrs["k"] if ctx.opset < 10 else ctx.given_dims(1, "k")[0]
     extent = x.shape[axis]
+    k = ctx.size(k, "k", valid=as_expr(k) <= extent) if is_given(k) else k
     if isinstance(k, int) and (k < 0 or (isinstance(extent, int) and k > extent)):
         raise ctx.invalid(f"k is {k}, the axis has {extent} elements")
     return ctx.add_several(ops.TOP_K, [x], k=k, axis=axis, largest=bool(ctx.attrs.get("largest", 1)))
@@ -315,7 +416,7 @@ TABLE: Table = {
     "Reshape": _reshape, "Flatten": _flatten, "Squeeze": _squeeze, "Unsqueeze": _unsqueeze, "Slice": _slice, "Split": _split,
     "Concat": _concat, "Pad": _pad, "CenterCropPad": _center_crop_pad, "Tile": _tile, "Trilu": _trilu,
     "Transpose": forward(ops.TRANSPOSE, perm=lambda ctx: ctx.axes(ctx.attrs.get("perm", range(len(ctx.value(0).shape))[::-1]))),
-    "Expand": forward(ops.EXPAND, inputs=1, shape=lambda ctx: ctx.require_dims(1, "the shape")),
+    "Expand": _expand,
     "DepthToSpace": lambda ctx: _blocks(ctx, ops.DEPTH_TO_SPACE), "SpaceToDepth": lambda ctx: _blocks(ctx, ops.SPACE_TO_DEPTH),
     "ReverseSequence": forward(ops.REVERSE_SEQUENCE, batch_axis=axis_of("batch_axis"), time_axis=axis_of("time_axis")),
     "Gather": _gather, "OneHot": _one_hot, "TopK": _top_k,

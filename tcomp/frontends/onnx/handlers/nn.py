@@ -7,6 +7,7 @@ from typing import Any
 
 from tcomp.frontends.onnx.context import Context, Table, attribute, axis_of, forward
 from tcomp.frontends.onnx.handlers import movement
+from tcomp.frontends.onnx.handlers.chosen import sized
 from tcomp.ir.dtypes import NARROW_FLOATS, is_float, lowest
 from tcomp.ir.expr import Dim, Expr, as_dim, as_expr, maximum, minimum
 from tcomp.ir.graph import Operator, Value
@@ -161,7 +162,7 @@ def _max_unpool(ctx: Context) -> Value:
     pads = window_pads(ctx, x.shape[2:], kernel, strides, (1,) * rank)
     spatial = [as_dim((as_expr(d) - 1) * s + k - b - a) for d, s, k, (b, a) in zip(x.shape[2:], strides, kernel, pads, strict=True)]
     source = (*x.shape[:2], *spatial)
-    shape = source if ctx.input(2) is None else ctx.require_dims(2, "the output shape")
+    shape = source if ctx.input(2) is None else sized(ctx, ctx.given_dims(2, "the output shape"), "the result")
     return ctx.add(nn.MAX_UNPOOL, [x, ctx.value(1)], shape=shape, source=source)
 
 

@@ -5,21 +5,26 @@ from __future__ import annotations
 import numpy as np
 
 from tcomp.frontends.onnx.context import Context, Handler, Table
+from tcomp.frontends.onnx.handlers.chosen import chosen_axes, sized
 from tcomp.frontends.onnx.handlers.movement import reshaped
-from tcomp.ir.expr import as_dim, as_expr
+from tcomp.ir.expr import Dim, as_dim, as_expr, select
 from tcomp.ir.graph import Value
+from tcomp.ir.simplify import same_dim
+from tcomp.ir.te import equal
 from tcomp.ops import signal as ops
+from tcomp.ops.movement import VIEW
 
 TABLE_LIMIT = 1 << 24  # elements of a transform's table; a longer signal wants a fast transform, which is not there
 
 
-def _transform(ctx: Context, x: Value, axis: int, length: int, inverse: bool, onesided: bool) -> Value:
+def _transform(ctx: Context, x: Value, axis: int, length: Dim, inverse: bool, onesided: bool) -> Value:
     """A discrete Fourier transform of `length` points as a product with its matrix; the input is cut or zero-padded to them."""
-    size = x.shape[axis]
-    if not isinstance(size, int):
-        raise ctx.unsupported(f"the transformed axis has symbolic size {size}", "fix it with --dim")
-    real = inverse and onesided
-    count = length if real or not onesided else length // 2 + 1
+    size, real = x.shape[axis], inverse and onesided
+    count = as_dim(length if real or not onesided else as_expr(length) // 2 + 1)
+    if not (isinstance(size, int) and isinstance(length, int) and isinstance(count, int)):
+        attrs = {"points": count, "size": size, "length": length, "scale": "half" if real else "whole", "inverse": inverse}
+        made = [ctx.add(ops.DFT_TABLE, [], **attrs, sine=sine, dtype=x.dtype) for sine in (False, True)]
+        return ctx.add(ops.DFT, [x, *made], axis=axis, real=real)
     if count * size > TABLE_LIMIT:
         raise ctx.unsupported(f"a transform of {size} to {count} points needs a table of {count * size} elements")
     n, k = np.arange(size), np.arange(count)
@@ -35,28 +40,44 @@ def _transform(ctx: Context, x: Value, axis: int, length: int, inverse: bool, on
 
 def _dft(ctx: Context) -> Value:
     x, inverse, onesided = ctx.value(0), bool(ctx.attrs["inverse"]), bool(ctx.attrs["onesided"])
-    axis = ctx.axis(ctx.attrs["axis"] if ctx.opset < 20 else -2 if ctx.input(2) is None else ctx.require_dims(2, "the axis")[0])
+    place: Dim = ctx.attrs["axis"] if ctx.opset < 20 else -2 if ctx.input(2) is None else ctx.given_dims(2, "the axis")[0]
+    shape, chosen = x.shape, chosen_axes(ctx, (place,), len(x.shape) - 1, behind=1)
+    if chosen is not None:
+        if not all(d == 1 for d in x.shape[-1:]) and not all(d == 2 for d in x.shape[-1:]):
+            raise ctx.unsupported("the last axis has an unknown extent")
+        before, size, after = chosen.view_shape(ctx, x.shape[:-1])
+        x = ctx.add(VIEW, [x], shape=(before, size, after, x.shape[-1]))
+    axis = ctx.axis(place) if chosen is None else 1
     if ctx.input(1) is not None:
-        (length,) = ctx.require_dims(1, "the length of the transform")
+        (given,) = ctx.given_dims(1, "the length of the transform")
+        length = ctx.size(given, "the length of the transform", least=1)
     else:
         length = as_dim(as_expr(x.shape[axis]) * 2 - 2) if inverse and onesided else x.shape[axis]
-    if not isinstance(length, int) or length < 1:
+    if isinstance(length, int) and length < 1:
         raise ctx.unsupported(f"the transform has length {length}", "fix it with --dim")
-    return _transform(ctx, x, axis, length, inverse, onesided)
+    y = _transform(ctx, x, axis, length, inverse, onesided)
+    if chosen is None:
+        return y
+    extents = [select(hit, as_expr(y.shape[1]), as_expr(d)) for hit, d in zip(chosen.hits, shape, strict=False)]
+    return ctx.add(VIEW, [y], shape=(*sized(ctx, extents, "the result", chosen.valid), y.shape[-1]))
 
 
 def _stft(ctx: Context) -> Value:
     """Overlapping windowed frames of the signal, each transformed."""
-    x, (step,), window = ctx.value(0), ctx.require_dims(1, "the frame step"), ctx.input(2)
+    x, window = ctx.value(0), ctx.input(2)
+    step = ctx.size(ctx.given_dims(1, "the frame step")[0], "the frame step", least=1)
     if ctx.input(3) is not None:
-        (length,) = ctx.require_dims(3, "the frame length")
+        length = ctx.size(ctx.given_dims(3, "the frame length")[0], "the frame length", least=1)
     else:
         length = x.shape[1] if window is None else window.shape[0]
-    if not isinstance(length, int) or not isinstance(step, int) or step < 1 or length < 1:
-        raise ctx.unsupported("frame length or step is symbolic or not positive")
+    if any(isinstance(d, int) and d < 1 for d in (length, step)):
+        raise ctx.unsupported("frame length or step is not positive")
     if len(x.shape) == 2:
         x = reshaped(ctx, x, (*x.shape, 1))
-    count = as_dim((as_expr(x.shape[1]) - length) // step + 1)
+    count = ctx.size((as_expr(x.shape[1]) - length) // step + 1, "the number of frames")
+    if window is not None and not same_dim(window.shape[0], length):
+        fits = equal(as_expr(window.shape[0]), as_expr(length))
+        window = ctx.add(VIEW, [window], shape=(ctx.size(length, "the length of the window", valid=fits),))
     frames = ctx.add(ops.FRAMES, [x, window], length=length, step=step, count=count)
     return _transform(ctx, frames, 2, length, False, bool(ctx.attrs["onesided"]))
 
@@ -65,9 +86,10 @@ def _window(*coefficients: float) -> Handler:
     """A sum of cosines over one period."""
 
     def handler(ctx: Context) -> Value:
-        (size,) = ctx.require_dims(0, "the size")
+        size = ctx.size(ctx.given_dims(0, "the size")[0], "the size")
         if not isinstance(size, int):
-            raise ctx.unsupported("the size is symbolic", "fix it with --dim")
+            attrs = {"periodic": bool(ctx.attrs["periodic"]), "dtype": ctx.dtype("output_datatype")}
+            return ctx.add(ops.WINDOW, [], size=size, coefficients=coefficients, **attrs)
         period = size if ctx.attrs["periodic"] else max(size - 1, 1)
         angle = 2 * np.pi * np.arange(size) / period
         values = sum((c * np.cos(n * angle) for n, c in enumerate(coefficients)), np.zeros(size))
