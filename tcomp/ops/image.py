@@ -156,6 +156,32 @@ def roi_align(
     return rounded(te.compute((rois.shape[0], x.shape[1], *size), element, "roi_align"), x.dtype)
 
 
+def crop_and_resize(x: Tensor, rois: Tensor, batch: Tensor, size: tuple[int, int], mode: str, outside: float) -> Tensor:
+    """Regions rois [r, 4] (y1, x1, y2, x2, of which 1 is the last element) of the images `x[batch[r]]`, of shape `[n, c, h, w]`, resampled
+    to [r, c, *size], bilinearly or by the nearest element; `outside` is read where a position is not in the image."""
+    dtype = rois.dtype
+
+    def along(r: Expr, cell: Expr, first: int, count: int, extent: Dim) -> Expr:
+        start, end, last = rois[r, first], rois[r, first + 2], cast(as_expr(extent) - 1, dtype)
+        return start * last + cast(cell, dtype) * ((end - start) * last / float(count - 1)) if count > 1 else (start + end) * 0.5 * last
+
+    def element(r: Expr, c: Expr, *cell: Expr) -> Expr:
+        n, taps, inside = valid_index(batch[r], x.shape[0]), [], []
+        for axis, extent in enumerate(x.shape[2:]):
+            at = along(r, cell[axis], axis, size[axis], extent)
+            inside += [at >= 0.0, at <= cast(as_expr(extent) - 1, dtype)]
+            low = te.floor(at + 0.5 if mode == "nearest" else at)
+            index, fraction = cast(low, "int64"), at - low
+            taps.append([(clamped(index + m, extent), weight) for m, weight in enumerate((1.0 - fraction, fraction))])
+        if mode == "nearest":
+            value = cast(x[n, c, taps[0][0][0], taps[1][0][0]], dtype)
+        else:
+            value = reduce(add, (cast(x[n, c, i, j], dtype) * (a * b) for (i, a), (j, b) in product(*taps)))
+        return select(te.all_of(inside), value, outside)
+
+    return rounded(te.compute((rois.shape[0], x.shape[1], *size), element, "crop_and_resize"), x.dtype)
+
+
 def col2im(
     x: Tensor, image: Sequence[int], block: Sequence[int], dilations: Sequence[int], pads: Sequence[int], strides: Sequence[int]
 ) -> Tensor:
@@ -182,4 +208,5 @@ def col2im(
 
 REPEAT, RESAMPLE = Operator("repeat", repeat), Operator("resample", resample)
 GRID_SAMPLE, AFFINE_GRID = Operator("grid_sample", grid_sample), Operator("affine_grid", affine_grid)
+CROP_AND_RESIZE = Operator("crop_and_resize", crop_and_resize)
 ROI_ALIGN, COL2IM = Operator("roi_align", roi_align), Operator("col2im", col2im)

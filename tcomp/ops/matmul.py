@@ -153,5 +153,52 @@ def det(x: Tensor) -> Tensor:
     return te.extern((x.shape[:-2], x.dtype), [x], program, "det")
 
 
+def inverse(x: Tensor) -> Tensor:
+    """Inverses of the matrices in the last two axes, by Gauss-Jordan elimination with partial pivoting (16-bit floats in float32)."""
+    require_same(x.shape[-1], x.shape[-2], "inverse of a matrix that is not square")
+    n, dtype = as_expr(x.shape[-1]), "float32" if x.dtype in HALF else x.dtype
+
+    def program(inputs: Sequence[L.Buffer], outputs: Sequence[L.Buffer]) -> L.Stmt:
+        (source,), (target,) = inputs, outputs
+        work = L.Buffer("work", dtype, (n, n * 2))  # the matrix, and the unit matrix, which becomes its inverse
+        pivot, held = L.Buffer("pivot", "int64", (1,), "register"), L.Buffer("held", dtype, (1,), "register")
+
+        def eliminate(k: Expr) -> L.Stmt:
+            def search(row: Expr) -> L.Stmt:
+                return L.If((k < row) & (te.abs(work[row, k]) > te.abs(work[pivot[0], k])), L.store(pivot, (0,), row))
+
+            def swap(c: Expr) -> L.Stmt:
+                row = pivot[0]
+                return L.block(L.store(held, (0,), work[k, c]), L.store(work, (k, c), work[row, c]), L.store(work, (row, c), held[0]))
+
+            def subtract(row: Expr) -> L.Stmt:
+                line = L.loop("c2", n * 2, lambda c: L.store(work, (row, c), work[row, c] - held[0] * work[k, c]))
+                return L.If(te.not_equal(row, k), L.block(L.store(held, (0,), work[row, k]), line))
+
+            return L.block(
+                L.store(pivot, (0,), k),
+                L.loop("r1", n, search),
+                L.loop("c1", n * 2, swap),
+                L.store(held, (0,), 1.0 / work[k, k]),
+                L.loop("c3", n * 2, lambda c: L.store(work, (k, c), work[k, c] * held[0])),
+                L.loop("r2", n, subtract),
+            )
+
+        def matrix(outer: tuple[Expr, ...]) -> L.Stmt:
+            def start(at: tuple[Expr, ...]) -> L.Stmt:
+                unit = L.store(work, (at[0], at[1] + n), cast(te.equal(at[0], at[1]), dtype))
+                return L.block(L.store(work, at, cast(source[(*outer, *at)], dtype)), unit)
+
+            def finish(at: tuple[Expr, ...]) -> L.Stmt:
+                return L.store(target, (*outer, *at), cast(work[at[0], at[1] + n], x.dtype))
+
+            return L.block(L.over((n, n), start, "s{}".format), L.loop("k", n, eliminate), L.over((n, n), finish, "f{}".format))
+
+        return L.Allocate(work, L.Allocate(pivot, L.Allocate(held, L.over(x.shape[:-2], matrix))))
+
+    return te.extern((x.shape, x.dtype), [x], program, "inverse")
+
+
 MATMUL, SOFTMAX_PRODUCT = Operator("matmul", matmul), Operator("softmax_product", softmax_product)
 EINSUM, DET = Operator("einsum", einsum), Operator("det", det)
+INVERSE = Operator("inverse", inverse)

@@ -19,8 +19,8 @@ from tcomp.ir.graph import Operator
 from tcomp.ir.simplify import simplify
 from tcomp.ir.te import Tensor
 from tcomp.ops import reduction
-from tcomp.ops.elementwise import factor, product_dtype, require_same, rounded, widened
-from tcomp.ops.movement import clamped
+from tcomp.ops.elementwise import broadcast_shape, factor, product_dtype, require_same, rounded, widened
+from tcomp.ops.movement import clamped, valid_index
 
 Ints = Sequence[int]
 Index = tuple[Expr, ...]
@@ -154,6 +154,19 @@ def dense(x: Tensor, w: Tensor) -> Tensor:
     return te.compute(shape, lambda *i: cast(te.sum(widened(x[(*i[:-1], k)]) * widened(w[i[-1], k]), k), x.dtype), "dense")
 
 
+def expert_dense(x: Tensor, w: Tensor, choice: Tensor) -> Tensor:
+    """y[t, s, o] = sum over k of x[t, s, k] * w[choice[t, s], o, k]: each row by the weights [experts, out, in] of its own expert."""
+    require_same(x.shape[-1], w.shape[2], "features of an expert")
+    broadcast_shape(x.shape[:2], choice.shape)
+    k = te.reduce_axis(w.shape[2], "rk")
+
+    def element(t: Expr, s: Expr, o: Expr) -> Expr:
+        expert = valid_index(choice[t, s], w.shape[0])
+        return cast(te.sum(widened(x[t, 0 if x.shape[1] == 1 else s, k]) * widened(w[expert, o, k]), k), x.dtype)
+
+    return te.compute((*choice.shape, w.shape[1]), element, "expert_dense")
+
+
 def _pooled(x: Tensor, kernel: Ints, strides: Ints, dilations: Ints, name: str, element: Callable[[Index, Index, Index], Expr]) -> Tensor:
     """`element(indices, offsets, position)`: the value at output `indices`, `position` being what the window reads at `offsets` in it."""
     if not len(kernel) == len(strides) == len(dilations) == x.ndim - 2 or any(v < 1 for v in (*kernel, *strides, *dilations)):
@@ -240,6 +253,7 @@ def max_unpool(x: Tensor, indices: Tensor, shape: Sequence[Dim], source: Sequenc
 
 CONV, CONV_TRANSPOSE, DEFORM_CONV = Operator("conv", conv), Operator("conv_transpose", conv_transpose), Operator("deform_conv", deform_conv)
 ADD_CHANNELS, DENSE = Operator("add_channels", add_channels), Operator("dense", dense)
+EXPERT_DENSE = Operator("expert_dense", expert_dense)
 MAX_POOL, MAX_POOL_INDICES = Operator("max_pool", max_pool), Operator("max_pool_indices", max_pool_indices)
 AVERAGE_POOL, MAX_UNPOOL = Operator("average_pool", average_pool), Operator("max_unpool", max_unpool)
 LP_POOL, GLOBAL_LP_POOL = Operator("lp_pool", lp_pool), Operator("global_lp_pool", global_lp_pool)

@@ -53,15 +53,15 @@ def quantize(
 
 
 def dequantize(x: Tensor, scale: Tensor, zero: Tensor | None, axis: int, block: int, dtype: str) -> Tensor:
-    """(x - zero) * scale, as `dtype`."""
+    """(x - zero) * scale, as `dtype`; `zero` may be a float."""
 
     wide = "float32" if x.dtype in NARROW_FLOATS else "int32"
 
     def element(*i: Expr) -> Expr:
-        value = cast(x[i], wide)
+        value, factor = cast(x[i], wide), widened(_parameter(scale, i, x, axis, block))
         if zero is not None:
-            value = value - cast(_parameter(zero, i, x, axis, block), wide)
-        factor = widened(_parameter(scale, i, x, axis, block))
+            exact = factor.dtype if is_float(zero.dtype) else wide
+            value = cast(value, exact) - cast(_parameter(zero, i, x, axis, block), exact)
         return cast(cast(value, factor.dtype) * factor, dtype)
 
     return te.compute(x.shape, element, "dequantize")
@@ -91,6 +91,19 @@ def centred(x: Tensor, zero: Tensor | None, axis: int) -> Tensor:
     return te.compute(x.shape, element, "centred")
 
 
+def unpack(x: Tensor, bits: int, count: int) -> Tensor:
+    """Numbers of `bits` (1, 2, 4 or 8) bits in bytes, the lowest bits first: uint8 [..., bytes] -> uint8 [..., count]."""
+    each = 8 // bits
+    if x.dtype != "uint8" or 8 % bits or not isinstance(x.shape[-1], int) or count > x.shape[-1] * each:
+        raise IRError(f"{count} numbers of {bits} bits in {x!r}")
+
+    def element(*i: Expr) -> Expr:
+        byte = cast(x[(*i[:-1], i[-1] // each)], "int32")
+        return cast((byte >> cast(i[-1] % each * bits, "int32")) & ((1 << bits) - 1), "uint8")
+
+    return te.compute((*x.shape[:-1], count), element, "unpack")
+
+
 def swap_sign(x: Tensor) -> Tensor:
     """uint8 as int8 or the other way: what stands for the same number when its zero point is moved by 128 as well."""
     if x.dtype not in BYTES:
@@ -115,3 +128,4 @@ def requantize(x: Tensor, a_scale: Tensor, b_scale: Tensor, y_scale: Tensor, zer
 QUANTIZE, DEQUANTIZE = Operator("quantize", quantize), Operator("dequantize", dequantize)
 CENTRED, REQUANTIZE = Operator("centred", centred), Operator("requantize", requantize)
 DYNAMIC_RANGE, SWAP_SIGN = Operator("dynamic_range", dynamic_range), Operator("swap_sign", swap_sign)
+UNPACK = Operator("unpack", unpack)

@@ -25,6 +25,7 @@ from tcomp.errors import ImportModelError, InputError, TcompError, UnsupportedEr
 from tcomp.frontends.onnx import reader
 from tcomp.frontends.onnx.context import FOLD_LIMIT, Body, Context, Handler, Scope, Table, Type, check_type
 from tcomp.frontends.onnx.handlers import arithmetic, control, counting, image, ml, movement, nn, random, recurrent, signal
+from tcomp.frontends.onnx.handlers.microsoft import attention, experts, fused, misc, quantized
 from tcomp.frontends.onnx.schema import find_schema
 from tcomp.frontends.onnx.signature import LARGEST, Range, Shape, signature
 from tcomp.ir.equations import Contradiction, Sizes
@@ -40,6 +41,7 @@ MAX_ROUNDS = 8  # of imports, each with what the one before found out about size
 FAMILIES: Mapping[str, tuple[Table, ...]] = {  # by domain; the standard one is ""
     "": tuple(family.TABLE for family in (arithmetic, control, counting, image, movement, nn, random, recurrent, signal)),
     "ai.onnx.ml": (ml.TABLE,),
+    "com.microsoft": tuple(family.TABLE for family in (fused, attention, quantized, experts, misc)),
 }
 HANDLERS: Mapping[str, Table] = {
     domain: {op: versions for table in tables for op, versions in table.items()} for domain, tables in FAMILIES.items()

@@ -1,4 +1,4 @@
-"""The schemas of ONNX operators: what a node may look like, and the functions that define some."""
+"""The schemas of operators: what a node may look like, and the functions that define some."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ from onnx.defs import OpSchema, SchemaError
 
 from tcomp.errors import ImportModelError
 from tcomp.frontends.onnx.reader import ELEM_TYPES
+from tcomp.frontends.onnx.signatures import find_signature
 from tcomp.ir.expr import Expr
 from tcomp.ir.graph import Value
 
@@ -82,11 +83,12 @@ class Schema:
 
 @lru_cache(maxsize=1024)
 def find_schema(op_type: str, opset: int, domain: str) -> Schema | None:
-    """The schema in force at an opset, deprecated or not; None for an operator that ONNX does not define."""
+    """The schema in force at an opset, deprecated or not; None for an operator that neither ONNX nor ONNX Runtime defines."""
     try:
         return Schema(onnx.defs.get_schema(op_type, opset, domain))
     except SchemaError:
-        return None
+        signature = find_signature(op_type, domain)
+        return None if signature is None else Schema(signature)
 
 
 def _type_proto(value: Value | None) -> onnx.TypeProto:

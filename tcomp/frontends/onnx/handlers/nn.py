@@ -12,7 +12,7 @@ from tcomp.ir.dtypes import NARROW_FLOATS, is_float, lowest
 from tcomp.ir.expr import Dim, Expr, as_dim, as_expr, maximum, minimum
 from tcomp.ir.graph import Operator, Value
 from tcomp.ops import nn, reduction as ops
-from tcomp.ops.elementwise import ADD, SCALE
+from tcomp.ops.elementwise import ADD, CAST, MUL, RECIPROCAL, SCALE, SQRT
 from tcomp.ops.matmul import DET, EINSUM, MATMUL
 from tcomp.ops.quantization import CENTRED, DEQUANTIZE, DYNAMIC_RANGE, QUANTIZE, REQUANTIZE
 
@@ -125,7 +125,8 @@ def _windows(ctx: Context) -> tuple[dict[str, Any], Pads, Pads]:
     return {"kernel": kernel, "strides": strides, "dilations": dilations}, given, pads
 
 
-def _max_pool(ctx: Context) -> Value | tuple[Value, ...]:
+def max_pool(ctx: Context) -> Value | tuple[Value, ...]:
+    """The largest element of each window, and where it stands if that is wanted."""
     x = ctx.value(0)
     attrs, _, pads = _windows(ctx)
     source = padded(ctx, x, pads, ctx.constant(lowest(x.dtype), x.dtype))
@@ -136,7 +137,8 @@ def _max_pool(ctx: Context) -> Value | tuple[Value, ...]:
     return y, ctx.add(nn.MAX_POOL_INDICES, [source], **attrs)
 
 
-def _average_pool(ctx: Context) -> Value:
+def average_pool(ctx: Context) -> Value:
+    """The mean of each window."""
     x, with_pads = ctx.value(0), ctx.attrs.get("count_include_pad", 0)
     attrs, given, pads = _windows(ctx)
     counted: list[tuple[Dim, Dim] | None] = []
@@ -185,13 +187,24 @@ def _batch_normalization(ctx: Context) -> Value | tuple[Value, ...]:
     return y, *(ctx.add(ops.RUNNING, [old, new], momentum=momentum) for old, new in zip((mean, variance), moments, strict=True))
 
 
+def _simplified_layer_norm(ctx: Context) -> tuple[Value, ...]:
+    """ONNX Runtime's RMS normalisation in the standard domain: (y, 1 / root of the mean square)."""
+    x, axis, epsilon = ctx.value(0), ctx.axis(ctx.attrs["axis"]), float(ctx.attrs["epsilon"])
+    y = ctx.add(ops.RMS_NORM, [x, ctx.value(1)], axis=axis, epsilon=epsilon)
+    if not ctx.wants(1):
+        return (y,)
+    wide = ctx.add(CAST, [x], dtype="float64" if x.dtype == "float64" else "float32")
+    mean = ctx.add(ops.REDUCE_MEAN, [ctx.add(MUL, [wide, wide])], axes=tuple(range(axis, len(x.shape))), keepdims=True)
+    return y, ctx.add(RECIPROCAL, [ctx.add(SQRT, [ctx.add(ADD, [mean, ctx.constant(epsilon, mean.dtype)])])])
+
+
 def _lp_normalization(ctx: Context) -> Value:
     if (p := ctx.attrs["p"]) not in (1, 2):
         raise ctx.invalid(f"attribute `p` is {p}; ONNX has 1 and 2")
     return ctx.add(ops.LP_NORMALIZE, [ctx.value(0)], axis=ctx.axis(ctx.attrs["axis"]), p=p)
 
 
-def _gemm(ctx: Context) -> Value:
+def gemm(ctx: Context) -> Value:
     """alpha * A' B' + beta * C; scaling and bias are nodes of their own, which fuse with what follows."""
 
     def scaled(x: Value, factor: float) -> Value:
@@ -244,19 +257,20 @@ def _centred(ctx: Context, x: int, zero: int, axis: int) -> Value:
     return _unfolded(ctx, CENTRED, [ctx.value(x), ctx.input(zero)], axis=axis)
 
 
-def _q_linear_conv(ctx: Context) -> Value:
+def q_linear_conv(ctx: Context) -> Value:
+    """The convolution of quantised images, quantised."""
     y = biased(ctx, convolution(ctx, _centred(ctx, 0, 2, 1), _centred(ctx, 3, 5, 0)), ctx.input(8))
     return ctx.add(REQUANTIZE, [y, ctx.value(1), ctx.value(4), ctx.value(6), ctx.value(7)], axis=1)
 
 
-def _product(ctx: Context, a: tuple[int, int], b: tuple[int, int]) -> Value:
+def product(ctx: Context, a: tuple[int, int], b: tuple[int, int]) -> Value:
     """The int32 product; zero points of `a` are per row, those of `b` per column."""
     rows, columns = len(ctx.value(a[0]).shape) - 2, len(ctx.value(b[0]).shape) - 1
     return ctx.add(MATMUL, [_centred(ctx, *a, max(rows, 0)), _centred(ctx, *b, columns)])
 
 
 def _q_linear_mat_mul(ctx: Context) -> Value:
-    y, scale = _product(ctx, (0, 2), (3, 5)), ctx.value(1)
+    y, scale = product(ctx, (0, 2), (3, 5)), ctx.value(1)
     if len(scale.shape) == 1 and scale.shape[0] != 1:
         raise ctx.unsupported("a scale for each row of the first factor is not supported")
     return ctx.add(REQUANTIZE, [y, scale, ctx.value(4), ctx.value(6), ctx.value(7)], axis=len(y.shape) - 1)
@@ -265,17 +279,18 @@ def _q_linear_mat_mul(ctx: Context) -> Value:
 TABLE: Table = {
     "Conv": lambda ctx: biased(ctx, convolution(ctx, ctx.value(0), ctx.value(1)), ctx.input(2)),
     "ConvTranspose": _conv_transpose, "DeformConv": _deform_conv,
-    "MatMul": forward(MATMUL), "Gemm": _gemm, "Einsum": forward(EINSUM, "equation"), "Det": forward(DET),
-    "AveragePool": _average_pool, "MaxPool": _max_pool, "LpPool": _lp_pool, "MaxUnpool": _max_unpool,
+    "MatMul": forward(MATMUL), "Gemm": gemm, "Einsum": forward(EINSUM, "equation"), "Det": forward(DET),
+    "AveragePool": average_pool, "MaxPool": max_pool, "LpPool": _lp_pool, "MaxUnpool": _max_unpool,
     "GlobalAveragePool": lambda ctx: _global(ctx, ops.REDUCE_MEAN), "GlobalMaxPool": lambda ctx: _global(ctx, ops.REDUCE_MAX),
     "GlobalLpPool": forward(nn.GLOBAL_LP_POOL, p=lambda ctx: float(ctx.attrs["p"])),
     "BatchNormalization": _batch_normalization, "LpNormalization": _lp_normalization,
     "GroupNormalization": forward(ops.GROUP_NORM, "epsilon", groups=attribute("num_groups")),
     "InstanceNormalization": forward(ops.INSTANCE_NORM, "epsilon"), "LRN": forward(ops.LRN, "size", "alpha", "beta", "bias"),
     "LayerNormalization": forward(ops.LAYER_NORM, "epsilon", inputs=3, axis=axis_of()),
+    "SimplifiedLayerNormalization": _simplified_layer_norm,
     "RMSNormalization": forward(ops.RMS_NORM, "epsilon", axis=axis_of()),
     "ConvInteger": lambda ctx: convolution(ctx, _centred(ctx, 0, 2, 1), _centred(ctx, 1, 3, 0)),
     "DequantizeLinear": _dequantize_linear, "DynamicQuantizeLinear": _dynamic_quantize_linear,
-    "MatMulInteger": lambda ctx: _product(ctx, (0, 2), (1, 3)), "QLinearConv": _q_linear_conv, "QLinearMatMul": _q_linear_mat_mul,
+    "MatMulInteger": lambda ctx: product(ctx, (0, 2), (1, 3)), "QLinearConv": q_linear_conv, "QLinearMatMul": _q_linear_mat_mul,
     "QuantizeLinear": _quantize_linear,
 }  # fmt: skip

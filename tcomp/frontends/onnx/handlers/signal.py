@@ -17,7 +17,7 @@ from tcomp.ops.movement import VIEW
 TABLE_LIMIT = 1 << 24  # elements of a transform's table; a longer signal wants a fast transform, which is not there
 
 
-def _transform(ctx: Context, x: Value, axis: int, length: Dim, inverse: bool, onesided: bool) -> Value:
+def transform(ctx: Context, x: Value, axis: int, length: Dim, inverse: bool, onesided: bool) -> Value:
     """A discrete Fourier transform of `length` points as a product with its matrix; the input is cut or zero-padded to them."""
     size, real = x.shape[axis], inverse and onesided
     count = as_dim(length if real or not onesided else as_expr(length) // 2 + 1)
@@ -55,7 +55,7 @@ def _dft(ctx: Context) -> Value:
         length = as_dim(as_expr(x.shape[axis]) * 2 - 2) if inverse and onesided else x.shape[axis]
     if isinstance(length, int) and length < 1:
         raise ctx.unsupported(f"the transform has length {length}", "fix it with --dim")
-    y = _transform(ctx, x, axis, length, inverse, onesided)
+    y = transform(ctx, x, axis, length, inverse, onesided)
     if chosen is None:
         return y
     extents = [select(hit, as_expr(y.shape[1]), as_expr(d)) for hit, d in zip(chosen.hits, shape, strict=False)]
@@ -79,7 +79,7 @@ def _stft(ctx: Context) -> Value:
         fits = equal(as_expr(window.shape[0]), as_expr(length))
         window = ctx.add(VIEW, [window], shape=(ctx.size(length, "the length of the window", valid=fits),))
     frames = ctx.add(ops.FRAMES, [x, window], length=length, step=step, count=count)
-    return _transform(ctx, frames, 2, length, False, bool(ctx.attrs["onesided"]))
+    return transform(ctx, frames, 2, length, False, bool(ctx.attrs["onesided"]))
 
 
 def _window(*coefficients: float) -> Handler:

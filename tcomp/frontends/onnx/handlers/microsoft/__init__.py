@@ -1,0 +1,1 @@
+"""Operators of the domain `com.microsoft`, as ONNX Runtime's optimiser, its quantisation and the exporters around it write them."""

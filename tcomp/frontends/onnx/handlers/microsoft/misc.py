@@ -1,0 +1,138 @@
+"""Other operators: the standard's under older names and with other attributes, transforms of complex numbers, crops, inverses."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+
+from tcomp.frontends.onnx.context import Context, Handler, Table, forward
+from tcomp.frontends.onnx.handlers import image, movement, signal
+from tcomp.frontends.onnx.handlers.microsoft.common import cast, halves, known, standard, wide
+from tcomp.frontends.onnx.handlers.movement import reshaped
+from tcomp.ir.graph import Value
+from tcomp.ops import elementwise as ew, reduction as red
+from tcomp.ops.image import CROP_AND_RESIZE
+from tcomp.ops.matmul import INVERSE, MATMUL
+from tcomp.ops.movement import GATHER, TRANSPOSE
+from tcomp.ops.recurrent import STACK
+
+
+def _complex_product(conjugated: bool) -> Handler:
+    """Products of complex numbers [..., 2], of which the second one is conjugated if wanted."""
+
+    def handler(ctx: Context) -> Value:
+        if any(v is None or not v.shape or v.shape[-1] != 2 for v in ctx.inputs):
+            raise ctx.invalid("the last axis must hold a real and an imaginary part")
+        parts = [halves(ctx, ctx.value(i)) for i in range(2)]
+        (a, b), (c, d) = parts
+        d = ctx.add(ew.NEG, [d]) if conjugated else d
+        real = ctx.add(ew.SUB, [ctx.add(ew.MUL, [a, c]), ctx.add(ew.MUL, [b, d])])
+        imaginary = ctx.add(ew.ADD, [ctx.add(ew.MUL, [a, d]), ctx.add(ew.MUL, [b, c])])
+        both = ctx.add(STACK, [real, imaginary], axis=len(real.shape))
+        return reshaped(ctx, both, (*real.shape[:-1], 2))
+
+    return handler
+
+
+def _expand_dims(ctx: Context) -> Value:
+    x, (axis,) = ctx.value(0), ctx.require_dims(1, "the axis")
+    place = ctx.axis(axis, len(x.shape) + 1)
+    return reshaped(ctx, x, (*x.shape[:place], 1, *x.shape[place:]))
+
+
+def _range(ctx: Context) -> Value:
+    """The step is 1 where it is left out."""
+    step = ctx.input(2) or ctx.constant(1, ctx.value(0).dtype)
+    scalars = (reshaped(ctx, v, ()) for v in (ctx.value(0), ctx.value(1), step))
+    return one(ctx, standard(movement.TABLE, "Range", 11), *scalars)
+
+
+def one(ctx: Context, handler: Handler, *inputs: Value | None) -> Value:
+    """The only output of a handler, of other inputs."""
+    result = handler(replace(ctx, inputs=inputs))
+    assert isinstance(result, Value)
+    return result
+
+
+def _distances(ctx: Context) -> Value:
+    """(Squared) Euclidean distances of the rows of two matrices [m, n], [k, n] -> [m, k]."""
+    if (metric := ctx.attrs["metric"]) not in ("sqeuclidean", "euclidean"):
+        raise ctx.unsupported(f"the metric `{metric}`; ONNX Runtime has sqeuclidean and euclidean")
+    a, b = ctx.value(0), ctx.value(1)
+    gap = ctx.add(ew.SUB, [reshaped(ctx, a, (a.shape[0], 1, a.shape[1])), reshaped(ctx, b, (1, *b.shape))])
+    y = ctx.add(red.REDUCE_SUM_SQUARE, [gap], axes=(2,), keepdims=False)
+    return y if metric == "sqeuclidean" else ctx.add(ew.SQRT, [y])
+
+
+def _unfold(ctx: Context) -> Value:
+    """Windows of `size` elements along `dim`, `step` apart, as a new last axis."""
+    x, axis, (size, step) = ctx.value(0), ctx.axis(ctx.attrs["dim"]), (ctx.attrs["size"], ctx.attrs["step"])
+    extent = known(ctx, x.shape[axis], "the axis that is unfolded")
+    if not 1 <= size <= extent or step < 1:
+        raise ctx.invalid(f"windows of {size} elements, {step} apart, of {extent}")
+    windows = np.arange((extent - size) // step + 1)[:, None] * step + np.arange(size)
+    y = ctx.add(GATHER, [x, ctx.constant(windows)], axis=axis)
+    perm = (*range(axis + 1), *range(axis + 2, len(y.shape)), axis + 1)
+    return ctx.add(TRANSPOSE, [y], perm=perm)
+
+
+def _crop_and_resize(ctx: Context) -> Value:
+    height, width = (known(ctx, d, "a crop") for d in ctx.require_dims(3, "the size"))
+    if (mode := ctx.attrs["mode"]) not in ("bilinear", "nearest"):
+        raise ctx.invalid(f"unknown mode `{mode}`")
+    attrs = {"size": (height, width), "mode": mode, "outside": float(ctx.attrs["extrapolation_value"])}
+    return ctx.add(CROP_AND_RESIZE, [ctx.value(i) for i in range(3)], **attrs)
+
+
+def _fourier(inverse: bool) -> Handler:
+    """Transforms over the last `signal_ndim` axes: of real numbers to half of the spectrum [..., 2], and back."""
+
+    def handler(ctx: Context) -> Value:
+        x, count = ctx.value(0), ctx.attrs["signal_ndim"]
+        if not ctx.attrs["onesided"] or ctx.attrs["normalized"]:
+            raise ctx.unsupported("only one-sided transforms without normalisation are known, as in ONNX Runtime")
+        if not 1 <= count <= len(x.shape) - inverse or (inverse and x.shape[-1] != 2):
+            raise ctx.invalid(f"a transform over {count} axes of {x}")
+        dtype, x = x.dtype, x if inverse else reshaped(ctx, x, (*x.shape, 1))
+        x = cast(ctx, x, "float64" if dtype == "float64" else "float32")
+        last = len(x.shape) - 2
+        axes = [*range(last - count + 1, last), last] if inverse else [last, *range(last - count + 1, last)]
+        for axis in axes:
+            size, half = known(ctx, x.shape[axis], "a transformed axis"), axis == last
+            length = 2 * (size - 1) if inverse and half else size
+            x = signal.transform(ctx, x, axis, length, inverse, half)
+        return cast(ctx, reshaped(ctx, x, x.shape[:-1]) if inverse else x, dtype)
+
+    return handler
+
+
+def _integer_product(ctx: Context) -> Value:
+    if {ctx.value(0).dtype, ctx.value(1).dtype} != {"int16"}:
+        raise ctx.unsupported("products of unsigned numbers are not supported")
+    return ctx.add(MATMUL, [cast(ctx, ctx.value(i), "int32") for i in range(2)])
+
+
+def _gated_norm(ctx: Context) -> Value:
+    """rms_norm(x) * scale * activation(gate)."""
+    x, name = ctx.value(0), ctx.attrs["activation"]
+    y = ctx.add(red.RMS_NORM, [wide(ctx, x), wide(ctx, ctx.value(1))], axis=len(x.shape) - 1, epsilon=ctx.attrs["epsilon"])
+    gate = wide(ctx, ctx.value(2))
+    match name:
+        case "silu":
+            gate = ctx.add(ew.SWISH, [gate], alpha=1.0)
+        case "sigmoid":
+            gate = ctx.add(ew.SIGMOID, [gate])
+        case _:
+            raise ctx.unsupported(f"the activation `{name}` is not known")
+    return cast(ctx, ctx.add(ew.MUL, [y, gate]), x.dtype)
+
+
+TABLE: Table = {
+    "Trilu": standard(movement.TABLE, "Trilu", 14), "Pad": standard(movement.TABLE, "Pad", 13),
+    "GatherND": standard(movement.TABLE, "GatherND", 13), "GridSample": standard(image.TABLE, "GridSample", 16),
+    "Unique": standard(movement.TABLE, "Unique", 11, sorted=1),
+    "ExpandDims": _expand_dims, "Range": _range, "CDist": _distances, "UnfoldTensor": _unfold, "CropAndResize": _crop_and_resize,
+    "ComplexMul": _complex_product(False), "ComplexMulConj": _complex_product(True), "Rfft": _fourier(False), "Irfft": _fourier(True),
+    "Inverse": forward(INVERSE), "MatMulInteger16": _integer_product, "GatedRMSNorm": _gated_norm,
+}  # fmt: skip
