@@ -139,6 +139,11 @@ def test_simple_operators(name):
     compare(op, inputs, attrs, constants=constants, domain=domain)
 
 
+@needs_oracle
+def test_unique():
+    compare("Unique", [of([3, 1, 3, 2, 1, 3])], outputs=("float32", "int64", "int64"))
+
+
 CONV = [floats(1, 4, 7, 6), floats(6, 2, 3, 3), floats(6), floats(1, 6, 7, 6)]
 
 

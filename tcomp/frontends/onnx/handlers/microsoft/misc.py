@@ -7,7 +7,7 @@ from dataclasses import replace
 import numpy as np
 
 from tcomp.frontends.onnx.context import Context, Handler, Table, forward
-from tcomp.frontends.onnx.handlers import image, movement, signal
+from tcomp.frontends.onnx.handlers import counting, image, movement, signal
 from tcomp.frontends.onnx.handlers.microsoft.common import cast, halves, known, standard, wide
 from tcomp.frontends.onnx.handlers.movement import reshaped
 from tcomp.ir.graph import Value
@@ -113,6 +113,13 @@ def _integer_product(ctx: Context) -> Value:
     return ctx.add(MATMUL, [cast(ctx, ctx.value(i), "int32") for i in range(2)])
 
 
+def _unique(ctx: Context) -> tuple[Value | None, ...]:
+    """(different elements in the order in which they come, the number of each of all, how often each stands there)."""
+    result = standard(counting.TABLE, "Unique", 11, sorted=0)(ctx)
+    assert isinstance(result, tuple)
+    return result[0], result[2], result[3]
+
+
 def _gated_norm(ctx: Context) -> Value:
     """rms_norm(x) * scale * activation(gate)."""
     x, name = ctx.value(0), ctx.attrs["activation"]
@@ -131,7 +138,7 @@ def _gated_norm(ctx: Context) -> Value:
 TABLE: Table = {
     "Trilu": standard(movement.TABLE, "Trilu", 14), "Pad": standard(movement.TABLE, "Pad", 13),
     "GatherND": standard(movement.TABLE, "GatherND", 13), "GridSample": standard(image.TABLE, "GridSample", 16),
-    "Unique": standard(movement.TABLE, "Unique", 11, sorted=1),
+    "Unique": _unique,
     "ExpandDims": _expand_dims, "Range": _range, "CDist": _distances, "UnfoldTensor": _unfold, "CropAndResize": _crop_and_resize,
     "ComplexMul": _complex_product(False), "ComplexMulConj": _complex_product(True), "Rfft": _fourier(False), "Irfft": _fourier(True),
     "Inverse": forward(INVERSE), "MatMulInteger16": _integer_product, "GatedRMSNorm": _gated_norm,
