@@ -1,9 +1,24 @@
 """Operators, written once: functions from TE tensors to TE tensors, one family a file."""
 
 from tcomp.ir.graph import STRUCTURAL, Operator
-from tcomp.ops import bilinear, counting, elementwise, image, matmul, movement, nn, quantization, random, recurrent, reduction, signal
+from tcomp.ops import (
+    bilinear,
+    counting,
+    elementwise,
+    image,
+    matmul,
+    movement,
+    nn,
+    quantization,
+    random,
+    recurrent,
+    reduction,
+    signal,
+    text,
+    training,
+)
 
-_FAMILIES = bilinear, counting, elementwise, image, matmul, movement, nn, quantization, random, recurrent, reduction, signal
+_FAMILIES = bilinear, counting, elementwise, image, matmul, movement, nn, quantization, random, recurrent, reduction, signal, text, training
 
 OPERATORS: dict[str, Operator] = {
     op.name: op for op in (*STRUCTURAL, *(op for family in _FAMILIES for op in vars(family).values() if isinstance(op, Operator)))

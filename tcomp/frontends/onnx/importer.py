@@ -24,7 +24,21 @@ from onnx import AttributeProto, FunctionProto, GraphProto, ModelProto, NodeProt
 from tcomp.errors import ImportModelError, InputError, TcompError, UnsupportedError
 from tcomp.frontends.onnx import reader
 from tcomp.frontends.onnx.context import FOLD_LIMIT, Body, Context, Handler, Scope, Table, Type, check_type
-from tcomp.frontends.onnx.handlers import arithmetic, control, counting, image, ml, movement, nn, random, recurrent, signal
+from tcomp.frontends.onnx.handlers import (
+    arithmetic,
+    control,
+    counting,
+    flex,
+    image,
+    ml,
+    movement,
+    nn,
+    random,
+    recurrent,
+    signal,
+    text,
+    training,
+)
 from tcomp.frontends.onnx.handlers.microsoft import attention, experts, fused, misc, quantized
 from tcomp.frontends.onnx.schema import find_schema
 from tcomp.frontends.onnx.signature import LARGEST, Range, Shape, signature
@@ -39,9 +53,11 @@ MAX_NODES = 100_000  # nodes after expansion
 MAX_ROUNDS = 8  # of imports, each with what the one before found out about sizes
 
 FAMILIES: Mapping[str, tuple[Table, ...]] = {  # by domain; the standard one is ""
-    "": tuple(family.TABLE for family in (arithmetic, control, counting, image, movement, nn, random, recurrent, signal)),
+    "": tuple(family.TABLE for family in (arithmetic, control, counting, image, movement, nn, random, recurrent, signal, text)),
     "ai.onnx.ml": (ml.TABLE,),
+    "ai.onnx.preview": (flex.TABLE,),
     "com.microsoft": tuple(family.TABLE for family in (fused, attention, quantized, experts, misc)),
+    "ai.onnx.preview.training": (training.TABLE,),
 }
 HANDLERS: Mapping[str, Table] = {
     domain: {op: versions for table in tables for op, versions in table.items()} for domain, tables in FAMILIES.items()
