@@ -11,7 +11,7 @@ from typing import Any
 
 from tcomp.errors import TcompError
 from tcomp.ir import access, expr as E, te
-from tcomp.ir.dtypes import BITS, SIGNED, integer_range, is_float
+from tcomp.ir.dtypes import BITS, NARROW_FLOATS, SIGNED, integer_range, is_float
 from tcomp.ir.graph import STRUCTURAL, Node, Operator, Value, application
 from tcomp.ir.simplify import same_shape, simplify
 from tcomp.ops.matmul import MATMUL
@@ -133,7 +133,9 @@ _SIGNIFICAND = {"float16": 11, "bfloat16": 8, "float32": 24, "float64": 53}  # b
 
 
 def lossless(source: str, target: str) -> bool:
-    """Whether every value of `source` is a value of `target`."""
+    """Whether every value of `source` is a value of `target`, and a conversion back gives it again."""
+    if source in NARROW_FLOATS or target in NARROW_FLOATS:
+        return False  # which saturate
     if source == target or source == "bool":
         return True
     if is_float(source):

@@ -220,3 +220,21 @@ def test_graphs_are_printed_and_read(make_model, dtype):
     assert str(again) == str(graph)
     for old, new in zip(graph.constants.values(), again.constants.values(), strict=True):
         assert old.dtype == new.dtype and np.asarray(old).tobytes() == new.tobytes()
+
+
+@pytest.mark.parametrize("dtype", MOVED)
+@pytest.mark.parametrize("middle", ["float32", "int32", "float64", "bool"])
+def test_conversions_there_and_back(make_model, dtype, middle):
+    """An infinity comes back as the largest finite value, a fraction as an integer: nothing cancels out but what is exact."""
+    codes = np.arange(1 << NARROW[dtype], dtype=np.uint8).view(to_numpy(dtype))
+    x = codes[np.isfinite(codes.astype(np.float64))] if middle == "int32" else codes
+    there, back = helper.np_dtype_to_tensor_dtype(np.dtype(middle)), ELEM_TYPES[dtype]
+    both = [helper.make_node("Cast", ["x"], ["m"], to=there), helper.make_node("Cast", ["m"], ["y"], to=back)]
+    (whole,) = run(make_model(both, {"x": (dtype, x.shape)}, {"y": dtype}, OPSET), {"x": x})
+    (first,) = run(make_model(both[:1], {"x": (dtype, x.shape)}, {"m": middle}, OPSET), {"x": x})
+    (second,) = run(make_model(both[1:], {"m": (middle, x.shape)}, {"y": dtype}, OPSET), {"m": first})
+    np.testing.assert_array_equal(whole.astype(np.float64), second.astype(np.float64))
+    other = make_model([helper.make_node("Cast", ["y"], ["m"], to=there)], {"y": (dtype, x.shape)}, {"m": middle}, OPSET)
+    through = make_model([both[1], *other.graph.node], {"m": (middle, x.shape)}, {"m2": middle}, OPSET)
+    through.graph.node[1].output[0] = "m2"
+    np.testing.assert_array_equal(run(through, {"m": first})[0], run(other, {"y": second})[0])

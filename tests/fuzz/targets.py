@@ -249,7 +249,8 @@ def tensor_expressions() -> list[str]:
 
 def expressions() -> list[str]:
     return ["(i * 4 + j) // 8 % 3 - max(i, -5)", "select((i < 3) & (j != 2), x[i + 1], 0.5f)", "let t = i * i; u = t + j in t * u << 2",
-            "sum(k in 0..7: x[k] * 2.5f)", "float32(i) / 3.0f + exp(x[0])", "bitcast(x[i], int32) ^ 77i32", "~((i <= j) | (100 < j))"]  # fmt: skip
+            "sum(k in 0..7: x[k] * 2.5f)", "float32(i) / 3.0f + exp(x[0])", "bitcast(x[i], int32) ^ 77i32", "~((i <= j) | (100 < j))",
+            "float32(float8_e4m3fn(x[i])) + float32(int4(i))", "select(i < 3, bitcast(3u8, uint2), uint2(x[j]))"]  # fmt: skip
 
 
 def read_expression(text: str) -> Any:
