@@ -128,7 +128,7 @@ class _Assembly:
             elif node.op is SIZE:
                 (count,) = node.inputs
                 assert count is not None
-                steps.append(P.Copy(P.Ref("dims", 0, 8 * self.numbers[node.attrs["dim"]]), self.place(count), 8))
+                steps.append(self.size(node.attrs["dim"], count))
             elif node.op is IF:
                 condition = node.inputs[0]
                 assert condition is not None
@@ -158,12 +158,17 @@ class _Assembly:
         steps += _merged(self.copies(body.outputs[:carried], node.outputs[:carried]))
         for v, part, backwards in zip(node.outputs[carried:], body.outputs[carried:], attrs["reverse_out"], strict=False):
             steps += _copy(row(self.place(v), part, backwards), self.place(part), byte_size(part))
-        condition = self.place(body.outputs[-1]) if attrs["condition"] else None
+        sizes = attrs.get("sizes", ())
+        steps += [self.size(d, v) for d, v in zip(sizes, body.outputs[len(body.outputs) - len(sizes) :], strict=True)]
+        condition = self.place(body.outputs[len(node.outputs)]) if attrs["condition"] else None
         return [*initial, P.Repeat(iteration, trips, tuple(steps), condition)]
 
     def copies(self, sources: Sequence[Value], targets: Sequence[Value]) -> list[P.Copy]:
         pairs = zip(sources, targets, strict=True)
-        return [c for source, target in pairs for c in _copy(self.place(target), self.place(source), byte_size(target))]
+        return [c for source, target in pairs for c in _copy(self.place(target), self.place(source), byte_size(source))]
+
+    def size(self, dim: Expr, count: Value) -> P.Step:
+        return P.Copy(P.Ref("dims", 0, 8 * self.numbers[dim]), self.place(count), 8)
 
 
 def _copy(target: P.Ref, source: P.Ref, size: Dim) -> list[P.Copy]:

@@ -11,6 +11,8 @@ A fourth gives a symbolic dim its value, which the run counts; nodes that need t
             scanned input / stacked output), condition (whether the body's last output says "go on")
             body inputs: iteration number (int64 scalar), carried, one slice of each scanned (axis 0), captured
             body outputs: carried, stacked slices, [condition]; node outputs: final carried, stacked (new axis 0)
+            attr sizes, if there: dims that carried values grow or shrink in; as many int64 scalars come last among the body's outputs,
+            which are what the dims are in the next iteration, or after the last one. SIZE nodes before the loop give the first ones
     SIZE    no bodies, no outputs        inputs: an int64 scalar; attrs: dim (the symbolic dim), bound (what it never exceeds, a dim)
 
 Graphs are immutable; `GraphBuilder` makes new ones. Types of node outputs are derived by running the operator on placeholders.
@@ -80,10 +82,12 @@ KERNEL, IF, LOOP, SIZE = Operator("kernel"), Operator("if"), Operator("loop"), O
 STRUCTURAL = (KERNEL, IF, LOOP, SIZE)
 
 
-def loop_attrs(trips: Dim, carried: int, backwards: Sequence[bool], out: Sequence[bool], condition: bool = False) -> dict[str, Any]:
+def loop_attrs(
+    trips: Dim, carried: int, backwards: Sequence[bool], out: Sequence[bool], condition: bool = False, sizes: Sequence[Expr] = ()
+) -> dict[str, Any]:
     """The attributes of a LOOP, whose `reverse_in` is `backwards`, a flag for each scanned value, and `reverse_out` is `out`."""
     flags = {"reverse_in": tuple(backwards), "reverse_out": tuple(out), "condition": condition}
-    return {"trips": trips, "carried": carried, "scanned": len(backwards), **flags}
+    return {"trips": trips, "carried": carried, "scanned": len(backwards), **flags, **({"sizes": tuple(sizes)} if sizes else {})}
 
 
 @dataclass(frozen=True, eq=False, slots=True)

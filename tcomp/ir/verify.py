@@ -6,7 +6,7 @@ accesses that are out of range for certain; they do not prove accesses in range.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Container, Iterable, Sequence
 from functools import partial
 from typing import Any, TypeAlias
 
@@ -326,6 +326,7 @@ def verify_graph(graph: Graph) -> None:
     for v, array in graph.constants.items():
         fits = array.shape == v.shape and array.dtype == to_numpy(v.dtype)
         _require(where, fits, "the constant `{!r}` holds {}{}", v, array.dtype.name, list(array.shape))
+    counted: set[Any] = {node.attrs.get("dim") for node in graph.nodes if node.op is SIZE}
     for node in graph.nodes:
         place = f"{where}, node `{node.name}` ({node.op.name})"
         for value in filter(None, node.inputs):
@@ -334,7 +335,10 @@ def verify_graph(graph: Graph) -> None:
             define(v, place)
         for attr in node.attrs.values():
             _verify_attribute(attr, place)
-        (_verify_structural if node.op in STRUCTURAL else _verify_application)(node, place)
+        if node.op in STRUCTURAL:
+            _verify_structural(node, place, counted)
+        else:
+            _verify_application(node, place)
     for v in graph.outputs:
         _require(where, v in known, "the output `{}` is not defined", v.name)
 
@@ -372,14 +376,18 @@ def _verify_application(node: Node, place: str) -> None:
     _verify_types("the operator", derived, "the node declares", node.outputs, place)
 
 
-def _verify_types(giver: str, given: Sequence[Any], taker: str, taken: Sequence[Any], place: str, layouts: bool = False) -> None:
+def _verify_types(
+    giver: str, given: Sequence[Any], taker: str, taken: Sequence[Any], place: str, layouts: bool = False, counted: Container[Dim] = ()
+) -> None:
+    """Where a size of the taker is `counted`, any will do."""
     _require(place, len(given) == len(taken), "{} gives {} values, {} {}", giver, len(given), taker, len(taken))
     for a, b in zip(given, taken, strict=True):
-        same = a.dtype == b.dtype and same_shape(a.shape, b.shape) and (not layouts or a.layout == b.layout)
+        shape = [e if e in counted else d for d, e in zip(a.shape, b.shape, strict=False)]
+        same = a.dtype == b.dtype and len(a.shape) == len(b.shape) and same_shape(shape, b.shape) and (not layouts or a.layout == b.layout)
         _require(place, same, "{} gives {!r}, {} {!r}", giver, a, taker, b)
 
 
-def _verify_structural(node: Node, place: str) -> None:
+def _verify_structural(node: Node, place: str, counted: Container[Dim]) -> None:
     require, wanted, is_kernel = partial(_require, place), 2 if node.op is IF else 1, node.op is KERNEL
     if node.op is SIZE:
         count, *others = node.inputs
@@ -405,7 +413,7 @@ def _verify_structural(node: Node, place: str) -> None:
         return
     for body in node.bodies:
         _verify_types("the node", inputs, "the body takes", body.inputs, place, layouts=is_kernel)
-        _verify_types("the body", body.outputs, "the node declares", node.outputs, place, layouts=is_kernel)
+        _verify_types("the body", body.outputs, "the node declares", node.outputs, place, is_kernel, () if is_kernel else counted)
 
 
 def _verify_loop(node: Node, inputs: Sequence[Value], place: str) -> None:
@@ -426,10 +434,12 @@ def _verify_loop(node: Node, inputs: Sequence[Value], place: str) -> None:
         return [Value(v.name, v.dtype, v.shape[1:]) for v in values]
 
     given = [Value("iteration", INDEX, ()), *inputs[:carried], *rows(inputs[carried : carried + scanned]), *inputs[carried + scanned :]]
+    sizes = attrs.get("sizes", ())
     results = [*outputs[:carried], *rows(outputs[carried:]), *([Value("condition", "bool", ())] if attrs["condition"] else [])]
-    _verify_types("the node", given, "the body takes", body.inputs, place)
-    _verify_types("the body", body.outputs, "the node declares", results, place)
-    _verify_types("the node", inputs[:carried], "the carried outputs are", outputs[:carried], place)
+    results += [Value("size", INDEX, ()) for _ in sizes]
+    _verify_types("the node", given, "the body takes", body.inputs, place, counted=sizes)
+    _verify_types("the body", body.outputs, "the node declares", results, place, counted=sizes)
+    _verify_types("the node", inputs[:carried], "the carried outputs are", outputs[:carried], place, counted=sizes)
 
 
 # ---------------------------------------------------------------- programs

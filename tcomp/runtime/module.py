@@ -5,6 +5,7 @@ from __future__ import annotations
 import ctypes
 import logging
 import os
+import re
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -333,7 +334,9 @@ class Module(LoadedModel):
 
     def _slice(self, outputs: list[Array], plan: Plan, dims: list[int]) -> list[Array]:
         """The valid parts of the outputs, now that the data-dependent dims are known."""
-        if any(dim.data_dependent and value < 0 for dim, value in zip(self.manifest.dims, dims, strict=True)):
+        text = " ".join(extent for spec in self.outputs for extent in spec.shape if isinstance(extent, str))
+        unknown = {dim.name for dim, value in zip(self.manifest.dims, dims, strict=True) if dim.data_dependent and value < 0}
+        if not unknown.isdisjoint(re.findall(r"[\w.]+", text)):  # others are sizes in branches that were not taken
             raise ArtifactError(f"the code did not determine its data-dependent dims: {dims}")
         _, extents = self._sizes(dims)
         for spec, shape, (bound, _, _) in zip(self.outputs, extents, plan.outputs, strict=True):

@@ -209,10 +209,23 @@ class Scope:
         """A size that the run counts: the value of an int64 scalar, which is never more than `bound`, or less than 0."""
         if (elements := self.known_elements(count)) is not None:
             return as_dim(elements[0])
-        size = dim(self.names.fresh(re.sub(r"\W", "_", f"{name}_size")), 0, bounds(bound)[1])
-        self.root.counted_sizes.add(size)
-        self.builder.append(Node(SIZE, (count,), (), {"dim": size, "bound": bound}, name))
+        size = self.new_size(name, bounds(bound)[1])
+        self.set_size(size, count, bound, name)
         return size
+
+    def limits(self) -> dict[Expr, Dim]:
+        """The sizes that the run counts in this graph, each with what it never exceeds, over the dims around it."""
+        return self.builder.build(()).counted()
+
+    def new_size(self, name: str, hi: int | None = None) -> Expr:
+        """A dim for a size that the run counts."""
+        size = dim(self.names.fresh(re.sub(r"\W", "_", f"{name}_size")), 0, hi)
+        self.root.counted_sizes.add(size)
+        return size
+
+    def set_size(self, size: Expr, count: Value, bound: Dim, name: str) -> None:
+        """Give such a dim its value, that of an int64 scalar, which is never more than `bound`."""
+        self.builder.append(Node(SIZE, (count,), (), {"dim": size, "bound": bound}, name))
 
     def _folded(self, made: Application, inputs: Inputs, name: str) -> tuple[Value, ...] | None:
         """The outputs as known values, or None."""

@@ -57,6 +57,8 @@ def _run(graph: Graph, inputs: Sequence[Array], dims: Mapping[Expr, int], on_val
             if node.op is SIZE and (count := given[0]) is not None:
                 dims[node.attrs["dim"]] = int(count)
                 continue
+            if sizes := node.attrs.get("sizes"):
+                dims = {d: size for d, size in dims.items() if d not in sizes}
             results = _node(node, given, dims, on_value)
             dims = bind_dims([(v.name, v.shape, a.shape) for v, a in zip(node.outputs, results, strict=True)], dims)
         except TcompError as error:
@@ -99,6 +101,6 @@ def _loop(node: Node, inputs: Sequence[Array], dims: Mapping[Expr, int], on_valu
         state = results[:carried]
         for target, row, backwards in zip(stacked, results[carried:], attrs["reverse_out"], strict=False):
             target[trips - 1 - number if backwards else number] = row
-        if attrs["condition"] and not results[-1].item():
+        if attrs["condition"] and not results[len(node.outputs)].item():
             break
     return [*state, *stacked]

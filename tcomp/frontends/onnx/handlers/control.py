@@ -10,17 +10,20 @@ import numpy as np
 from onnx import GraphProto
 
 from tcomp.errors import UnsupportedError
-from tcomp.frontends.onnx.context import Body, Context, Table, Type
+from tcomp.frontends.onnx.context import Body, Context, Scope, Table, Type
+from tcomp.frontends.onnx.handlers.movement import cut, reshaped
 from tcomp.frontends.onnx.reader import tensor_type
 from tcomp.frontends.onnx.signature import LARGEST
-from tcomp.ir.expr import Dim, as_expr, const, maximum, select
+from tcomp.ir.dims import upper_bound
+from tcomp.ir.expr import Dim, Expr, as_dim, as_expr, bounds, const, maximum, select, variables
 from tcomp.ir.given import is_given
 from tcomp.ir.graph import IF, LOOP, Graph, Value, loop_attrs
-from tcomp.ir.simplify import same_dim, same_shape
-from tcomp.ops.elementwise import FULL
+from tcomp.ir.simplify import difference, prove, same_dim, same_shape
+from tcomp.ops.elementwise import ADD, FULL, MAX, MIN, WHERE
 from tcomp.ops.movement import TRANSPOSE
 from tcomp.ops.recurrent import STACK
 
+ENDLESS = 1 << 62  # iterations: more than any run has
 MAX_UNROLLED = 32  # iterations of a loop that is no LOOP because shapes change from one to the next; each adds its nodes to the graph
 
 
@@ -34,6 +37,7 @@ def _different(a: Sequence[Value], b: Sequence[Value]) -> tuple[Value, Value] | 
 
 
 def _if(ctx: Context) -> tuple[Value, ...]:
+    """Where the branches give results of different sizes, each gives these sizes as well."""
     branches = ctx.attrs["then_branch"], ctx.attrs["else_branch"]
     if (known := ctx.known(0)) is not None:
         return tuple(ctx.bodies.inline(branches[0 if known.item() else 1]))
@@ -50,12 +54,34 @@ def _either(ctx: Context, branches: Sequence[GraphProto]) -> tuple[Value, ...]:
     then, otherwise = bodies = [ctx.bodies.closed(branch, conditional=True) for branch in branches]
     if len(then.outputs) != len(otherwise.outputs):
         raise ctx.invalid("its branches have different numbers of outputs")
-    if (pair := _different(then.outputs, otherwise.outputs)) is not None:
-        why = f"its branches give {pair[0]} and {pair[1]}, and which one is taken depends on input data"
-        raise ctx.unsupported(why, hint="fix the condition at export, or the symbolic sizes with --dim")
+    types, sizes = list[Type](), dict[Expr, tuple[Dim, Dim]]()  # `sizes`: what a dim of the results is in each branch
+    for one, other in zip(then.outputs, otherwise.outputs, strict=True):
+        if (one.dtype, len(one.shape)) != (other.dtype, len(other.shape)):
+            why = f"its branches give {one} and {other}, and which one is taken depends on input data"
+            raise ctx.unsupported(why, hint="fix the condition at export, or the symbolic sizes with --dim")
+        pairs = [(d, e, None if same_dim(d, e) else ctx.scope.new_size(ctx.name)) for d, e in zip(one.shape, other.shape, strict=True)]
+        sizes |= {size: (d, e) for d, e, size in pairs if size is not None}
+        types.append((one.dtype, tuple(d if size is None else size for d, _, size in pairs)))
     shared = list(dict.fromkeys([*then.captured, *otherwise.captured]))
-    graphs = [_closed(body, [], shared, body.outputs) for body in bodies]
-    return ctx.scope.append(IF, [ctx.value(0), *shared], [_type(v) for v in then.outputs], {}, ctx.name, graphs)
+    results = [[*body.outputs, *(_extent(body.scope, pair[n], ctx.name) for pair in sizes.values())] for n, body in enumerate(bodies)]
+    graphs = [_closed(body, [], shared, outputs) for body, outputs in zip(bodies, results, strict=True)]
+    types += [("int64", ())] * len(sizes)
+    values = ctx.scope.append(IF, [ctx.value(0), *shared], types, {}, ctx.name, graphs)
+    for (size, pair), count in zip(sizes.items(), values[len(then.outputs) :], strict=True):
+        ends = [_limit(ctx, d, body) for d, body in zip(pair, bodies, strict=True)]
+        ctx.scope.set_size(size, count, as_dim(maximum(*map(as_expr, ends))), ctx.name)
+    return values[: len(then.outputs)]
+
+
+def _extent(scope: Scope, size: Dim, name: str) -> Value:
+    return scope.from_elements([as_expr(size)], "int64", (), name)
+
+
+def _limit(ctx: Context, size: Dim, body: Body) -> Dim:
+    """What a size that a body computes never exceeds, over the dims around it."""
+    if (limit := upper_bound(size, body.scope.limits())) is None:
+        raise ctx.unsupported(f"a result has the size {size}, which has no bound")
+    return limit
 
 
 def _closed(body: Body, formal: Sequence[Value], shared: Sequence[Value], outputs: Sequence[Value]) -> Graph:
@@ -65,53 +91,119 @@ def _closed(body: Body, formal: Sequence[Value], shared: Sequence[Value], output
 
 
 def _loop(ctx: Context) -> tuple[Value, ...]:
-    """A known or a data-dependent number of trips."""
-    first = const(True, "bool") if ctx.input(1) is None else ctx.given_numbers(1, "whether the first iteration runs")[0]
-    trips: Dim = 0
-    if first.op != "const" or first.attr:
-        if ctx.input(0) is None:
-            raise ctx.unsupported("it has no trip count; how often it runs depends on input data")
-        (trips,) = ctx.given_dims(0, "the trip count")
-        trips = max(trips, 0) if isinstance(trips, int) else trips
-    if first.op != "const" or is_given(trips):
+    """A number of trips that is known, or given before a run, or that depends on data; values that stay as large as they are, or grow."""
+    known = [const(True, "bool")] if ctx.input(1) is None else ctx.scope.given_elements(ctx.value(1))
+    first = None if known is None else known[0]
+    trips = 0 if first is not None and first.op == "const" and not first.attr else _trips(ctx)
+    if first is None:
+        count = ctx.add(WHERE, [reshaped(ctx, ctx.value(1), ()), _extent(ctx.scope, trips, ctx.name), ctx.constant(0)])
+        trips = ctx.counted(count, trips)
+    elif first.op != "const" or is_given(trips):
         stacks = len(ctx.attrs["body"].output) > len(ctx.inputs) - 1
         trips = ctx.size(select(first, maximum(as_expr(trips), 0), 0), "the trip count", most=LARGEST if stacks else None)
     states = [ctx.value(i) for i in range(2, len(ctx.inputs))]
     if not isinstance(trips, int) or trips > MAX_UNROLLED:
         return _as_loop(ctx, trips, states)
     with suppress(UnsupportedError), ctx.bodies.attempt():
-        return _as_loop(ctx, trips, states)
-    return _unrolled(ctx, trips, states)
+        return _as_loop(ctx, trips, states, grows=False)
+    with suppress(UnsupportedError), ctx.bodies.attempt():
+        return _unrolled(ctx, trips, states)
+    return _as_loop(ctx, trips, states)
 
 
-def _as_loop(ctx: Context, trips: Dim, states: Sequence[Value]) -> tuple[Value, ...]:
-    # Whenever the body runs, the condition it is given is true.
-    body = ctx.bodies.closed(ctx.attrs["body"], [("int64", ()), np.array(True), *map(_type, states)], repeated=True)
-    condition, *results = body.outputs
-    count = len(states)
-    if len(results) < count:
-        raise ctx.invalid(f"its body returns {len(results)} values for {count} carried ones")
+def _trips(ctx: Context) -> Dim:
+    """How often the loop may run, whatever its condition says."""
+    if ctx.input(0) is None:
+        return ENDLESS
+    if (known := ctx.scope.given_elements(ctx.value(0))) is not None:
+        return max(trips, 0) if isinstance(trips := as_dim(known[0]), int) else trips
+    given = reshaped(ctx, ctx.value(0), ())
+    return ctx.counted(ctx.add(MIN, [ctx.add(MAX, [given, ctx.constant(0)]), ctx.constant(ENDLESS)]), ENDLESS)
+
+
+def _as_loop(ctx: Context, trips: Dim, states: Sequence[Value], grows: bool = True) -> tuple[Value, ...]:
+    types, count, sizes = [*map(_type, states)], len(states), dict[Expr, tuple[int, int]]()  # `sizes`: where a dim is: state and axis
+    while True:
+        # Whenever the body runs, the condition it is given is true.
+        body = ctx.bodies.closed(ctx.attrs["body"], [("int64", ()), np.array(True), *types], repeated=True)
+        condition, *results = body.outputs
+        if len(results) < count:
+            raise ctx.invalid(f"its body returns {len(results)} values for {count} carried ones")
+        changed = [
+            (n, axis)
+            for n, (v, (dtype, shape)) in enumerate(zip(results, types, strict=False))
+            if grows and (v.dtype, len(v.shape)) == (dtype, len(shape))
+            for axis, (d, e) in enumerate(zip(v.shape, shape, strict=True))
+            if e not in sizes and not same_dim(d, e)
+        ]
+        if not changed:
+            break
+        for n, axis in changed:
+            size, (dtype, shape) = ctx.scope.new_size(ctx.name), types[n]
+            sizes[size], types[n] = (n, axis), (dtype, (*shape[:axis], size, *shape[axis + 1 :]))
     goes_on = body.scope.known(condition)
     if goes_on is not None and not goes_on.item():
         trips = trips if isinstance(trips, int) and trips == 0 else 1
-    elif goes_on is None and len(results) > count:
-        raise ctx.unsupported("how many rows it stacks depends on input data")
-    outputs = results if goes_on is not None else [*results, condition]
+    if goes_on is not None and trips == ENDLESS:
+        raise ctx.unsupported("it never ends: it has neither a trip count nor a condition")
+    stacked, outputs, initial = len(results) - count, list(results), list(states)
     formal = [v for v in body.inputs if v not in body.scope.builder.constants]
-    attrs = loop_attrs(trips, count, (), (False,) * (len(results) - count), goes_on is None)
-    return _append_loop(ctx, body, formal, states, outputs, attrs)
+    if stacked:
+        _limited(ctx, trips)
+    if counts := goes_on is None and stacked > 0:  # one more carried value says how many rows there are
+        done = body.scope.add(ADD, [body.inputs[0], body.scope.builder.constant(np.array(1))], {}, ctx.name)
+        formal.insert(count + 1, body.scope.builder.input("rows", "int64", ()))
+        outputs[count:count], initial = done, [*states, ctx.constant(0)]
+    outputs += [condition] if goes_on is None else []
+    outputs += [_extent(body.scope, results[n].shape[axis], ctx.name) for n, axis in sizes.values()]
+    attrs = loop_attrs(trips, len(initial), (), (False,) * stacked, goes_on is None, list(sizes))
+    for size, (n, axis) in sizes.items():
+        bound = _growth(ctx, trips, list(sizes), size, states[n].shape[axis], _limit(ctx, results[n].shape[axis], body))
+        ctx.scope.set_size(size, _extent(ctx.scope, states[n].shape[axis], ctx.name), bound, ctx.name)
+    values = _append_loop(ctx, body, formal, initial, outputs, attrs)
+    if not counts:
+        return values
+    rows = ctx.counted(values[count], trips)
+    return *values[:count], *(cut(ctx, v, 0, 0, rows) for v in values[count + 1 :])
+
+
+def _limited(ctx: Context, trips: Dim) -> None:
+    """Raises `UnsupportedError` where the number of trips has no bound."""
+    if (most := bounds(trips)[1]) is not None and most >= ENDLESS:
+        why = "how often it runs, and so the size of its results, depends on input data and has no bound"
+        raise ctx.unsupported(why, hint="give it a constant trip count, or one that depends on shapes, beside its condition")
+
+
+def _growth(ctx: Context, trips: Dim, sizes: Sequence[Expr], size: Expr, first: Dim, after: Dim) -> Dim:
+    """What `size`, one of the `sizes` of a loop, never exceeds, which is `first`, and at most `after` one more iteration of the body."""
+    most, step = bounds(after)[1], difference(after, size)
+    if set(sizes).isdisjoint(variables(as_expr(after))):
+        return as_dim(maximum(as_expr(first), as_expr(after)))
+    if most is not None:
+        return as_dim(maximum(as_expr(first), most))
+    if not set(sizes).isdisjoint(variables(step)):
+        raise ctx.unsupported(f"a carried value has the size {size}, then {after}: that it has a bound cannot be seen")
+    if prove(step <= 0):
+        return first
+    _limited(ctx, trips)
+    return as_dim(as_expr(first) + maximum(step, 0) * as_expr(trips))
 
 
 def _append_loop(
     ctx: Context, body: Body, formal: Sequence[Value], inputs: Sequence[Value], outputs: Sequence[Value], attrs: Mapping[str, Any]
 ) -> tuple[Value, ...]:
     """A LOOP node, with the inputs and outputs of its body that are not captured."""
-    captured, count = list(body.captured), attrs["carried"]
-    if (pair := _different(inputs[:count], outputs[:count])) is not None:
-        raise ctx.unsupported(f"the type of a carried value changes from one iteration to the next: {pair[0]}, then {pair[1]}")
-    rows = outputs[count : count + len(attrs["reverse_out"])]
-    types = [*map(_type, inputs[:count]), *((v.dtype, (attrs["trips"], *v.shape)) for v in rows)]
-    return ctx.scope.append(LOOP, [*inputs, *captured], types, attrs, ctx.name, [_closed(body, formal, captured, outputs)])
+    captured, count, sizes = list(body.captured), attrs["carried"], attrs.get("sizes", ())
+    for before, after, given in zip(inputs[:count], outputs[:count], formal[1:], strict=False):
+        shape = [e if e in sizes else d for d, e in zip(after.shape, given.shape, strict=False)]
+        if before.dtype != after.dtype or len(after.shape) != len(given.shape) or not same_shape(shape, given.shape):
+            raise ctx.unsupported(f"the type of a carried value changes from one iteration to the next: {before}, then {after}")
+    graph, rows = _closed(body, formal, captured, outputs), outputs[count : count + len(attrs["reverse_out"])]
+    inside = {*sizes, *graph.counted()}
+    if ragged := [v for v in rows if not inside.isdisjoint(variables(*(d for d in v.shape if isinstance(d, Expr))))]:
+        raise ctx.unsupported(f"it stacks rows whose sizes differ from one iteration to the next: {ragged[0]}")
+    types = [*map(_type, formal[1 : count + 1]), *((v.dtype, (attrs["trips"], *v.shape)) for v in rows)]
+    return ctx.scope.append(LOOP, [*inputs, *captured], types, attrs, ctx.name, [graph])
 
 
 def _unrolled(ctx: Context, trips: int, states: Sequence[Value]) -> tuple[Value, ...]:
