@@ -218,7 +218,7 @@ def run_guarded(
     of the elements, which is less than callers give. The model has one thread, or calls no threads: there is no pool."""
     assert isinstance(model, Module)
     values = [admit(inputs[spec.name], *admission) for spec, admission in zip(model.inputs, model._admission, strict=True)]
-    plan = model._make_plan(tuple(value.shape for value in values))
+    plan = model._make_plan((*[value.shape for value in values], *[values[n].tobytes() for n in model._deciding]), values)
     code, weights = model._code, model.artifact.weights
     placed = [Memory(f"input `{spec.name}`", v.nbytes, v.itemsize, at_start) for spec, v in zip(model.inputs, values, strict=True)]
     for memory, value in zip(placed, values, strict=True):
