@@ -63,6 +63,7 @@ HANDLERS: Mapping[str, Table] = {
     domain: {op: versions for table in tables for op, versions in table.items()} for domain, tables in FAMILIES.items()
 }
 
+LAYOUTS = "it is of a layout that ONNX Runtime chose for one processor: save the model at ORT_ENABLE_EXTENDED or below"
 SUPPORTED, DECOMPOSED, MISSING, UNCHECKED = "supported", "decomposed", "missing", "unchecked"
 
 Source = str | PathLike[str] | bytes | ModelProto
@@ -324,7 +325,12 @@ class _Importer:
             if domain == "" and opset > (newest := onnx.defs.onnx_opset_version()):
                 raise UnsupportedError(f"opset {opset} is newer than any known here ({newest})", where=where, hint="update `onnx`")
             if (found := find_schema(node.op_type, opset, domain)) is None:
-                raise UnsupportedError(f"unknown operator `{node.op_type}`", why=f"domain `{domain or 'ai.onnx'}`, opset {opset}")
+                why = (
+                    LAYOUTS
+                    if domain.startswith(("com.microsoft.nchwc", "com.ms.internal"))
+                    else f"domain `{domain or 'ai.onnx'}`, opset {opset}"
+                )
+                raise UnsupportedError(f"unknown operator `{node.op_type}`", why=why)
             found.check_node(node, inputs, where)
             actual = {**found.defaults, **attributes}
             if (handler := find_handler(domain, node.op_type, opset)) is not None:

@@ -20,7 +20,7 @@ ALL = [*FLOATS, "bool", *(f"{sign}int{bits}" for sign in ("", "u") for bits in (
 NIBBLES = ["int4", "uint4"]
 TYPES: Mapping[str, list[str]] = {  # by the letter of a type variable
     "T": FLOATS, "U": FLOATS, "V": FLOATS, "A": ALL, "Q": BYTES, "R": BYTES, "S": BYTES, "M": [*BYTES, "float"],
-    "I": ["int32", "int64"], "J": ["int16", "uint16"], "K": ["uint8", *NIBBLES], "L": [*BYTES, *NIBBLES, "int16", "uint16", "int32"],
+    "I": ["int32", "int64"], "K": ["uint8", *NIBBLES], "L": [*BYTES, *NIBBLES, "int16", "uint16", "int32"],
     "N": [*BYTES, "float", "float16", "bfloat16"], "O": [*BYTES, *NIBBLES, "int16", "uint16"],
     "P": ["int16", "int32", "int64", "float", "double"],
 }  # fmt: skip
@@ -58,8 +58,6 @@ MICROSOFT: Mapping[str, str] = {
     "FusedConv": f"x w bias? z? -> 1 group=1 activation:str activation_params:floats {_WINDOW}",
     "FusedGemm": f"a b c? -> 1 {_PRODUCT} beta=1.0 {_FUSED}",
     "FusedMatMul": f"a b -> 1 {_PRODUCT} transBatchA=0 transBatchB=0",
-    "GatedAdd": "x y gate weight?",
-    "GatedRMSNorm": "x scale gate -> 1 activation=silu epsilon=1e-5",
     "GatherBlockQuantized": "x:K indices:I scales zeros:K? -> 1 bits=4 block_size=128 quantize_axis=1 gather_axis=0",
     "GatherND": "x:A indices:I",
     "Gelu": "x",
@@ -72,7 +70,6 @@ MICROSOFT: Mapping[str, str] = {
     "k_quant_type=NONE v_quant_type=NONE kv_cache_bit_width:int qk_norm_epsilon=1e-6 q_norm_epsilon:float k_norm_epsilon:float",
     "Inverse": "x",
     "Irfft": "x -> 1 signal_ndim!int onesided=1 normalized=0",
-    "MatMulInteger16": "a:J b:J",
     "MatMulIntegerToFloat": "a:Q b:R a_scale b_scale a_zero:Q? b_zero:R? bias?",
     "MatMulNBits": "a b:uint8 scales zeros:N? g_idx:int32? bias? -> 1 K!int N!int bits=4 block_size!int accuracy_level=0 "
     "weight_prepacked=0",
@@ -108,14 +105,11 @@ MICROSOFT: Mapping[str, str] = {
     "Range": "start:P limit:P delta:P?",
     "Rfft": "x -> 1 signal_ndim=1 onesided=1 normalized=0",
     "RotaryEmbedding": "x position_ids:int64 cos sin -> 1 num_heads=0 rotary_embedding_dim=0 interleaved=0 is_packed_batching=0 scale=1.0",
-    "ScaledSiLU": "x scale:U? -> 1 alpha=1.0",
     "SkipGroupNorm": "x gamma:U beta:U skip bias? -> 2 groups!int activation!int channels_last=1 epsilon=1e-5",
     "SkipLayerNormalization": "x skip gamma beta? bias? -> 4 epsilon=1e-12",
     "SkipSimplifiedLayerNormalization": "x skip gamma bias? -> 4 epsilon=1e-12",
-    "SwiGLU": "gate up? -> 1 activation_alpha=1.0 activation_beta=0.0 limit=0.0 round_activation=0",
     "TransposeMatMul": f"a b -> 1 {_PRODUCT}",
     "Trilu": "x:A k:int64? -> 1 upper=1",
-    "UnfoldTensor": "x:A -> 1 size!int dim=-1 step=1",
     "Unique": "x:A -> 3",
 }  # fmt: skip
 

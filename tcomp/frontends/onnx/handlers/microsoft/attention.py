@@ -264,7 +264,7 @@ def _grouped(ctx: Context) -> tuple[Value | None, ...]:
     past = ctx.input(3), ctx.input(4)
     if past[0] is not None and past[1] is not None:
         before = past[0].shape[2]
-        (length,) = ctx.require_dims(6, "the total sequence length")
+        length = ctx.size(ctx.given_dims(6, "the total sequence length")[0], "the total sequence length", least=1)
         more = as_dim(maximum(as_expr(length) - before, 0))
         caches = [padded(ctx, cache, (0, 0, 0, 0), (0, 0, more, 0)) for cache in past if cache is not None]
         k, v = (ctx.add(TENSOR_SCATTER, [c, p, first], axis=2, circular=False) for c, p in zip(caches, (k, v), strict=True))

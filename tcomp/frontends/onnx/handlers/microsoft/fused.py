@@ -182,14 +182,6 @@ def _bias_split_gelu(ctx: Context) -> Value:
     return cast(ctx, ctx.add(ew.MUL, [left, ctx.add(ew.GELU, [right], approximate="none")]), ctx.value(0).dtype)
 
 
-def _swi_glu(ctx: Context) -> Value:
-    """g * sigmoid(alpha * g) * (u + beta), g and u within a limit if it is positive."""
-    x, up = wide(ctx, ctx.value(0)), ctx.input(1)
-    gate, linear = halves(ctx, x) if up is None else (x, wide(ctx, up))
-    limit = ctx.attrs["limit"] if ctx.attrs["limit"] > 0 else None
-    return cast(ctx, swiglu(ctx, gate, linear, ctx.attrs["activation_alpha"], ctx.attrs["activation_beta"], limit), ctx.value(0).dtype)
-
-
 def swiglu(ctx: Context, gate: Value, linear: Value, alpha: float, beta: float, limit: float | None) -> Value:
     """g * sigmoid(alpha * g) * (l + beta), g at most `limit`, l within it on both sides."""
     if limit is not None:
@@ -198,26 +190,10 @@ def swiglu(ctx: Context, gate: Value, linear: Value, alpha: float, beta: float, 
     return ctx.add(ew.MUL, [ctx.add(ew.SWISH, [gate], alpha=float(alpha)), linear])
 
 
-def _scaled_silu(ctx: Context) -> Value:
-    """z * sigmoid(z) of z = scale * x, each step in the type of x."""
-    x, factor = ctx.value(0), ctx.input(1)
-    if factor is None:
-        z = scaled(ctx, x, ctx.attrs["alpha"])
-    else:
-        z = cast(ctx, ctx.add(ew.MUL, [wide(ctx, x), cast(ctx, factor, wide(ctx, x).dtype)]), x.dtype)
-    return ctx.add(ew.MUL, [z, ctx.add(ew.SIGMOID, [z])])
-
-
-def _gated_add(ctx: Context) -> Value:
-    if ctx.input(3) is not None:
-        raise ctx.unsupported("a projected gate is not supported")
-    return ctx.add(ew.ADD, [ctx.value(0), ctx.add(ew.MUL, [ctx.value(1), ctx.value(2)])])
-
-
 TABLE: Table = {
     "BiasAdd": lambda ctx: cast(ctx, _summed(ctx, 0, 1, 2), ctx.value(0).dtype),
     "BiasGelu": with_bias(ew.GELU, approximate="none"), "FastGelu": with_bias(ew.GELU, approximate="tanh"),
-    "BiasSplitGelu": _bias_split_gelu, "SwiGLU": _swi_glu, "ScaledSiLU": _scaled_silu, "GatedAdd": _gated_add,
+    "BiasSplitGelu": _bias_split_gelu,
     "Gelu": forward(ew.GELU, approximate=lambda ctx: "none"), "QuickGelu": forward(ew.SWISH, "alpha"),
     **dict.fromkeys(("FusedMatMul", "TransposeMatMul"), _fused_matmul), "FusedGemm": _fused_gemm, "GemmFastGelu": _gemm_fast_gelu,
     "FusedConv": _fused_conv, "NhwcConv": _nhwc_conv, "NhwcMaxPool": _nhwc_max_pool,

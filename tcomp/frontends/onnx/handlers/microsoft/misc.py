@@ -4,17 +4,14 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-import numpy as np
-
 from tcomp.frontends.onnx.context import Context, Handler, Table, forward
 from tcomp.frontends.onnx.handlers import counting, image, movement, signal
-from tcomp.frontends.onnx.handlers.microsoft.common import cast, halves, known, standard, wide
+from tcomp.frontends.onnx.handlers.microsoft.common import cast, halves, known, standard
 from tcomp.frontends.onnx.handlers.movement import reshaped
 from tcomp.ir.graph import Value
 from tcomp.ops import elementwise as ew, reduction as red
 from tcomp.ops.image import CROP_AND_RESIZE
-from tcomp.ops.matmul import INVERSE, MATMUL
-from tcomp.ops.movement import GATHER, TRANSPOSE
+from tcomp.ops.matmul import INVERSE
 from tcomp.ops.recurrent import STACK
 
 
@@ -65,18 +62,6 @@ def _distances(ctx: Context) -> Value:
     return y if metric == "sqeuclidean" else ctx.add(ew.SQRT, [y])
 
 
-def _unfold(ctx: Context) -> Value:
-    """Windows of `size` elements along `dim`, `step` apart, as a new last axis."""
-    x, axis, (size, step) = ctx.value(0), ctx.axis(ctx.attrs["dim"]), (ctx.attrs["size"], ctx.attrs["step"])
-    extent = known(ctx, x.shape[axis], "the axis that is unfolded")
-    if not 1 <= size <= extent or step < 1:
-        raise ctx.invalid(f"windows of {size} elements, {step} apart, of {extent}")
-    windows = np.arange((extent - size) // step + 1)[:, None] * step + np.arange(size)
-    y = ctx.add(GATHER, [x, ctx.constant(windows)], axis=axis)
-    perm = (*range(axis + 1), *range(axis + 2, len(y.shape)), axis + 1)
-    return ctx.add(TRANSPOSE, [y], perm=perm)
-
-
 def _crop_and_resize(ctx: Context) -> Value:
     height, width = (known(ctx, d, "a crop") for d in ctx.require_dims(3, "the size"))
     if (mode := ctx.attrs["mode"]) not in ("bilinear", "nearest"):
@@ -107,12 +92,6 @@ def _fourier(inverse: bool) -> Handler:
     return handler
 
 
-def _integer_product(ctx: Context) -> Value:
-    if {ctx.value(0).dtype, ctx.value(1).dtype} != {"int16"}:
-        raise ctx.unsupported("products of unsigned numbers are not supported")
-    return ctx.add(MATMUL, [cast(ctx, ctx.value(i), "int32") for i in range(2)])
-
-
 def _unique(ctx: Context) -> tuple[Value | None, ...]:
     """(different elements in the order in which they come, the number of each of all, how often each stands there)."""
     result = standard(counting.TABLE, "Unique", 11, sorted=0)(ctx)
@@ -120,26 +99,11 @@ def _unique(ctx: Context) -> tuple[Value | None, ...]:
     return result[0], result[2], result[3]
 
 
-def _gated_norm(ctx: Context) -> Value:
-    """rms_norm(x) * scale * activation(gate)."""
-    x, name = ctx.value(0), ctx.attrs["activation"]
-    y = ctx.add(red.RMS_NORM, [wide(ctx, x), wide(ctx, ctx.value(1))], axis=len(x.shape) - 1, epsilon=ctx.attrs["epsilon"])
-    gate = wide(ctx, ctx.value(2))
-    match name:
-        case "silu":
-            gate = ctx.add(ew.SWISH, [gate], alpha=1.0)
-        case "sigmoid":
-            gate = ctx.add(ew.SIGMOID, [gate])
-        case _:
-            raise ctx.unsupported(f"the activation `{name}` is not known")
-    return cast(ctx, ctx.add(ew.MUL, [y, gate]), x.dtype)
-
-
 TABLE: Table = {
     "Trilu": standard(movement.TABLE, "Trilu", 14), "Pad": standard(movement.TABLE, "Pad", 13),
     "GatherND": standard(movement.TABLE, "GatherND", 13), "GridSample": standard(image.TABLE, "GridSample", 16),
     "Unique": _unique,
-    "ExpandDims": _expand_dims, "Range": _range, "CDist": _distances, "UnfoldTensor": _unfold, "CropAndResize": _crop_and_resize,
+    "ExpandDims": _expand_dims, "Range": _range, "CDist": _distances, "CropAndResize": _crop_and_resize,
     "ComplexMul": _complex_product(False), "ComplexMulConj": _complex_product(True), "Rfft": _fourier(False), "Irfft": _fourier(True),
-    "Inverse": forward(INVERSE), "MatMulInteger16": _integer_product, "GatedRMSNorm": _gated_norm,
+    "Inverse": forward(INVERSE),
 }  # fmt: skip
