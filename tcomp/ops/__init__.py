@@ -7,6 +7,7 @@ from tcomp.ops import (
     elementwise,
     image,
     matmul,
+    ml,
     movement,
     nn,
     quantization,
@@ -16,9 +17,27 @@ from tcomp.ops import (
     signal,
     text,
     training,
+    trees,
 )
 
-_FAMILIES = bilinear, counting, elementwise, image, matmul, movement, nn, quantization, random, recurrent, reduction, signal, text, training
+_FAMILIES = (
+    bilinear,
+    counting,
+    elementwise,
+    image,
+    matmul,
+    ml,
+    movement,
+    nn,
+    quantization,
+    random,
+    recurrent,
+    reduction,
+    signal,
+    text,
+    training,
+    trees,
+)
 
 OPERATORS: dict[str, Operator] = {
     op.name: op for op in (*STRUCTURAL, *(op for family in _FAMILIES for op in vars(family).values() if isinstance(op, Operator)))

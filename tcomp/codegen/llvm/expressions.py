@@ -532,9 +532,11 @@ def _clamped_check(e: Expr) -> Expr | None:
 
 
 def _certain_checks(e: Expr) -> Iterator[Expr]:
-    stack = [e]
+    stack, seen = [e], set[Expr]()  # what is shared is looked at once
     while stack:
-        node = stack.pop()
+        if (node := stack.pop()) in seen:
+            continue
+        seen.add(node)
         if node.op == "checked" or _clamped_check(node) is not None:
             yield node  # with what its operands check
         else:

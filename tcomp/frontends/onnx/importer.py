@@ -36,8 +36,10 @@ from tcomp.frontends.onnx.handlers import (
     random,
     recurrent,
     signal,
+    svm,
     text,
     training,
+    trees,
 )
 from tcomp.frontends.onnx.handlers.microsoft import attention, experts, fused, misc, quantized
 from tcomp.frontends.onnx.schema import find_schema
@@ -54,7 +56,7 @@ MAX_ROUNDS = 8  # of imports, each with what the one before found out about size
 
 FAMILIES: Mapping[str, tuple[Table, ...]] = {  # by domain; the standard one is ""
     "": tuple(family.TABLE for family in (arithmetic, control, counting, image, movement, nn, random, recurrent, signal, text)),
-    "ai.onnx.ml": (ml.TABLE,),
+    "ai.onnx.ml": (ml.TABLE, svm.TABLE, trees.TABLE),
     "ai.onnx.preview": (flex.TABLE,),
     "com.microsoft": tuple(family.TABLE for family in (fused, attention, quantized, experts, misc)),
     "ai.onnx.preview.training": (training.TABLE,),
@@ -226,7 +228,7 @@ class _Importer:
             for d in variables(*(d for d in shape if isinstance(d, Expr))):
                 builder.fresh(d.name)  # reserves the name for no size that the run counts
         self.sizes.start(value.shape for value in builder.inputs)
-        if not (shapes or dims or values):
+        if not (shapes or dims or values or "ai.onnx.ml" in self.opsets):  # ONNX infers no shapes there, and converters declare wrong ones
             self.declared = {i.name: i for i in (*proto.value_info, *proto.output)}
         results = self.graph(frame, proto, frozenset(i.name for i in proto.output))
         if any(value is _POISON for value in results):

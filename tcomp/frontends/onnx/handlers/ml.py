@@ -1,25 +1,242 @@
-"""Operators of the domain `ai.onnx.ml`: classical machine learning."""
+"""ONNX operators of `ai.onnx.ml` but tree ensembles and support vectors: features, encoders, linear models; and what classifiers share.
+
+What ONNX leaves open is as in ONNX Runtime, with which converters are tested. Maps do not exist here: ZipMap gives the tensor of scores,
+one column for each class in the order of its labels, which is what skl2onnx makes with `options={"zipmap": False}`.
+"""
 
 from __future__ import annotations
 
-from tcomp.errors import ImportModelError
+import numpy as np
+
+from tcomp.errors import UnsupportedError
 from tcomp.frontends.onnx.context import Context, Table
+from tcomp.frontends.onnx.handlers.movement import cut, reshaped
+from tcomp.ir.dtypes import is_float, to_numpy
 from tcomp.ir.graph import Value
-from tcomp.ops import elementwise as ew
+from tcomp.ops import elementwise as ew, ml as ops, movement as mv, reduction as red
+from tcomp.ops.matmul import MATMUL
+
+STRINGS = "train or convert it with integers instead: sklearn.preprocessing.LabelEncoder maps labels"
+
+
+def no_strings(ctx: Context, what: str) -> UnsupportedError:
+    """The error to raise for what maps to or from strings."""
+    return ctx.unsupported(f"{what} are strings, which machine code has not", STRINGS)
+
+
+def matrix(ctx: Context, dtype: str | None = "float32") -> Value:
+    """Input 0 as rows of features; a vector is one row."""
+    x = ctx.value(0)
+    if len(x.shape) not in (1, 2):
+        raise ctx.invalid(f"the input has {len(x.shape)} dimensions, not rows of features")
+    x = reshaped(ctx, x, (1, *x.shape)) if len(x.shape) == 1 else x
+    return x if dtype in (None, x.dtype) else ctx.add(ew.CAST, [x], dtype=dtype)
+
+
+def array(ctx: Context, name: str, dtype: str, *shape: int) -> Value:
+    """An attribute as a constant of this shape, in which -1 is what is left."""
+    values = np.asarray(ctx.attrs.get(name, ()), to_numpy(dtype))
+    rest = -int(np.prod(shape))
+    if rest <= 0 and values.size != -rest or rest > 0 and (values.size == 0 or values.size % rest):
+        raise ctx.invalid(f"attribute `{name}` has {values.size} elements, which do not fill the shape {list(shape)}")
+    return ctx.constant(values.reshape(shape))
+
+
+def transformed(ctx: Context, scores: Value, name: str | None = None) -> Value:
+    """Scores under the `post_transform`."""
+    match ctx.attrs["post_transform"] if name is None else name:
+        case "NONE":
+            return scores
+        case "LOGISTIC":
+            return ctx.add(ew.SIGMOID, [scores])
+        case "SOFTMAX":
+            return ctx.add(red.SOFTMAX, [scores], axes=(1,))
+        case "SOFTMAX_ZERO":
+            return ctx.add(ops.SOFTMAX_ZERO, [scores])
+        case "PROBIT":
+            return ctx.add(ops.PROBIT, [scores])
+        case other:
+            raise ctx.invalid(f"unknown post_transform `{other}`")
+
+
+def both_classes(ctx: Context, score: Value, complement: bool) -> Value:
+    """The scores of two classes from that of the second one, s: -s under LOGISTIC and if not `complement`, else 1 - s, and s."""
+    transform = ctx.attrs["post_transform"]
+    if complement and transform != "LOGISTIC":
+        other = ctx.add(ew.SUB, [ctx.constant(1.0, score.dtype), score])
+    else:
+        other = ctx.add(ew.NEG, [score])
+    both = ctx.add(mv.CONCAT, [other, score], axis=1)
+    return transformed(ctx, both) if transform in ("LOGISTIC", "PROBIT") else both
+
+
+def class_count(ctx: Context, ints: str) -> int:
+    """The number of classes that a classifier names."""
+    return len(ctx.attrs.get(ints) or ctx.attrs.get("classlabels_strings") or ())
+
+
+def labelled(ctx: Context, index: Value, ints: str) -> Value:
+    """The labels of classes [rows], given their numbers."""
+    if ctx.attrs.get("classlabels_strings"):
+        raise no_strings(ctx, "the labels of the classes")
+    return ctx.add(mv.GATHER, [ctx.constant(np.asarray(ctx.attrs[ints], np.int64)), index], axis=0)
+
+
+def largest(ctx: Context, scores: Value) -> Value:
+    """The number of the class with the largest score, the first one of several."""
+    return ctx.add(red.ARG_MAX, [scores], axis=1, keepdims=False, last=False)
+
+
+def above(ctx: Context, score: Value, threshold: float) -> Value:
+    """1 where the score [rows, 1] is above the threshold, else 0: [rows]."""
+    column = reshaped(ctx, score, score.shape[:1])
+    return ctx.add(ew.CAST, [ctx.add(ew.GREATER, [column, ctx.constant(threshold, score.dtype)])], dtype="int64")
+
+
+# ---------------------------------------------------------------- features
 
 
 def _scaler(ctx: Context) -> Value:
     """(x - offset) * scale, in float32."""
     x = ctx.add(ew.CAST, [ctx.value(0)], dtype="float32")
-    width = x.shape[-1] if x.shape else 1
     for name, op in (("offset", ew.SUB), ("scale", ew.MUL)):
-        if (values := ctx.attrs.get(name)) is not None:
-            if len(values) not in (1, width):
-                raise ImportModelError(
-                    f"attribute `{name}` has {len(values)} elements", where=ctx.where, why=f"the input has {width} columns"
-                )
-            x = ctx.add(op, [x, ctx.constant(values, "float32")])
+        if name in ctx.attrs:
+            x = ctx.add(op, [x, _by_column(ctx, x, name)])
     return x
 
 
-TABLE: Table = {"Scaler": _scaler}
+def _by_column(ctx: Context, x: Value, name: str) -> Value:
+    """An attribute of one value for all columns of `x`, or one for each."""
+    values = np.asarray(ctx.attrs[name])
+    width = x.shape[-1] if x.shape else 1
+    if values.size not in (1, width):
+        raise ctx.invalid(f"attribute `{name}` has {values.size} elements, the input {width} columns")
+    return ctx.constant(values, x.dtype)
+
+
+def _normalizer(ctx: Context) -> Value:
+    """Rows divided by their maximum, the sum of absolute values, or the root of the sum of squares; rows of which that is 0 stay."""
+    x = ctx.add(ew.CAST, [ctx.value(0)], dtype="float32")
+    norms = {"MAX": red.REDUCE_MAX, "L1": red.REDUCE_L1, "L2": red.REDUCE_L2}
+    if ctx.attrs["norm"] not in norms or not x.shape:
+        raise ctx.invalid(f"norm `{ctx.attrs['norm']}` of a tensor of rank {len(x.shape)}")
+    norm = ctx.add(norms[ctx.attrs["norm"]], [x], axes=(min(1, len(x.shape) - 1),), keepdims=True)
+    none = ctx.add(ew.EQUAL, [norm, ctx.constant(0.0, "float32")])
+    return ctx.add(ew.DIV, [x, ctx.add(ew.WHERE, [none, ctx.constant(1.0, "float32"), norm])])
+
+
+def _binarizer(ctx: Context) -> Value:
+    x = ctx.value(0)
+    wide = x if is_float(x.dtype) else ctx.add(ew.CAST, [x], dtype="float64")
+    return ctx.add(ew.CAST, [ctx.add(ew.GREATER, [wide, ctx.constant(ctx.attrs["threshold"], wide.dtype)])], dtype=x.dtype)
+
+
+def _imputer(ctx: Context) -> Value:
+    x = ctx.value(0)
+    kind = ("imputed_value_floats", "replaced_value_float") if is_float(x.dtype) else ("imputed_value_int64s", "replaced_value_int64")
+    if kind[0] not in ctx.attrs:
+        raise ctx.invalid(f"attribute `{kind[0]}` is missing for an input of {x.dtype}")
+    replaced = ctx.attrs[kind[1]]
+    found = ctx.add(ew.ISNAN, [x]) if np.isnan(replaced) else ctx.add(ew.EQUAL, [x, ctx.constant(replaced, x.dtype)])
+    return ctx.add(ew.WHERE, [found, _by_column(ctx, x, kind[0]), x])
+
+
+def _array_feature_extractor(ctx: Context) -> Value:
+    """Columns; those of a vector are a row."""
+    x, y = ctx.value(0), ctx.value(1)
+    x = reshaped(ctx, x, (1, *x.shape)) if len(x.shape) == 1 else x
+    return ctx.add(mv.GATHER, [x, reshaped(ctx, y, (mv.product(y.shape),))], axis=len(x.shape) - 1)
+
+
+def _feature_vectorizer(ctx: Context) -> Value:
+    """Inputs side by side as float32, each cut, or filled up by zeros, to its declared width."""
+    widths = ctx.attrs.get("inputdimensions", ())
+    if len(widths) != len(ctx.inputs):
+        raise ctx.invalid(f"{len(widths)} widths are given for {len(ctx.inputs)} inputs")
+    parts = []
+    for n, width in enumerate(widths):
+        x = ctx.add(ew.CAST, [ctx.value(n)], dtype="float32")
+        x = reshaped(ctx, x, (1, *x.shape)) if len(x.shape) == 1 else x
+        if len(x.shape) != 2 or not isinstance(have := x.shape[1], int):
+            raise ctx.unsupported(f"input {n} is no matrix of known width")
+        if have < width:
+            x = ctx.add(mv.PAD, [x, None], before=(0, 0), after=(0, width - have))
+        parts.append(cut(ctx, x, 1, 0, width) if have > width else x)
+    return ctx.add(mv.CONCAT, parts, axis=1)
+
+
+# ---------------------------------------------------------------- encoders
+
+
+def _one_hot_encoder(ctx: Context) -> Value:
+    if not ctx.attrs.get("cats_int64s"):
+        raise no_strings(ctx, "its categories") if ctx.attrs.get("cats_strings") else ctx.invalid("it has no categories")
+    keys, first = np.asarray(ctx.attrs["cats_int64s"], np.int64), ctx.add(ew.CAST, [ctx.value(0)], dtype="int64")
+    return ctx.add(ops.ONE_HOT_OF, [first, ctx.constant(keys)], required=not ctx.attrs["zeros"])
+
+
+def _label_encoder(ctx: Context) -> Value:
+    """The value of the first key that equals an element, or the default."""
+    x, found = ctx.value(0), {}
+    for side in ("keys", "values"):
+        names = [n for n in (f"{side}_tensor", f"{side}_int64s", f"{side}_floats", f"{side}_strings") if n in ctx.attrs]
+        if len(names) != 1:
+            raise ctx.invalid(f"{len(names)} attributes give its {side}")
+        if names[0].endswith("strings"):
+            raise no_strings(ctx, f"its {side}")
+        found[side] = np.asarray(ctx.attrs[names[0]], {"int64s": np.int64, "floats": np.float32}.get(names[0].rpartition("_")[2])).ravel()
+    keys, values = found["keys"], found["values"]
+    if not keys.size or keys.size != values.size or keys.dtype.name != x.dtype:
+        raise ctx.invalid(f"{keys.size} keys ({keys.dtype}) and {values.size} values are given for an input of {x.dtype}")
+    default = ctx.attrs.get("default_tensor", ctx.attrs["default_float" if is_float(values.dtype.name) else "default_int64"])
+    keys, at = np.unique(keys, return_index=True)  # the first of equal ones; NaN is last
+    missing = values[at[-1]] if np.isnan(keys[-1]) else np.asarray(default).reshape(-1)[0]
+    if np.isnan(keys[-1]) and keys.size > 1:
+        keys, at = keys[:-1], at[:-1]
+    scalars = [ctx.constant(np.asarray(s).reshape(-1)[0], values.dtype.name) for s in (default, missing)]
+    return ctx.add(ops.LOOK_UP, [x, ctx.constant(keys), ctx.constant(values[at]), *scalars])
+
+
+def _of_strings(ctx: Context) -> Value:
+    raise no_strings(ctx, "its keys or values")
+
+
+# ---------------------------------------------------------------- linear models
+
+
+def affine(ctx: Context, x: Value, weights: Value, bias: Value) -> Value:
+    """x weights^T + bias."""
+    if x.shape[1] != weights.shape[1]:
+        raise ctx.invalid(f"the input has {x.shape[1]} features, the model {weights.shape[1]}")
+    return ctx.add(ew.ADD, [ctx.add(MATMUL, [x, weights], transpose_b=True), bias])
+
+
+def _rows_of(ctx: Context, count: int, x: Value) -> tuple[Value, Value]:
+    """The coefficients [count, features], and the intercepts."""
+    intercepts = array(ctx, "intercepts", "float32", count) if ctx.attrs.get("intercepts") else ctx.constant(0.0, "float32")
+    return array(ctx, "coefficients", "float32", count, -1), intercepts
+
+
+def _linear_regressor(ctx: Context) -> Value:
+    x = matrix(ctx)
+    return transformed(ctx, affine(ctx, x, *_rows_of(ctx, ctx.attrs["targets"], x)))
+
+
+def _linear_classifier(ctx: Context) -> tuple[Value, Value]:
+    x, count = matrix(ctx), len(ctx.attrs.get("intercepts") or ()) or max(class_count(ctx, "classlabels_ints"), 1)
+    scores = affine(ctx, x, *_rows_of(ctx, count, x))
+    if count > 1:
+        return labelled(ctx, largest(ctx, scores), "classlabels_ints"), transformed(ctx, scores)
+    positive = above(ctx, scores, 0.0)
+    if class_count(ctx, "classlabels_ints") != 2:
+        return positive, transformed(ctx, scores)
+    return labelled(ctx, positive, "classlabels_ints"), both_classes(ctx, scores, True)
+
+
+TABLE: Table = {
+    "Scaler": _scaler, "Normalizer": _normalizer, "Binarizer": _binarizer, "Imputer": _imputer,
+    "ArrayFeatureExtractor": _array_feature_extractor, "FeatureVectorizer": _feature_vectorizer,
+    "OneHotEncoder": _one_hot_encoder, "LabelEncoder": ((1, _of_strings), (2, _label_encoder)), "CategoryMapper": _of_strings,
+    "ZipMap": lambda ctx: ctx.value(0),
+    "LinearRegressor": _linear_regressor, "LinearClassifier": _linear_classifier,
+}  # fmt: skip
