@@ -149,6 +149,8 @@ def _along(ctx: Context, rule: Resizing, x: Value, axis: int, result: int, scale
         return x
     if size == 0 or result > _MAX_RESIZED:
         raise ctx.invalid("an empty axis cannot be resized" if size == 0 else f"an axis would get {result} elements")
+    if not result:
+        return cut(ctx, x, axis, 0, 0, 1)
     at = _positions(rule, size, result, scale)
     indices, weights = _table(rule, at, size, scale)
     if rule.mode == "nearest":

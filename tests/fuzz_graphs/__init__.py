@@ -1,0 +1,1 @@
+"""Random ONNX graphs, compiled and run, against onnx's reference implementation and ONNX Runtime."""
