@@ -150,12 +150,13 @@ class Graph:
         return model(self.nodes, used, names, [v for v in self.constants if v.name in read], self.symbols(used))
 
     def symbols(self, inputs: Sequence[Value]) -> dict[str, list[int | str]]:
-        """Names for some sizes of inputs: equal sizes may have one name, or each its own."""
+        """Names for some sizes of inputs: equal sizes may have one name, or each its own. Not for 1, which broadcasts, and 0: a name stands
+        for sizes that agree."""
         if self.chance(0.6):
             return {}
         shared = self.chance(0.5)
         name = (lambda v, axis: f"n{v.shape[axis]}") if shared else (lambda v, axis: f"{v.name}_{axis}")
-        return {v.name: [d if self.chance(0.5) or not d else name(v, axis) for axis, d in enumerate(v.shape)] for v in inputs}
+        return {v.name: [d if self.chance(0.5) or d < 2 else name(v, axis) for axis, d in enumerate(v.shape)] for v in inputs}
 
 
 def broadcast(a: Sequence[int], b: Sequence[int]) -> bool:

@@ -11,7 +11,7 @@ import numpy as np
 import onnx
 
 import tcomp
-from tcomp.errors import TcompError, UnsupportedError
+from tcomp.errors import ImportModelError, InputError, UnsupportedError
 from tests.fuzz_graphs.graph import Graph, Unfit, Value
 from tests.fuzz_graphs.operators import OPERATORS
 
@@ -67,20 +67,37 @@ def judged(g: Graph) -> Verdict:
     feeds = {v.name: v.array for v in g.inputs if v.name in {i.name for i in model.graph.input}}
     try:
         found = tcomp.compile(model, threads=1).run(feeds)
-    except UnsupportedError as error:
+    except (UnsupportedError, ImportModelError, InputError) as error:
         peer = by_onnxruntime(model, feeds)
-        return Verdict(REFUSED if isinstance(peer, dict) else REFUSED_BY_BOTH, str(error), operators)
-    except TcompError as error:
-        peer = by_onnxruntime(model, feeds)
-        return Verdict(ERROR if isinstance(peer, dict) else REFUSED_BY_BOTH, f"{type(error).__name__}: {error}", operators)
-    problem = next((text for v in g.outputs if (text := difference(v, found[v.name]))), "")
-    if not problem:
+        return Verdict(REFUSED if isinstance(peer, dict) else REFUSED_BY_BOTH, f"{type(error).__name__}: {error}", operators)
+    problems = [(v, text) for v in g.outputs if (text := difference(v, found[v.name]))]
+    if not problems:
         return Verdict(RIGHT, "", operators)
-    peer = by_onnxruntime(model, feeds)
-    if isinstance(peer, dict) and not any(difference(v._replace(array=peer[v.name]), found[v.name]) for v in g.outputs):
-        return Verdict(RIGHT, f"the reference differs: {problem}", operators)
-    agreed = isinstance(peer, dict) and not any(difference(v, peer[v.name]) for v in g.outputs)
-    return Verdict(WRONG if agreed else DISPUTED, problem, operators)
+    peer = by_onnxruntime(*needed(model, feeds, {v.name for v, _ in problems}))
+    makers = {name: node.op_type for node in g.nodes for name in node.output}
+    text = "; ".join(f"{makers[v.name]} {text}" for v, text in problems)
+    if isinstance(peer, dict) and not any(difference(v._replace(array=peer[v.name]), found[v.name]) for v, _ in problems):
+        return Verdict(RIGHT, f"the reference differs: {text}", operators)
+    agreed = isinstance(peer, dict) and not any(difference(v, peer[v.name]) for v, _ in problems)
+    return Verdict(WRONG if agreed else DISPUTED, text, operators)
+
+
+def needed(model: onnx.ModelProto, feeds: dict[str, np.ndarray], names: set[str]) -> tuple[onnx.ModelProto, dict[str, np.ndarray]]:
+    """What of a model and its inputs these outputs need: ONNX Runtime lacks some operators for some types."""
+    part, read = onnx.ModelProto(), set(names)
+    part.CopyFrom(model)
+    for node in reversed(model.graph.node):
+        if read.intersection(node.output):
+            read.update(node.input)
+            read.update(name for a in node.attribute for inner in a.g.node for name in inner.input)
+    for field, kept in (
+        (part.graph.node, [n for n in model.graph.node if read.intersection(n.output)]),
+        (part.graph.output, [o for o in model.graph.output if o.name in names]),
+        (part.graph.input, [i for i in model.graph.input if i.name in read]),
+    ):
+        del field[:]
+        field.extend(kept)  # type: ignore[attr-defined]
+    return part, {name: array for name, array in feeds.items() if name in read}
 
 
 def difference(v: Value, found: np.ndarray) -> str:
