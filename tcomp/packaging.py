@@ -172,6 +172,7 @@ class _Assembly:
 
 
 def _copy(target: P.Ref, source: P.Ref, size: Dim) -> list[P.Copy]:
+    size = size if prove(as_expr(size) >= 0) else as_dim(maximum(as_expr(size), 0))  # an extent that is counted may come out negative
     return [] if target == source else [P.Copy(target, source, size)]
 
 

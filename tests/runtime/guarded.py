@@ -240,6 +240,8 @@ def run_guarded(
             status = code.run(ctypes.addressof(call))
             assert status == 0
         outputs = [m.data.view(d).reshape(shape).copy() for m, (shape, d, _) in zip(results, plan.outputs, strict=True)]
+        if model._grows:
+            outputs = model._slice(outputs, plan, dims.data.view(np.int64)[: len(plan.dims)].tolist())
     finally:
         for part in parts:
             part.close()

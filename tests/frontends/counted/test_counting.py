@@ -5,12 +5,17 @@ import pytest
 from onnx import helper
 
 import tcomp
+from tcomp.codegen.cuda.launch_plan import program_code
+from tcomp.errors import InputError, UnsupportedError
 from tcomp.frontends.onnx import import_model
+from tcomp.ir.expr import dim
 from tcomp.ir.graph import SIZE
 from tcomp.ir.interpreters.graph import evaluate_graph
-from tcomp.ir.text.parser import parse_graph
+from tcomp.ir.program import Program
+from tcomp.ir.text.parser import parse_graph, parse_program
 from tcomp.ir.verify import verify_graph
 from tcomp.ops import OPERATORS
+from tcomp.target import CudaTarget
 
 F, I = "float32", "int64"
 HITS = {"none": 0.0, "some": 0.4, "all": 1.0}
@@ -179,3 +184,46 @@ def test_non_max_suppression_without_limits(make_model):
         [node("NonMaxSuppression", ["boxes", "scores", "most"], ["y"])], case, {"y": I}, opset=10, constants={"most": np.array(9)}
     )
     np.testing.assert_array_equal(checked(some, case)[0]["y"], by_onnxruntime(some, case)["y"])
+
+
+def test_what_was_counted_may_be_too_small(make_model):
+    """A window of four over what is above 0."""
+    nodes = [
+        node("Greater", ["x", "zero"], ["c"]),
+        node("Compress", ["x", "c"], ["found"], axis=0),
+        node("Reshape", ["found", "line"], ["row"]),
+        node("MaxPool", ["row"], ["y"], kernel_shape=[4]),
+    ]
+    constants = {"zero": np.array(0, F), "line": np.array([1, 1, -1])}
+    module = tcomp.compile(make_model(nodes, {"x": (F, ["n"])}, {"y": F}, constants=constants))
+    assert module.run({"x": np.array([1, -1, 2, 3, 5, 4], F)})["y"].tolist() == [[[5, 5]]]
+    assert module.run({"x": np.array([1, 2, 3], F)})["y"].shape == (1, 1, 0)
+    with pytest.raises(InputError, match="too small"):
+        module.run({"x": np.array([1, -1, -2], F)})
+
+
+def test_counts_of_no_rows(make_model):
+    model = make_model([node("NonZero", ["x"], ["y"])], {"x": (F, ["n", 2])}, {"y": I})
+    assert tcomp.compile(model, dims={"n": (0, 9)}).run({"x": np.zeros((0, 2), np.float32)})["y"].shape == (2, 0)
+
+
+def test_sizes_that_meet_are_checked_when_they_are_counted(make_model):
+    """What is found is added to a vector of three: other numbers end the run."""
+    nodes = [node("Compress", ["x", "c"], ["found"], axis=0), node("Add", ["found", "w"], ["y"])]
+    model = make_model(nodes, {"x": (F, [5]), "c": ("bool", [5]), "w": (F, [3])}, {"y": F})
+    module, case = tcomp.compile(model), {"x": np.arange(5, dtype=F), "w": np.ones(3, F)}
+    assert module.run({**case, "c": np.array([1, 0, 1, 0, 1], bool)})["y"].tolist() == [1, 3, 5]
+    with pytest.raises(InputError):
+        module.run({**case, "c": np.ones(5, bool)})
+
+
+def test_programs_with_counted_sizes_print_and_parse():
+    n, m = dim("n", 1, 100), dim("m", 0)
+    program = Program((n, m), n * 8, ((m,),), (), (n - 4,), (), ((m, n * 2),))
+    assert str(parse_program(str(program))) == str(program)
+
+
+def test_gpus_refuse_counted_sizes():
+    m = dim("m", 0)
+    with pytest.raises(UnsupportedError, match="cannot be compiled for a GPU"):
+        program_code(Program((m,), 0, ((m,),), (), (), (), ((m, 5),)), {}, CudaTarget(("sm_80",)))
