@@ -6,14 +6,18 @@ divided by `block`.
 
 from __future__ import annotations
 
+from functools import reduce
+from operator import add
+
 from tcomp.errors import IRError
 from tcomp.ir import te
 from tcomp.ir.dtypes import NARROW_FLOATS, NARROW_INTEGERS, integer_range, is_float
-from tcomp.ir.expr import Expr, cast, maximum, minimum
+from tcomp.ir.expr import Expr, cast, const, maximum, minimum
 from tcomp.ir.graph import Operator
 from tcomp.ir.narrow import convert
 from tcomp.ir.te import Tensor
 from tcomp.ops.elementwise import BYTES, broadcast_read, broadcast_shape, require_same, widened
+from tcomp.ops.movement import valid_index
 
 
 def _parameter(p: Tensor, i: tuple[Expr, ...], x: Tensor, axis: int, block: int | None = None) -> Expr:
@@ -104,6 +108,35 @@ def unpack(x: Tensor, bits: int, count: int) -> Tensor:
     return te.compute((*x.shape[:-1], count), element, "unpack")
 
 
+def block_product(x: Tensor, w: Tensor, scales: Tensor, zeros: Tensor, choice: Tensor | None, bits: int, block: int) -> Tensor:
+    """y[..., o] = sum over k of x[..., k] * (w[o, k] - zeros[o, k // block]) * scales[o, k // block], w being numbers of `bits` bits.
+
+    w uint8 [out, bytes] is packed as `unpack` says; x [..., in] has as many elements as a row of it. With `choice` [rows, slots] the
+    weights have experts in front, each element of `choice` has its own, and x is [rows, slots or 1, in]. Weights are never written out.
+    """
+    each, size = 8 // bits, w.shape[-1]
+    if w.dtype != "uint8" or not isinstance(size, int) or block % each or size * each % block:
+        raise IRError(f"weights {w!r} are not blocks of {block} numbers of {bits} bits")
+    require_same(x.shape[-1], size * each, "features of quantised weights")
+    own, count = block // each, size * each // block  # bytes of a block, blocks of a row
+    at, number = te.reduce_axis(own, "rk"), te.reduce_axis(count, "rb") if count > 1 else const(0)
+    over, rows = [number, at] if count > 1 else [at], x.shape[:-1] if choice is None else choice.shape
+
+    def part(p: int) -> Tensor:  # of each byte, the numbers at position p: plain loads of the weights
+        def element(*i: Expr) -> Expr:
+            row = i[-1:] if choice is None else (valid_index(choice[i[:-1]], w.shape[0]), i[-1])
+            lead = tuple(0 if d == 1 else n for d, n in zip(x.shape[:-1], i[:-1], strict=True))
+            value = (cast(w[(*row, number * own + at)], "int32") >> (p * bits)) & ((1 << bits) - 1)
+            factor = widened(scales[(*row, number)])
+            weight = (cast(value, factor.dtype) - cast(zeros[(*row, number)], factor.dtype)) * factor
+            return te.sum(widened(x[(*lead, (number * own + at) * each + p)]) * weight, over)
+
+        return te.compute((*rows, w.shape[-2]), element, f"part{p}")
+
+    parts = [part(p) for p in range(each)]
+    return te.compute((*rows, w.shape[-2]), lambda *i: cast(reduce(add, [t[i] for t in parts]), x.dtype), "block_product")
+
+
 def swap_sign(x: Tensor) -> Tensor:
     """uint8 as int8 or the other way: what stands for the same number when its zero point is moved by 128 as well."""
     if x.dtype not in BYTES:
@@ -128,4 +161,4 @@ def requantize(x: Tensor, a_scale: Tensor, b_scale: Tensor, y_scale: Tensor, zer
 QUANTIZE, DEQUANTIZE = Operator("quantize", quantize), Operator("dequantize", dequantize)
 CENTRED, REQUANTIZE = Operator("centred", centred), Operator("requantize", requantize)
 DYNAMIC_RANGE, SWAP_SIGN = Operator("dynamic_range", dynamic_range), Operator("swap_sign", swap_sign)
-UNPACK = Operator("unpack", unpack)
+UNPACK, BLOCK_PRODUCT = Operator("unpack", unpack), Operator("block_product", block_product)

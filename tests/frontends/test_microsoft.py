@@ -410,7 +410,7 @@ def test_products_with_few_bits(bits, zeros, k, block):
     compare(
         "MatMulNBits", [floats(2, 3, k), w, scales, zero[zeros]], attrs, constants=[c for c in (1, 2, 3) if c < 3 or zeros], tolerance=1e-3
     )
-    compare("MatMulNBits", [floats(3, k), w, scales, zero[zeros], None, floats(n)], attrs, constants=[c for c in (1, 2, 3) if c < 3 or zeros],
+    compare("MatMulNBits", [floats(40, k), w, scales, zero[zeros], None, floats(n)], attrs, constants=[c for c in (1, 2, 3) if c < 3 or zeros],
             tolerance=1e-3)  # fmt: skip
 
 
@@ -688,6 +688,9 @@ def test_machine_code_is_what_the_interpreter_says():
     tables = rotary_tables(4)
     nodes = {
         "few_bits": ("MatMulNBits", [floats(3, 40), bytes_(5, 3, 8), floats(5, 3)], {"K": 40, "N": 5, "block_size": 16}, (1, 2)),
+        "few_bits_of_many": ("MatMulNBits", [floats(40, 40), bytes_(5, 3, 8), floats(5, 3)], {"K": 40, "N": 5, "block_size": 16}, (1, 2)),
+        "quantised_experts": ("QMoE", [floats(5, 32), floats(5, 3), bytes_(3, 16, 16), floats(3, 16, 2), None, bytes_(3, 32, 8), floats(3, 32, 1)],
+                              {"k": 2, "normalize_routing_weights": 1, "block_size": 16}, (2, 3, 5, 6)),
         "few_bits_free": ("MatMulNBits", [floats(3, 40), bytes_(5, 3, 8), floats(5, 3)], {"K": 40, "N": 5, "block_size": 16}, ()),
         "rows": ("GatherBlockQuantized", [bytes_(7, 16), of([0, 9, -2], np.int64), floats(7, 2)], {"block_size": 16}, (0, 2)),
         "experts": ("MoE", [floats(5, 8), floats(5, 4), floats(4, 6, 8), floats(4, 6), floats(4, 8, 6)], {"k": 2}, ()),

@@ -2,23 +2,25 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import NamedTuple
 
 from tcomp.frontends.onnx.context import Context, Table
-from tcomp.frontends.onnx.handlers.microsoft.common import cast, halves, known, total
+from tcomp.frontends.onnx.handlers.microsoft.common import halves, known, total
 from tcomp.frontends.onnx.handlers.microsoft.fused import swiglu
-from tcomp.frontends.onnx.handlers.microsoft.quantized import block_weights, unpacked
+from tcomp.frontends.onnx.handlers.microsoft.quantized import unpacked, zero_points
 from tcomp.frontends.onnx.handlers.movement import reshaped
 from tcomp.ir.graph import Value
 from tcomp.ops import elementwise as ew, reduction as red
 from tcomp.ops.movement import GATHER, GATHER_ELEMENTS, TOP_K, product
 from tcomp.ops.nn import EXPERT_DENSE
+from tcomp.ops.quantization import BLOCK_PRODUCT
 
 
 class Layer(NamedTuple):
-    """Weights [experts, out, in] and biases [experts, out] of one layer of all experts."""
+    """One layer of all experts: dense(rows [rows, slots or 1, in], experts [rows, slots]) -> [rows, slots, out]; biases [experts, out]."""
 
-    weights: Value
+    dense: Callable[[Value, Value], Value]
     bias: Value | None
 
 
@@ -68,8 +70,7 @@ def _mixed(ctx: Context, router: Value, mixing: Value | None, layers: tuple[Laye
     choice, shares = _routed(ctx, router, mixing)
 
     def through(layer: Layer, inputs: Value) -> Value:
-        y = ctx.add(EXPERT_DENSE, [inputs, cast(ctx, layer.weights, x.dtype), choice])
-        return total(ctx, y, layer.bias and ctx.add(GATHER, [layer.bias, choice], axis=0))
+        return total(ctx, layer.dense(inputs, choice), layer.bias and ctx.add(GATHER, [layer.bias, choice], axis=0))
 
     first, second, third = layers
     hidden = _activated(ctx, through(first, rows), third and through(third, rows))
@@ -77,10 +78,14 @@ def _mixed(ctx: Context, router: Value, mixing: Value | None, layers: tuple[Laye
     return reshaped(ctx, ctx.add(red.REDUCE_SUM, [weighted], axes=(1,), keepdims=False), x.shape)
 
 
+def _plain_layer(ctx: Context, at: int) -> Layer:
+    w = ctx.value(at)
+    return Layer(lambda x, choice: ctx.add(EXPERT_DENSE, [x, w, choice]), ctx.input(at + 1))
+
+
 def _experts(ctx: Context) -> Value:
-    first, second = (Layer(ctx.value(i), ctx.input(i + 1)) for i in (2, 4))
-    weights = ctx.input(6)
-    return _mixed(ctx, ctx.value(1), None, (first, second, None if weights is None else Layer(weights, ctx.input(7))))
+    third = None if ctx.input(6) is None else _plain_layer(ctx, 6)
+    return _mixed(ctx, ctx.value(1), None, (_plain_layer(ctx, 2), _plain_layer(ctx, 4), third))
 
 
 def _quantized_layer(ctx: Context, number: int) -> Layer:
@@ -93,11 +98,12 @@ def _quantized_layer(ctx: Context, number: int) -> Layer:
     experts, rows, stored = (known(ctx, d, "the weights") for d in w.shape)
     size = stored * 8 // bits
     block = block if block > 0 else size
-    if zeros is not None and block == size and len(zeros.shape) == 2:  # packed along the rows
-        zeros = reshaped(ctx, unpacked(ctx, zeros, bits, (experts, rows)), (experts, rows, 1))
-    elif zeros is not None:
-        zeros = unpacked(ctx, zeros, bits, (experts, rows, -(-size // block)))
-    return Layer(block_weights(ctx, unpacked(ctx, w, bits, (experts, rows, size)), scales, zeros, bits, block), ctx.input(at + 2))
+    blocks = -(-size // block)
+    if zeros is not None:  # packed along the rows, or along the blocks of each
+        whole = block == size and len(zeros.shape) == 2
+        zeros = unpacked(ctx, zeros, bits, (experts, rows) if whole else (experts, rows, blocks))
+    inputs = [w, reshaped(ctx, scales, (experts, rows, blocks)), zero_points(ctx, zeros, (experts, rows, blocks), bits)]
+    return Layer(lambda x, choice: ctx.add(BLOCK_PRODUCT, [x, *inputs, choice], bits=bits, block=block), ctx.input(at + 2))
 
 
 def _quantized_experts(ctx: Context) -> Value:

@@ -23,12 +23,15 @@ from tcomp.frontends.onnx.handlers.microsoft.common import (
     total,
     transposed,
 )
-from tcomp.frontends.onnx.handlers.movement import cut, reshaped
+from tcomp.frontends.onnx.handlers.movement import cut, padded, reshaped
+from tcomp.ir.expr import Dim
 from tcomp.ir.graph import Operator, Value
 from tcomp.ops import elementwise as ew, reduction as red
 from tcomp.ops.matmul import MATMUL
-from tcomp.ops.movement import CONCAT, GATHER, TRANSPOSE
-from tcomp.ops.quantization import CENTRED, DEQUANTIZE, DYNAMIC_RANGE, QUANTIZE, REQUANTIZE, UNPACK
+from tcomp.ops.movement import CONCAT, GATHER, TRANSPOSE, product
+from tcomp.ops.quantization import BLOCK_PRODUCT, CENTRED, DEQUANTIZE, DYNAMIC_RANGE, QUANTIZE, REQUANTIZE, UNPACK
+
+MANY_ROWS = 32  # from here on writing the weights out once costs less than unpacking them for each tile of rows
 
 
 def _binary(op: Operator) -> Handler:
@@ -135,14 +138,11 @@ def unpacked(ctx: Context, x: Value, bits: int, shape: Sequence[int]) -> Value:
     return x if bits == 8 else ctx.add(UNPACK, [x], bits=bits, count=stored)
 
 
-def block_weights(ctx: Context, w: Value, scales: Value, zeros: Value | None, bits: int, block: int) -> Value:
-    """Numbers `w` [..., in] of `bits` bits with scales and zero points [..., blocks] for each `block` elements of the last axis. Without
-    zero points half of the range stands for 0."""
-    scales = reshaped(ctx, scales, (*w.shape[:-1], -(-int(w.shape[-1]) // block)))
+def zero_points(ctx: Context, zeros: Value | None, shape: Sequence[Dim], bits: int) -> Value:
+    """Zero points of blocks as float32; half of the range where they are left out."""
     if zeros is None:
-        zeros = ctx.add(ew.FULL, [], shape=scales.shape, value=1 << (bits - 1), dtype="uint8")
-    zeros = reshaped(ctx, zeros, scales.shape)
-    return ctx.add(DEQUANTIZE, [w, scales, zeros], axis=len(w.shape) - 1, block=block, dtype=scales.dtype)
+        return ctx.add(ew.FULL, [], shape=tuple(shape), value=float(1 << (bits - 1)), dtype="float32")
+    return reshaped(ctx, cast(ctx, zeros, "float32"), shape)
 
 
 def _packed(ctx: Context, *allowed: int) -> int:
@@ -162,13 +162,18 @@ def _product_n_bits(ctx: Context) -> Value:
     bits, blocks = _packed(ctx, 2, 4, 8), -(-k // block)
     if zeros is not None and zeros.dtype == "uint8":
         zeros = unpacked(ctx, zeros, bits, (n, blocks))
+    scales, zeros = reshaped(ctx, scales, (n, blocks)), zero_points(ctx, zeros, (n, blocks), bits)
+    rows = product(x.shape[:-1])
+    if groups is None and not (isinstance(rows, int) and rows > MANY_ROWS):
+        more = (*[0] * (len(x.shape) - 1), blocks * block - k)
+        inputs = [padded(ctx, x, [0] * len(more), more), reshaped(ctx, ctx.value(1), (n, blocks * block * bits // 8)), scales, zeros, None]
+        return total(ctx, ctx.add(BLOCK_PRODUCT, inputs, bits=bits, block=block), ctx.input(5))
     weights = cut(ctx, unpacked(ctx, ctx.value(1), bits, (n, blocks * block)), 1, 0, k)
     if groups is not None:  # the block of each element
-        scales = ctx.add(GATHER, [reshaped(ctx, scales, (n, blocks)), cut(ctx, groups, 0, 0, k)], axis=1)
-        zeros = zeros and ctx.add(GATHER, [reshaped(ctx, zeros, (n, blocks)), cut(ctx, groups, 0, 0, k)], axis=1)
-        block = 1
-    weights = block_weights(ctx, weights, scales, zeros, bits, block)
-    return total(ctx, ctx.add(MATMUL, [x, cast(ctx, weights, x.dtype)], transpose_b=True), ctx.input(5))
+        chosen = cut(ctx, groups, 0, 0, k)
+        scales, zeros, block = ctx.add(GATHER, [scales, chosen], axis=1), ctx.add(GATHER, [zeros, chosen], axis=1), 1
+    weights = ctx.add(DEQUANTIZE, [weights, scales, zeros], axis=1, block=block, dtype=x.dtype)
+    return total(ctx, ctx.add(MATMUL, [x, weights], transpose_b=True), ctx.input(5))
 
 
 def _gather_blocks(ctx: Context) -> Value:
