@@ -279,20 +279,20 @@ class Box:
         return Box.whole(shape).replaced({d: (h[0], as_dim(difference(h[1], h[0]) + 1)) for d, h in hulls if h is not None})
 
 
-def box_touched(stmt: Stmt, buffer: Buffer, clip: bool = True) -> Box:
+def box_touched(stmt: Stmt, buffer: Buffer, clip: bool = True, sizes: Collection[Expr] = ()) -> Box:
     """The box of `buffer` that `stmt` touches while the loops inside it run, those around it standing still.
 
     Exact for sums of loop variables and for what splitting, fusing, strides, dilation and clamping make of them, where one access
     reaches lowest and one highest. Indices of other forms (gathers), and boxes that cannot be compared, widen to the whole dimension.
     Extents are the same wherever the box stands. With `clip` a box is not larger than the buffer; without, it keeps the size of the loops'
-    tile, which guards may cut.
+    tile, which guards may cut. `sizes` are the symbolic dims of the kernel.
     """
     inner, written = loop_extents(stmt), {s.buffer for s in walk(stmt) if isinstance(s, Allocate | Store | Accumulate)}
     found = [[interval(i, inner) for i in indices] for indices in indices_of(stmt, buffer)]
     sides: dict[int, tuple[Expr, Dim]] = {}
     for d, size in enumerate(buffer.shape):
         hull = union([box[d] for box in found])
-        extent = None if hull is None else _constant_extent(hull)
+        extent = None if hull is None else _constant_extent(hull, sizes)
         if hull is None or extent is None or (clip and isinstance(size, int) and prove(as_expr(extent) >= size)):
             continue
         if any(r.attr in written or not in_range(r.args, r.attr.shape) for r in E.reads(hull[0])):
@@ -301,12 +301,12 @@ def box_touched(stmt: Stmt, buffer: Buffer, clip: bool = True) -> Box:
     return Box.whole(buffer.shape).replaced(sides)
 
 
-def _constant_extent(hull: Interval) -> Dim | None:
+def _constant_extent(hull: Interval, sizes: Collection[Expr]) -> Dim | None:
     """How many values there are at most, whatever the loops: a number, or an expression of symbolic dims alone."""
     extent = as_dim(difference(hull[1], hull[0]) + 1)
     if isinstance(extent, int):
         return max(extent, 0)  # loops that never run touch nothing
-    if not E.reads(extent) and all(v.attr.extent is None and v.attr.lo != 0 for v in E.variables(extent)):
+    if not E.reads(extent) and all(v in sizes or (v.attr.extent is None and v.attr.lo != 0) for v in E.variables(extent)):
         return extent
     largest = _upper_bound(extent)
     return None if largest is None else max(largest, 0)

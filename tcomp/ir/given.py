@@ -56,7 +56,7 @@ def derived(name: str, value: Dim, lo: int, hi: int | None, what: str, valid: Ex
     high = hi if most is None else most if hi is None else min(most, hi)
     if condition is not None and not (condition.op == "const" and condition.attr):
         value = select(condition, value, low - 1)  # just outside
-    if not is_given(value) or (value.op == "var" and (least, most) == (low, high)):
+    if not variables(value) or (value.op == "var" and (least, most) == (low, high)):
         return as_dim(value)
     return var(name, low, high, source=Source(value, what=what))
 

@@ -247,7 +247,8 @@ def misfit(inputs: Sequence[str], what: str, value: int, lo: int | None, hi: int
     limits = f"from {lo} to {hi}" if hi is not None else f"{lo} or more"
     invalid = lo is not None and value == lo - 1
     why = f"they do not determine {what}, which is {limits}" if invalid else f"{what} would be {value}, and it is {limits}"
-    return InputError(f"the values of {'inputs' if len(inputs) > 1 else 'input'} {names} do not fit the model", why=why)
+    origin = f"values of {'inputs' if len(inputs) > 1 else 'input'} {names}" if inputs else "sizes of the inputs"
+    return InputError(f"the {origin} do not fit the model", why=why)
 
 
 def check_sizes(workspace: int, shapes: Sequence[Shape], dims: Mapping[str, int], checks: Sequence[str] = ()) -> None:

@@ -12,7 +12,7 @@
 `features` lists, by LLVM's names, the instruction-set extensions that the code uses. An output's shape is for people (its extents come
 from `tcomp_plan`), except that an integer there is a promise. `max` may be null: unbounded. `threads` may be null: as many as the machine
 offers. `checks` says what must hold of the dims, see `tcomp_plan`. Dims come in the order of `tcomp_call.dims`; those not data-dependent
-must occur in an input's shape, or name the inputs whose values decide on them (`"values": ["shape"], "what": "extent 0 of the result"`).
+must occur in an input's shape, or be computed by `tcomp_bind`, from values of inputs (`"values": ["s"], "what": "extent 0 of the result"`).
 The checksums of a weight are those of its blocks of a mebibyte (the last may be shorter), joined, in hexadecimal digits. `notes` is free.
 """
 
@@ -71,8 +71,8 @@ def from_saved(array: npt.NDArray[Any], name: str) -> npt.NDArray[Any]:
 
 @dataclass(frozen=True, slots=True)
 class Dim:
-    """A symbolic extent. `max` is None if unbounded. A data-dependent one becomes known only when the model runs. One that the values of
-    the inputs named in `values` decide on becomes known before (`tcomp_bind`); `what` says what it is, for messages."""
+    """A symbolic extent. `max` is None if unbounded. A data-dependent one becomes known only when the model runs. One that is computed
+    before (`tcomp_bind`), from other dims and the values of the inputs named in `values`, says in `what` what it is, for messages."""
 
     name: str
     min: Count
@@ -155,13 +155,13 @@ def parse_manifest(data: bytes) -> Manifest:
             if len(tensor.shape) > MAX_AXES:
                 refuse((*where, "shape"), f"at most {MAX_AXES} extents")
             for axis, extent in enumerate(tensor.shape if kind == "inputs" else ()):
-                if isinstance(extent, str) and (extent not in dims or dims[extent].data_dependent or dims[extent].values):
+                if isinstance(extent, str) and (extent not in dims or dims[extent].data_dependent or dims[extent].what):
                     refuse((*where, "shape", axis), "a dim that is not data-dependent")
     for number, dim in enumerate(manifest.dims):
         if dim.max is not None and dim.max < dim.min:
             refuse(("manifest", "dims", number, "max"), f"at least {dim.min}, the least extent")
         if unknown := [name for name in dim.values if all(name != tensor.name for tensor in manifest.inputs)]:
             refuse(("manifest", "dims", number, "values"), f"names of inputs, not {unknown[0]!r}")
-        if not dim.data_dependent and not dim.values and not any(dim.name in tensor.shape for tensor in manifest.inputs):
+        if not dim.data_dependent and not dim.what and not any(dim.name in tensor.shape for tensor in manifest.inputs):
             raise ArtifactError(f"dim {dim.name!r} of the manifest is neither data-dependent nor an extent of an input")
     return manifest

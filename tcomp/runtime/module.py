@@ -69,7 +69,8 @@ class Module(LoadedModel):
         self._pool = shared_pool(self._code) if self.threads > 1 else None  # kept as long as the view below is used
         self._view = self._pool.view(self.threads) if self._pool is not None else None
         self._pool_at = ctypes.addressof(self._view) if self._view is not None else None
-        if self._deciding and self._code.bind is None:
+        self._binds = any(dim.what for dim in self.manifest.dims)
+        if self._binds and self._code.bind is None:
             raise ArtifactError("the artifact's code lacks the function tcomp_bind", where=artifact.where)
         self._grows = any(dim.data_dependent for dim in self.manifest.dims)
         self._plans: dict[PlanKey, Plan] = {}
@@ -286,7 +287,7 @@ class Module(LoadedModel):
 
     def _dims_of(self, arrays: Sequence[Array]) -> list[int]:
         dims = self._bind(tuple([array.shape for array in arrays]))
-        if self._deciding:
+        if self._binds:
             assert self._code.bind is not None
             values = (ctypes.c_int64 * len(dims))(*dims)
             places = (ctypes.c_void_p * len(arrays))(*map(address_of, arrays))
@@ -298,9 +299,9 @@ class Module(LoadedModel):
 
     def _make_plan(self, key: PlanKey, arrays: Sequence[Array]) -> Plan:
         shapes = tuple([array.shape for array in arrays])
-        dims = self._dims_of(arrays) if self._deciding else self._bind(shapes, empty=True)
+        dims = self._dims_of(arrays) if self._binds else self._bind(shapes, empty=True)
         # Code made for sizes from 1 on must not run for a batch of no rows, and need not: all that it would compute is nothing.
-        zero = not self._deciding and any(size == 0 and dim.min == 1 for size, dim in zip(dims, self.manifest.dims, strict=True))
+        zero = not self._binds and any(size == 0 and dim.min == 1 for size, dim in zip(dims, self.manifest.dims, strict=True))
         try:
             workspace, extents = self._sizes(dims)
         except InputError:

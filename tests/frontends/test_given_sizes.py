@@ -222,6 +222,38 @@ def test_signals(size, periodic, axis, inverse):
     model.check({"x": x, "l": np.int64(size), "a": np.int64(axis)}, atol=1e-4)
 
 
+RESIZED = [("nearest", "half_pixel"), ("linear", "align_corners"), ("linear", "pytorch_half_pixel"), ("cubic", "asymmetric")]
+
+
+@PROPERTY
+@given(st.sampled_from(RESIZED), st.integers(1, 9), st.integers(1, 9), st.booleans(), st.booleans())
+def test_resize(mode, height, width, by_sizes, antialias):
+    """Sizes or scales of the run, and free extents of the image."""
+    attributes = {
+        "mode": mode[0],
+        "coordinate_transformation_mode": mode[1],
+        "antialias": int(antialias and mode[0] != "nearest"),
+        "axes": [2, 3],
+    }
+    operands = [("x", F, [1, "c", "h", "w"]), ("", 0, []), *([("", 0, []), ("s", I, [2])] if by_sizes else [("s", F, [2])])]
+    model = cached(("Resize", mode, by_sizes, antialias), lambda: one_node("Resize", operands, opset=19, **attributes))
+    x = np.arange(2 * 4 * 5, dtype=np.float32).reshape(1, 2, 4, 5) / 8
+    model.check({"x": x, "s": i64(height, width) if by_sizes else np.array([height / 4, width / 3], np.float32)}, atol=1e-4)
+
+
+def test_a_resize_of_free_sizes_by_known_scales():
+    scales = onnx.numpy_helper.from_array(np.array([1, 1, 1.5, 0.75], np.float32), "s")
+    made = one_node("Resize", [("x", F, ["b", 2, "h", "w"]), ("", 0, []), ("s", F, [4])], mode="linear")
+    del made.graph.input[1]
+    made.graph.initializer.append(scales)
+    model = Model(made)
+    for shape in ((1, 2, 4, 4), (2, 2, 7, 5)):
+        model.check({"x": np.random.default_rng(0).standard_normal(shape, np.float32)}, atol=1e-5)
+    model = Model(one_node("Resize", [("x", F, [1, 1, "h", "w"]), ("", 0, []), ("s", F, [4])]))
+    for wrong in (0.0, -1.0, np.nan, np.inf):
+        model.refuse({"x": np.ones((1, 1, 2, 2), np.float32), "s": np.array([1, 1, wrong, 1], np.float32)}, "values of input `s`")
+
+
 @pytest.mark.parametrize("n", [0, 1, 3])
 def test_a_computed_operand(n):
     """Arithmetic on inputs, together with sizes of other inputs, that another node uses as data."""

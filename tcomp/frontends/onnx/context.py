@@ -27,7 +27,7 @@ from tcomp.frontends.onnx.signature import LARGEST
 from tcomp.ir import given
 from tcomp.ir.dtypes import NARROW, is_float, itemsize, to_numpy
 from tcomp.ir.equations import Sizes
-from tcomp.ir.expr import Dim, Expr, as_dim, as_expr, binary, bounds, const, dim, equal, variables, with_sources
+from tcomp.ir.expr import Dim, Expr, as_dim, as_expr, binary, bounds, const, dim, equal, variables, walk, with_sources
 from tcomp.ir.graph import (
     SIZE,
     STRUCTURAL,
@@ -129,8 +129,9 @@ class Scope:
         return None if results is None else dict(zip(node.outputs, results, strict=True))[value]
 
     def size(self, value: Dim, what: str, name: str, least: int = 0, most: int | None = LARGEST, valid: Expr | None = None) -> Dim:
-        """A size, with its range where it depends on values of inputs; equal ones are one. Runs for which it is not `valid` are refused."""
-        if not (given.is_given(value) or (valid is not None and given.is_given(valid))):
+        """A size, with its range where it depends on values of inputs, or is computed by way of floats; equal ones are one. Runs for which
+        it is not `valid` are refused."""
+        if not any(isinstance(e, Expr) and (given.is_given(e) or any(is_float(part.dtype) for part in walk(e))) for e in (value, valid)):
             return as_dim(value)
         value, valid = simplify(value), None if valid is None or prove(valid) else simplify(valid)
         if late := self.root.counted_sizes.intersection(with_sources(variables(value, *([] if valid is None else [valid])))):

@@ -139,7 +139,7 @@ def compute_at(kernel: L.Kernel, stage: Stage, loop: Loop, scope: str = "global"
     editing.check_shared_memory(kernel, scope, target)
     repeated = any(isinstance(s, L.For | L.While) for s in point.shared) and not editing.stores_all(point.nests[0], buffer)
     refuse_if(repeated, f"`{stage}` may keep elements from an earlier iteration of the loops around it")
-    box = box_touched(target.body, buffer, clip=scope != "register")
+    box = box_touched(target.body, buffer, clip=scope != "register", sizes=kernel.scalars)
     local = editing.temporary(buffer.name, buffer.dtype, box.extent, scope)
     readers = editing.swap_buffer(target.body, buffer, local, lambda at: tuple(i - b for i, b in zip(at, box.base, strict=True)))
     new = replace(target, body=L.Allocate(local, L.block(*_moved(kernel, point, box, local), readers)))

@@ -115,7 +115,7 @@ def cache_read(
     editing.check_bounds_no_loops(where, source)
     if target is not None:
         editing.check_shared_memory(kernel, scope, target)
-    box = box_touched(where, source)
+    box = box_touched(where, source, sizes=kernel.scalars)
     placed = _layout(layout, box.extent)
     local = editing.temporary(fresh(kernel, name), source.dtype, placed.shape(box.extent), scope)
 

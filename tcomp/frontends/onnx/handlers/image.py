@@ -11,11 +11,15 @@ import numpy as np
 from tcomp.frontends.onnx.context import Context, Table, flag, forward
 from tcomp.frontends.onnx.handlers.chosen import sized
 from tcomp.frontends.onnx.handlers.movement import cut
-from tcomp.ir.expr import Dim, Expr, as_dim, as_expr
+from tcomp.ir import te
+from tcomp.ir.expr import INDEX, Dim, Expr, as_dim, as_expr, cast
+from tcomp.ir.given import is_given
 from tcomp.ir.graph import Value
+from tcomp.ir.simplify import same_dim
 from tcomp.ops import image as ops
 from tcomp.ops.elementwise import WHERE
-from tcomp.ops.movement import GATHER
+from tcomp.ops.interpolation import RESIZE_TABLE, ratio, real, window_width
+from tcomp.ops.movement import GATHER, RESHAPE
 
 PROBE = 12  # elements of a stand-in for a symbolic axis: enough to tell index maps apart
 _MAX_RESIZED = 1 << 24  # elements along one axis: a table of positions is made for each
@@ -92,53 +96,108 @@ def _table(rule: Resizing, at: np.ndarray, size: int, scale: float) -> tuple[np.
 def _resize(ctx: Context) -> Value:
     """Opset 10 has (x, scales); later ones (x, roi, scales, sizes)."""
     if ctx.opset < 11:
-        return _resampled(ctx, Resizing(ctx.attrs["mode"], "asymmetric", "simple"), _floats(ctx, 1, "the scales"), None)
+        return _resampled(ctx, Resizing(ctx.attrs["mode"], "asymmetric", "simple"), *_floats(ctx, 1, "the scales"), None)
     names = ("mode", "coordinate_transformation_mode", "nearest_mode", "cubic_coeff_a")
     rule = Resizing(*(ctx.attrs[n] for n in names), *(bool(ctx.attrs.get(n)) for n in ("exclude_outside", "antialias")))
-    return _resampled(ctx, rule, _floats(ctx, 2, "the scales"), None if ctx.input(3) is None else ctx.require_dims(3, "the sizes"))
+    sizes = None if ctx.input(3) is None or ctx.value(3).shape == (0,) else ctx.given_dims(3, "the sizes")
+    return _resampled(ctx, rule, *_floats(ctx, 2, "the scales"), sizes)
 
 
 def _upsample(ctx: Context) -> Value:
     """Opset 7 has the scales as an attribute."""
-    scales = ctx.attrs.get("scales") or _floats(ctx, 1, "the scales")
+    scales, value = (ctx.attrs["scales"], None) if ctx.attrs.get("scales") else _floats(ctx, 1, "the scales")
     if scales is None:
         raise ctx.invalid("the scales are missing")
     mode = ctx.attrs["mode"]
-    return _resampled(ctx, Resizing("linear" if mode == "bilinear" else mode, "asymmetric", "simple"), scales, None)
+    return _resampled(ctx, Resizing("linear" if mode == "bilinear" else mode, "asymmetric", "simple"), scales, value, None)
 
 
-def _floats(ctx: Context, i: int, what: str) -> list[float] | None:
+def _floats(ctx: Context, i: int, what: str) -> tuple[Sequence[float | Expr] | None, Value | None]:
+    """The elements of an input, floats where they are known; and, where they are not, itself."""
     given = ctx.input(i)
-    return None if given is None or given.shape == (0,) else [float(v) for v in ctx.require_known(i, what).ravel()]
+    if given is None or given.shape == (0,):
+        return None, None
+    if (known := ctx.known(i)) is not None:
+        return [float(v) for v in known.ravel()], None
+    return ctx.given_numbers(i, what), given
 
 
-def _resampled(ctx: Context, rule: Resizing, scales: Sequence[float] | None, sizes: Sequence[Dim] | None) -> Value:
+def _resampled(
+    ctx: Context, rule: Resizing, scales: Sequence[float | Expr] | None, value: Value | None, sizes: Sequence[Dim] | None
+) -> Value:
     x, axes = ctx.value(0), ctx.axes(ctx.attrs.get("axes"))
     if rule.mode not in ("nearest", "linear", "cubic"):
         raise ctx.invalid(f"unknown mode `{rule.mode}`")
     wanted = scales if sizes is None else sizes
     if wanted is None or len(wanted) != len(axes) or any(isinstance(s, float) and s <= 0 for s in wanted):
         raise ctx.invalid("one positive scale, or one size, for every resized axis is needed")
+    policy, cropped = ctx.attrs.get("keep_aspect_ratio_policy", "stretch"), rule.coordinates == "tf_crop_and_resize"
+    if (sizes is None and value is not None) or any(map(is_given, sizes or ())) or (cropped and ctx.known(1) is None):
+        return _by_tables(ctx, rule, axes, scales, value, sizes)
+    factors = [s for s in scales or () if isinstance(s, float)]
     if any(isinstance(d, Expr) for d in (*(x.shape[axis] for axis in axes), *(sizes or ()))):
-        return _of_symbolic_size(ctx, rule, axes, scales, sizes)
+        repeated = _of_symbolic_size(ctx, rule, axes, factors, sizes) if sizes is None or policy == "stretch" else None
+        return _by_tables(ctx, rule, axes, scales, value, sizes) if repeated is None else repeated
     before = [int(x.shape[axis]) for axis in axes]
     if sizes is None:
-        factors = list(scales or ())
         after = [floor(d * s) for d, s in zip(before, factors, strict=True)]
     else:
         after = [int(d) for d in sizes]
         factors = [s / d for s, d in zip(after, before, strict=True)]
-        if (policy := ctx.attrs.get("keep_aspect_ratio_policy", "stretch")) != "stretch":
+        if policy != "stretch":
             factors = [min(factors) if policy == "not_larger" else max(factors)] * len(axes)
             after = [floor(factors[0] * d + 0.5) for d in before]
     rules = [rule] * len(axes)
-    if rule.coordinates == "tf_crop_and_resize":
+    if cropped:
         roi = ctx.require_known(1, "the region").ravel().tolist()
         if len(roi) != 2 * len(axes):
             raise ctx.invalid("the region needs a start and an end for every resized axis")
         rules = [replace(rule, roi=ends) for ends in zip(roi[: len(axes)], roi[len(axes) :], strict=True)]
     for axis, own, extent, factor in zip(axes, rules, after, factors, strict=True):
         x = _along(ctx, own, x, axis, extent, factor)
+    return x
+
+
+def _by_tables(
+    ctx: Context,
+    rule: Resizing,
+    axes: Sequence[int],
+    scales: Sequence[float | Expr] | None,
+    value: Value | None,
+    sizes: Sequence[Dim] | None,
+) -> Value:
+    """The same by tables that the run makes."""
+    x, policy, cropped = ctx.value(0), ctx.attrs.get("keep_aspect_ratio_policy", "stretch"), rule.coordinates == "tf_crop_and_resize"
+    extents, roi = tuple(x.shape[axis] for axis in axes), ctx.value(1) if cropped else None
+    if any(d == 0 for d in extents) or (roi is not None and roi.shape != (2 * len(axes),)):
+        raise ctx.invalid("an empty axis, or a region without a start and an end for every resized axis")
+    wanted = tuple(ctx.size(d, f"size {n}", least=1) for n, d in enumerate(sizes or ()))
+    if sizes is None and value is None:
+        value = ctx.constant(np.array(scales, np.float64))
+    for n, axis in enumerate(axes):
+        scale = ratio(wanted, extents, n, policy) if scales is None or sizes is not None else real(scales[n])
+        if sizes is not None and policy == "stretch":
+            result = wanted[n]
+        else:
+            exact = scale * real(extents[n]) + (0.0 if sizes is None else 0.5)
+            valid = (real(0.0) < scale) & (exact < float(_MAX_RESIZED))  # and no NaN
+            result = ctx.size(cast(te.floor(exact), INDEX), f"extent {axis} of the result", most=_MAX_RESIZED, valid=valid)
+        one = same_dim(result, extents[n]) if sizes is not None else scale.op == "const" and scale.attr == 1.0
+        if one and policy == "stretch" and not cropped:
+            continue
+        width = ctx.size(window_width(rule.mode, scale, rule.antialias), f"the width of the window along axis {axis}", least=1)
+        attrs = {"number": n, "wanted": wanted, "extents": extents, "policy": policy, "result": result, "width": width}
+        fields = ("mode", "coordinates", "nearest", "cubic_a", "exclude_outside", "antialias")
+        attrs |= {"dtype": "float64" if x.dtype == "float64" else "float32"} | {f: getattr(rule, f) for f in fields}
+        indices, weights, outside = ctx.add_several(RESIZE_TABLE, [None if sizes is not None else value, roi], **attrs)
+        if rule.mode == "nearest":
+            y = ctx.add(GATHER, [x, ctx.add(RESHAPE, [indices], shape=(result,))], axis=axis)
+        else:
+            y = ctx.add(ops.RESAMPLE, [x, indices, weights], axis=axis)
+        if cropped:
+            column = ctx.add(RESHAPE, [outside], shape=(result, *(1,) * (len(x.shape) - axis - 1)))
+            y = ctx.add(WHERE, [column, ctx.constant(ctx.attrs["extrapolation_value"], x.dtype), y])
+        x = y
     return x
 
 
@@ -177,9 +236,9 @@ def _picked(ctx: Context, x: Value, axis: int, indices: np.ndarray) -> Value:
 
 
 def _of_symbolic_size(
-    ctx: Context, rule: Resizing, axes: Sequence[int], scales: Sequence[float] | None, sizes: Sequence[Dim] | None
-) -> Value:
-    """Nearest-neighbour upsampling by whole numbers needs no table."""
+    ctx: Context, rule: Resizing, axes: Sequence[int], scales: Sequence[float], sizes: Sequence[Dim] | None
+) -> Value | None:
+    """Nearest-neighbour upsampling by whole numbers needs no table; None for any other."""
     x = ctx.value(0)
     for n, axis in enumerate(axes):
         extent = x.shape[axis]
@@ -187,7 +246,6 @@ def _of_symbolic_size(
             factor = as_dim(as_expr(sizes[n]) // as_expr(extent))
             exact = isinstance(factor, int) and as_dim(as_expr(extent) * factor) == sizes[n]
         else:
-            assert scales is not None
             exact, factor = scales[n] == int(scales[n]), int(scales[n])
         if exact and factor == 1:
             continue
@@ -196,8 +254,7 @@ def _of_symbolic_size(
             at = _positions(rule, PROBE, PROBE * int(factor), float(factor))
             repeats = np.array_equal(_table(rule, at, PROBE, float(factor))[0][:, 0], np.arange(len(at)) // int(factor))
         if not repeats:
-            why = f"an axis of symbolic size {extent} is resized other than by repeating its elements"
-            raise ctx.unsupported(why, "fix that size with --dim")
+            return None
         x = ctx.add(ops.REPEAT, [x], factor=int(factor), axis=axis)
     return x
 
