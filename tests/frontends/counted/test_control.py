@@ -171,3 +171,22 @@ def test_rows_without_a_bound_are_refused(make_model):
     model = make_model([node("Loop", ["", "", "x"], ["y", "rows"], body=step)], {"x": (F, []), "limit": (F, [])}, {"y": F, "rows": F})
     with pytest.raises(UnsupportedError, match="has no bound"):
         import_model(model)
+
+
+@pytest.mark.parametrize("shape", [[3, 4, 2], ["b", "t", 2]])
+def test_scan_of_opset_8(make_model, shape):
+    """A batch of sequences, one backwards, with a captured weight; states and stacked rows."""
+    nodes = [node("Add", ["s", "e"], ["t"]), node("Mul", ["t", "w"], ["r0"]), node("Add", ["r0", "g"], ["r"])]
+    step = body(nodes, [("s", F, [2]), ("e", F, [2]), ("g", F, [2])], [("t", F, [2]), ("r", F, [2])])
+    scan = node("Scan", ["", "start", "x", "z"], ["last", "rows"], body=step, num_scan_inputs=2, directions=[0, 1])
+    inputs = {"start": (F, [shape[0], 2]), "x": (F, shape), "z": (F, shape), "w": (F, [2])}
+    model = make_model([scan], inputs, {"last": F, "rows": F}, opset=8)
+    rng = np.random.default_rng(0)
+    start, x, z, w = (rng.standard_normal(s).astype(np.float32) for s in ((3, 2), (3, 4, 2), (3, 4, 2), (2,)))
+    artifact, _ = compile_model(model, CompileOptions(verify=True))
+    case = {"start": start, "x": x, "z": z, "w": w}
+    got, interpreted = tcomp.Module.load(artifact).run(case), evaluate_graph(import_model(model), case)
+    sums = start[:, None] + np.cumsum(x, axis=1)
+    for result in (got, interpreted):
+        np.testing.assert_allclose(result["last"], sums[:, -1], rtol=1e-5, atol=1e-6)
+        np.testing.assert_allclose(result["rows"], sums * w + z[:, ::-1], rtol=1e-5, atol=1e-6)

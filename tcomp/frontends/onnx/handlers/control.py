@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -252,10 +253,46 @@ def _scan(ctx: Context) -> tuple[Value, ...]:
     return *results[:count], *rows
 
 
+def _batched_scan(ctx: Context) -> tuple[Value, ...]:
+    """Scan of opset 8: a loop over the batch, the first axis of all values, around a loop over the second axis of those scanned."""
+    if ctx.input(0) is not None:
+        raise ctx.unsupported("its sequences have lengths of their own", hint="export the model with opset 9 or newer")
+    proto, scanned = ctx.attrs["body"], ctx.attrs["num_scan_inputs"]
+    values = [ctx.value(i) for i in range(1, len(ctx.inputs))]
+    count = len(values) - scanned
+    stacked, directions = len(proto.output) - count, ctx.attrs.get("directions") or [0] * scanned
+    if scanned < 1 or count < 0 or stacked < 0 or len(directions) != scanned:
+        raise ctx.invalid(f"{len(values)} inputs, {scanned} of them scanned; its body has {len(proto.output)} outputs")
+    if flat := [v for n, v in enumerate(values) if len(v.shape) < (1 if n < count else 2)]:
+        raise ctx.invalid(f"{flat[0]} has no axis for the batch, or for the sequence")
+    batch, trips = values[count].shape[:2]
+    for n, v in enumerate(values):
+        ctx.require_same(v.shape[0], batch)
+        if n > count:
+            ctx.require_same(v.shape[1], trips)
+    parts = [(v.dtype, v.shape[1 if n < count else 2 :]) for n, v in enumerate(values)]
+    body = ctx.bodies.closed(proto, parts, repeated=True)
+    number, captured, item = (
+        body.scope.builder.input("iteration", "int64", ()),
+        list(body.captured),
+        Scope(f"{ctx.name}.item", None, ctx.scope),
+    )
+    formal = [item.builder.input("item", "int64", ())]
+    formal += [item.builder.input(v.name, v.dtype, v.shape[1:]) for v in values]
+    formal += [item.builder.input(v.name, v.dtype, v.shape) for v in captured]
+    own = formal[1 : 1 + len(values)]
+    inner = replace(body, captured=dict(zip(formal[1 + len(values) :], body.captured.values(), strict=True)))
+    attrs = loop_attrs(trips, count, [bool(d) for d in directions], (False,) * stacked)
+    results = _append_loop(replace(ctx, scope=item), inner, [number, *body.inputs], own, body.outputs, attrs)
+    types = [(v.dtype, (batch, *v.shape)) for v in results]
+    attrs = loop_attrs(batch, 0, (False,) * len(values), (False,) * len(results))
+    return ctx.scope.append(LOOP, [*values, *captured], types, attrs, ctx.name, [item.finish(formal, results)])
+
+
 def _moved(ctx: Context, value: Value, source: int, target: int) -> Value:
     perm = list(range(rank := len(value.shape)))
     perm.insert(ctx.axis(target, rank), perm.pop(ctx.axis(source, rank)))
     return value if perm == list(range(rank)) else ctx.add(TRANSPOSE, [value], perm=tuple(perm))
 
 
-TABLE: Table = {"If": _if, "Loop": _loop, "Scan": ((9, _scan),)}
+TABLE: Table = {"If": _if, "Loop": _loop, "Scan": ((8, _batched_scan), (9, _scan))}
