@@ -1,8 +1,9 @@
 """The cases of the ONNX backend test suite, and what becomes of one.
 
 A case is a model with data sets of inputs and expected outputs. It is compiled and run; if what it refuses is that operands which
-determine shapes (an axis, a pad width, a slice's start) are inputs of the graph, as they are in many one-node cases, it is
-compiled once more with those inputs fixed to the values of the data set, as a user would have to do.
+determine shapes (an axis, a pad width, a slice's start) are inputs of the graph, as they are in many one-node cases, or inputs are
+sequences or optionals, of which the file does not say how many tensors they hold, it is compiled once more as a user would have to
+do: with those inputs fixed to the values of the data set, and with the shapes of those tensors.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ from onnx.backend.test.case.test_case import TestCase
 from onnx.backend.test.loader import load_model_tests
 from onnx.backend.test.runner import Runner
 
-from tcomp.errors import UnsupportedError
+from tcomp.errors import InputError, UnsupportedError
 
 KINDS = ("real", "simple", "pytorch-converted", "pytorch-operator", "node")
 PASSED, FIXED, REFUSED, WRONG, ERROR, CRASHED, HUNG = "passed", "fixed", "refused", "wrong", "error", "crashed", "hung"
@@ -38,7 +39,7 @@ OUTCOMES = {
 }
 
 Arrays = Mapping[str, np.ndarray]
-Execute = Callable[[ModelProto, Arrays, Arrays], Arrays]  # (model, inputs, inputs fixed when it is compiled) -> outputs by name
+Execute = Callable[[ModelProto, Arrays, Mapping[str, Any]], Arrays]  # (model, inputs, options of compiling it) -> outputs by name
 
 # Operands that only say what shape the result has, or which axis is meant: (operator, positions).
 SHAPE_OPERANDS: Mapping[str, tuple[int, ...]] = {
@@ -46,7 +47,7 @@ SHAPE_OPERANDS: Mapping[str, tuple[int, ...]] = {
     "CumSum": (1,), "DFT": (1, 2), "Expand": (1,), "HammingWindow": (0,), "HannWindow": (0,), "MaxUnpool": (2,),
     "MelWeightMatrix": (0, 1, 2, 3, 4), "OneHot": (1,), "Pad": (1, 3), "Range": (0, 1, 2), "Reshape": (1,),
     "Resize": (1, 2, 3), "STFT": (1, 3), "Slice": (1, 2, 3, 4), "Split": (1,), "Squeeze": (1,), "Tile": (1,), "TopK": (1,),
-    "Unsqueeze": (1,), "Upsample": (1,), "Loop": (0, 1), "If": (0,), "Dropout": (1, 2),
+    "Unsqueeze": (1,), "Upsample": (1,), "Loop": (0, 1), "If": (0,), "SequenceInsert": (2,), "SequenceErase": (1,), "SplitToSequence": (1,),
     **{f"Reduce{kind}": (1,) for kind in (
         "Sum", "Mean", "Max", "Min", "Prod", "L1", "L2", "LogSum", "LogSumExp", "SumSquare")},
 }  # fmt: skip
@@ -92,13 +93,19 @@ def _run(case: TestCase, execute: Execute, tolerance: tuple[float, float]) -> tu
     for inputs, expected in _data_sets(case, model):
         try:
             found = execute(model, inputs, {})
-        except UnsupportedError:
-            fixed = {n: inputs[n] for n in _shape_operands(model) if isinstance(inputs.get(n), np.ndarray)}
-            if not fixed:
+        except (UnsupportedError, InputError) as error:
+            dims = _empty_dims(model, inputs)
+            if isinstance(error, InputError) and not dims:
                 raise
-            found = execute(model, {n: x for n, x in inputs.items() if n not in fixed}, fixed)
+            fixed = {n: inputs[n] for n in _shape_operands(model) if isinstance(inputs.get(n), np.ndarray)}
+            held = _held(model, inputs)
+            if not fixed and not held and not dims:
+                raise
+            given = {n: x for n, x in inputs.items() if n not in fixed and isinstance(x, np.ndarray)} | held
+            found = execute(model, given, {"values": fixed, "shapes": {n: x.shape for n, x in held.items()}, "dims": dims})
             outcome = FIXED
-        outputs = [found[o.name] for o in model.graph.output]
+        outputs = [x for o, e in zip(model.graph.output, expected, strict=True) for x in _output(o.name, e, found)]
+        expected = [x for e in expected for x in (e if isinstance(e, list) else [e])]
         try:
             Runner.assert_similar_outputs(expected, outputs, max(case.rtol, tolerance[0]), max(case.atol, tolerance[1]))
         except AssertionError:
@@ -106,6 +113,28 @@ def _run(case: TestCase, execute: Execute, tolerance: tuple[float, float]) -> tu
                 raise
             _assert_equal_where_kept(expected, outputs)
     return outcome, ""
+
+
+def _held(model: ModelProto, inputs: Mapping[str, Any]) -> dict[str, np.ndarray]:
+    """The tensors in inputs that are sequences or optionals, by the names of the inputs that stand for them."""
+    found = {i.name: inputs.get(i.name) for i in model.graph.input if not i.type.HasField("tensor_type")}
+    tensors = {n: x for n, x in found.items() if isinstance(x, np.ndarray)}
+    return tensors | {f"{name}.{n}": x for name, items in found.items() if isinstance(items, list) for n, x in enumerate(items)}
+
+
+def _empty_dims(model: ModelProto, inputs: Mapping[str, Any]) -> dict[str, tuple[int, int]]:
+    """Dims that are 0 in the data, with a range that has it: by default they are 1 or more."""
+    sizes = ((d.dim_param, n) for i in model.graph.input if isinstance(x := inputs.get(i.name), np.ndarray)
+             for d, n in zip(i.type.tensor_type.shape.dim, x.shape, strict=False))  # fmt: skip
+    return {name: (0, 1 << 20) for name, size in sizes if name and size == 0}
+
+
+def _output(name: str, expected: Any, found: Mapping[str, Any]) -> list[Any]:
+    """The tensors of an output, which is a sequence where the suite has a list."""
+    if not isinstance(expected, list):
+        return [found[name]]
+    assert f"{name}.{len(expected)}" not in found, f"more than {len(expected)} elements of {name}"
+    return [found[f"{name}.{n}"] for n in range(len(expected))]
 
 
 def _assert_equal_where_kept(expected: list[Any], found: list[Any]) -> None:
@@ -191,29 +220,29 @@ def _load(path: str, kind: onnx.TypeProto) -> Any:
 # ---------------------------------------------------------------- the two levels
 
 
-def by_interpreter(model: ModelProto, inputs: Arrays, fixed: Arrays) -> Arrays:
+def by_interpreter(model: ModelProto, inputs: Arrays, options: Mapping[str, Any]) -> Arrays:
     """Import, then the NumPy reference of the graph."""
     from tcomp.frontends.onnx.importer import import_model
     from tcomp.ir.interpreters.graph import evaluate_graph
 
-    graph = import_model(model, values=fixed)
+    graph = import_model(model, **options)
     return evaluate_graph(graph, {v.name: inputs[v.name] for v in graph.inputs})
 
 
-def by_native_code(model: ModelProto, inputs: Arrays, fixed: Arrays) -> Arrays:
+def by_native_code(model: ModelProto, inputs: Arrays, options: Mapping[str, Any]) -> Arrays:
     """The whole pipeline."""
     import tcomp
 
-    return tcomp.compile(model, values=fixed).run(dict(inputs))
+    return tcomp.compile(model, **options).run(dict(inputs))
 
 
-def between_guards(model: ModelProto, inputs: Arrays, fixed: Arrays) -> Arrays:
+def between_guards(model: ModelProto, inputs: Arrays, options: Mapping[str, Any]) -> Arrays:
     """The whole pipeline; every buffer ends at an inaccessible page, then starts at one, with the same results."""
     import tcomp
     from tests.runtime.guarded import run_guarded, spread
 
     with spread() as regions:
-        module = tcomp.compile(model, values=fixed, threads=1)
+        module = tcomp.compile(model, threads=1, **options)
     outputs, faults = run_guarded(module, inputs, False, regions)
     again, more = run_guarded(module, inputs, True, regions)
     different = [name for name, array in outputs.items() if array.tobytes() != again[name].tobytes()]

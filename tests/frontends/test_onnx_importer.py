@@ -20,11 +20,10 @@ def node(op, inputs, outputs, **attrs):
 
 
 def test_no_operator_has_two_handlers():
-    families = [family for domain in importer.FAMILIES.values() for family in domain]
-    names = [name for family in families for name in family]
-    assert len(set(names)) == len(names)
-    for family in families:
-        for versions in (v for v in family.values() if not callable(v)):
+    for families in importer.FAMILIES.values():
+        names = [name for family in families for name in family]
+        assert len(set(names)) == len(names)
+        for versions in (v for family in families for v in family.values() if not callable(v)):
             assert [since for since, _ in versions] == sorted({since for since, _ in versions})
 
 

@@ -23,6 +23,7 @@ from onnx import AttributeProto, FunctionProto, GraphProto, ModelProto, NodeProt
 
 from tcomp.errors import ImportModelError, InputError, TcompError, UnsupportedError
 from tcomp.frontends.onnx import reader
+from tcomp.frontends.onnx.containers import Container, contained, elements, leaves, rebuilt, type_name
 from tcomp.frontends.onnx.context import FOLD_LIMIT, Body, Context, Handler, Scope, Table, Type, check_type
 from tcomp.frontends.onnx.handlers import (
     arithmetic,
@@ -35,6 +36,7 @@ from tcomp.frontends.onnx.handlers import (
     nn,
     random,
     recurrent,
+    sequences,
     signal,
     svm,
     text,
@@ -55,7 +57,7 @@ MAX_NODES = 100_000  # nodes after expansion
 MAX_ROUNDS = 8  # of imports, each with what the one before found out about sizes
 
 FAMILIES: Mapping[str, tuple[Table, ...]] = {  # by domain; the standard one is ""
-    "": tuple(family.TABLE for family in (arithmetic, control, counting, image, movement, nn, random, recurrent, signal, text)),
+    "": tuple(family.TABLE for family in (arithmetic, control, counting, image, movement, nn, random, recurrent, sequences, signal, text)),
     "ai.onnx.ml": (ml.TABLE, svm.TABLE, trees.TABLE),
     "ai.onnx.preview": (flex.TABLE,),
     "com.microsoft": tuple(family.TABLE for family in (fused, attention, quantized, experts, misc)),
@@ -176,7 +178,8 @@ class Frame:
             if self.parent is None:
                 raise ImportModelError(f"`{name}` is used but defined nowhere", where=f"graph `{self.scope.builder.name}`")
             outer, around = self.parent.lookup(name), self.parent.scope
-            self.values[name] = outer if around is self.scope or outer is _POISON else self._captured(outer, around)
+            here = around is self.scope or outer is _POISON
+            self.values[name] = outer if here else rebuilt(outer, (self._captured(v, around) for v in leaves([outer])))
         return self.values[name]
 
     def operands(self, node: NodeProto) -> list[Value | None]:
@@ -220,13 +223,17 @@ class _Importer:
         for name, info in fixed.items():
             frame.values[name] = builder.constant(_fitting(values[name], info), name)
         free = [i for i in proto.input if i.name not in initializers and i.name not in fixed]
-        for name, dtype, given in signature(free, shapes, dims, self.distinct):
+        tensors = {i.name: elements(i, shapes) for i in free}
+        for name, dtype, given in signature([t for group in tensors.values() for t in group], shapes, dims, self.distinct):
             shape = tuple(map(self.sizes.now, given))
             check_type(shape, dtype, f"input `{name}`")
             frame.values[name] = value = Value(name, dtype, shape)
             builder.inputs.append(value)
             for d in variables(*(d for d in shape if isinstance(d, Expr))):
                 builder.fresh(d.name)  # reserves the name for no size that the run counts
+        for info in (i for i in free if not i.type.HasField("tensor_type")):
+            kind = type_name(info.type, f"input `{info.name}`")
+            frame.values[info.name] = contained(info.name, kind, [frame.values[t.name] for t in tensors[info.name]])
         self.sizes.start(value.shape for value in builder.inputs)
         if not (shapes or dims or values or "ai.onnx.ml" in self.opsets):  # ONNX infers no shapes there, and converters declare wrong ones
             self.declared = {i.name: i for i in (*proto.value_info, *proto.output)}
@@ -556,10 +563,28 @@ def _check_declared(info: ValueInfoProto, value: Value) -> None:
         raise ImportModelError(what, where=where, why=f"its nodes give it the shape [{', '.join(map(str, value.shape))}]")
 
 
+def _returned(scope: Scope, results: Sequence[Value], proto: GraphProto) -> Iterator[tuple[ValueInfoProto, Value]]:
+    """The tensors that are returned, and as what: those of a sequence `y` as `y.0`, `y.1`, ..., that of an optional by its name."""
+    for info, value in zip(proto.output, results, strict=True):
+        kind = type_name(info.type, where := f"output `{info.name}`") if info.type.WhichOneof("value") else value.dtype
+        if kind != value.dtype and (isinstance(value, Container) or not info.type.HasField("tensor_type")):
+            raise ImportModelError(f"it is declared as {kind}, its nodes give it the type {value.dtype}", where=where)
+        while isinstance(value, Container) and value.is_optional:
+            if not value.items:
+                raise UnsupportedError("an output is an optional that holds nothing", where=where, hint="remove this output")
+            value = value.items[0]
+        if not isinstance(value, Container):
+            yield ValueInfoProto(name=info.name, type=info.type if info.type.HasField("tensor_type") else None), value
+            continue
+        if not value.items:
+            raise UnsupportedError("an output is a sequence without elements", where=where, hint="remove this output")
+        yield from ((ValueInfoProto(name=scope.builder.fresh(f"{info.name}.{n}")), v) for n, v in enumerate(value.items))
+
+
 def _finish(scope: Scope, results: Sequence[Value], proto: GraphProto) -> Graph:
     """The pruned graph with the model's output names; an output that is an input, a constant or another output is copied."""
     outputs: list[Value] = []
-    for info, value in zip(proto.output, results, strict=True):
+    for info, value in _returned(scope, results, proto):
         kind = info.type.tensor_type.elem_type
         if kind and reader.DTYPES.get(kind) != value.dtype:
             raise ImportModelError(f"output `{info.name}` is declared with another element type than the {value.dtype} it has")

@@ -18,6 +18,8 @@ from tcomp.ir.expr import Expr
 from tcomp.ir.graph import Value
 
 _TYPE_NAMES = {f"tensor({onnx.TensorProto.DataType.Name(number).lower()})": dtype for dtype, number in ELEM_TYPES.items()}
+_TYPE_NAMES |= {f"seq({t})": f"seq({d})" for t, d in _TYPE_NAMES.items()}
+_TYPE_NAMES |= {f"optional({t})": f"optional({d})" for t, d in _TYPE_NAMES.items()}
 _OPTIONAL = (OpSchema.FormalParameterOption.Optional, OpSchema.FormalParameterOption.Variadic)
 
 

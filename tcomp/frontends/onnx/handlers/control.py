@@ -11,6 +11,7 @@ import numpy as np
 from onnx import GraphProto
 
 from tcomp.errors import UnsupportedError
+from tcomp.frontends.onnx.containers import Container, alike, leaves, rebuilt
 from tcomp.frontends.onnx.context import Body, Context, Scope, Table, Type
 from tcomp.frontends.onnx.handlers.movement import cut, reshaped
 from tcomp.frontends.onnx.reader import tensor_type
@@ -25,6 +26,7 @@ from tcomp.ops.movement import TRANSPOSE
 from tcomp.ops.recurrent import STACK
 
 ENDLESS = 1 << 62  # iterations: more than any run has
+MAX_APPENDED = 1024  # iterations of a loop that carries a sequence
 MAX_UNROLLED = 32  # iterations of a loop that is no LOOP because shapes change from one to the next; each adds its nodes to the graph
 
 
@@ -56,7 +58,11 @@ def _either(ctx: Context, branches: Sequence[GraphProto]) -> tuple[Value, ...]:
     if len(then.outputs) != len(otherwise.outputs):
         raise ctx.invalid("its branches have different numbers of outputs")
     types, sizes = list[Type](), dict[Expr, tuple[Dim, Dim]]()  # `sizes`: what a dim of the results is in each branch
-    for one, other in zip(then.outputs, otherwise.outputs, strict=True):
+    if not alike(then.outputs, otherwise.outputs):
+        why = "its branches give sequences of different lengths or optionals that differ, and which one is taken depends on input data"
+        raise ctx.unsupported(why, hint="fix the condition at export")
+    tensors = [leaves(body.outputs) for body in bodies]
+    for one, other in zip(*tensors, strict=True):
         if (one.dtype, len(one.shape)) != (other.dtype, len(other.shape)):
             why = f"its branches give {one} and {other}, and which one is taken depends on input data"
             raise ctx.unsupported(why, hint="fix the condition at export, or the symbolic sizes with --dim")
@@ -64,14 +70,15 @@ def _either(ctx: Context, branches: Sequence[GraphProto]) -> tuple[Value, ...]:
         sizes |= {size: (d, e) for d, e, size in pairs if size is not None}
         types.append((one.dtype, tuple(d if size is None else size for d, _, size in pairs)))
     shared = list(dict.fromkeys([*then.captured, *otherwise.captured]))
-    results = [[*body.outputs, *(_extent(body.scope, pair[n], ctx.name) for pair in sizes.values())] for n, body in enumerate(bodies)]
+    results = [[*tensors[n], *(_extent(body.scope, pair[n], ctx.name) for pair in sizes.values())] for n, body in enumerate(bodies)]
     graphs = [_closed(body, [], shared, outputs) for body, outputs in zip(bodies, results, strict=True)]
     types += [("int64", ())] * len(sizes)
     values = ctx.scope.append(IF, [ctx.value(0), *shared], types, {}, ctx.name, graphs)
-    for (size, pair), count in zip(sizes.items(), values[len(then.outputs) :], strict=True):
+    for (size, pair), count in zip(sizes.items(), values[len(tensors[0]) :], strict=True):
         ends = [_limit(ctx, d, body) for d, body in zip(pair, bodies, strict=True)]
         ctx.scope.set_size(size, count, as_dim(maximum(*map(as_expr, ends))), ctx.name)
-    return values[: len(then.outputs)]
+    chosen = iter(values)
+    return tuple(rebuilt(v, chosen) for v in then.outputs)
 
 
 def _extent(scope: Scope, size: Dim, name: str) -> Value:
@@ -103,6 +110,10 @@ def _loop(ctx: Context) -> tuple[Value, ...]:
         stacks = len(ctx.attrs["body"].output) > len(ctx.inputs) - 1
         trips = ctx.size(select(first, maximum(as_expr(trips), 0), 0), "the trip count", most=LARGEST if stacks else None)
     states = [ctx.value(i) for i in range(2, len(ctx.inputs))]
+    if any(isinstance(v, Container) for v in states):
+        if not isinstance(trips, int) or trips > MAX_APPENDED:
+            raise ctx.unsupported(f"it carries a sequence and runs {trips} times; a known number up to {MAX_APPENDED} is accepted")
+        return _unrolled(ctx, trips, states)
     if not isinstance(trips, int) or trips > MAX_UNROLLED:
         return _as_loop(ctx, trips, states)
     with suppress(UnsupportedError), ctx.bodies.attempt():
@@ -207,11 +218,18 @@ def _append_loop(
     return ctx.scope.append(LOOP, [*inputs, *captured], types, attrs, ctx.name, [graph])
 
 
+def _passed(value: Value, first: Value) -> Value:
+    """A carried value as the body takes it: where the first one was an optional, in one."""
+    optional = isinstance(first, Container) and first.is_optional and value.dtype != first.dtype
+    return Container(value.name, first.dtype, [value]) if optional else value
+
+
 def _unrolled(ctx: Context, trips: int, states: Sequence[Value]) -> tuple[Value, ...]:
     """The body once for each iteration: shapes may change, the condition must be known."""
     proto, now, rows = ctx.attrs["body"], list(states), []
     for number in range(trips):
-        condition, *results = ctx.bodies.inline(proto, [ctx.constant(number, "int64"), ctx.constant(True), *now])
+        given = [_passed(v, first) for v, first in zip(now, states, strict=True)]
+        condition, *results = ctx.bodies.inline(proto, [ctx.constant(number, "int64"), ctx.constant(True), *given])
         now = results[: len(states)]
         rows.append(results[len(states) :])
         if (goes_on := ctx.scope.known(condition)) is None:

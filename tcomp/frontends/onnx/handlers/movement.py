@@ -253,12 +253,6 @@ def _split(ctx: Context) -> tuple[Value, ...]:
     x, axis = ctx.value(0), ctx.axis(ctx.attrs["axis"])
     extent = x.shape[axis]
     sizes: Sequence[Dim] | None = ctx.attrs.get("split") if ctx.input(1) is None else ctx.given_dims(1, "the split")
-    if sizes is not None and any(map(is_given, sizes)):
-        inside = [(as_expr(0) <= d) & (as_expr(d) <= extent) for d in sizes]
-        whole = te.equal(every(add, [*map(as_expr, sizes)], const(0)), as_expr(extent))
-        sizes = [ctx.size(d, f"part {n}", valid=every(and_, inside, TRUE) & whole) for n, d in enumerate(sizes)]
-        starts = accumulate(map(as_expr, sizes), initial=as_expr(0))
-        return tuple(cut(ctx, x, axis, ctx.size(s, "a start", most=None), d) for s, d in zip(starts, sizes, strict=False))
     if sizes is None:
         count = ctx.attrs.get("num_outputs") or len(ctx.outputs)
         if count != len(ctx.outputs):
@@ -270,9 +264,22 @@ def _split(ctx: Context) -> tuple[Value, ...]:
             sizes = [as_dim(extent // count)] * count
             if as_dim(as_expr(sizes[0]) * count) != extent:
                 raise ctx.unsupported(f"an axis of symbolic size {extent} is split into {count}", "fix that size")
+    return parts(ctx, x, axis, sizes)
+
+
+def parts(ctx: Context, x: Value, axis: int, sizes: Sequence[Dim]) -> tuple[Value, ...]:
+    """A value cut along an axis into parts of these sizes."""
+    extent = x.shape[axis]
+    if any(map(is_given, sizes)):
+        inside = [(as_expr(0) <= d) & (as_expr(d) <= extent) for d in sizes]
+        whole = te.equal(every(add, [*map(as_expr, sizes)], const(0)), as_expr(extent))
+        sizes = [ctx.size(d, f"part {n}", valid=every(and_, inside, TRUE) & whole) for n, d in enumerate(sizes)]
+        starts = accumulate(map(as_expr, sizes), initial=as_expr(0))
+        return tuple(cut(ctx, x, axis, ctx.size(s, "a start", most=None), d) for s, d in zip(starts, sizes, strict=False))
     offsets = list(accumulate(map(as_expr, sizes), initial=as_expr(0)))
-    if as_dim(offsets[-1]) != extent:
+    if isinstance(extent, int) and isinstance(total := as_dim(offsets[-1]), int) and total != extent:
         raise ctx.invalid(f"parts of {_text(sizes)} do not add up to {extent}")
+    ctx.require_same(as_dim(offsets[-1]), extent)
     return tuple(cut(ctx, x, axis, as_dim(offset), size) for offset, size in zip(offsets, sizes, strict=False))
 
 
