@@ -62,10 +62,11 @@ class CpuBackend(Backend):
 
     def link(self, program: Program, kernels: Mapping[str, bytes]) -> bytes:
         """A shared object: the kernels, the entry function that calls them, and the thread pool."""
-        from tcomp.codegen.llvm.entry import emit_program, has_bind
+        from tcomp.codegen.llvm.entry import copies, emit_copy, emit_program, has_bind
 
-        entry, pool = (self._object(ir) for ir in (emit_program(program, self.target), thread_pool.pool_ir(self.target.triple)))
-        objects = [entry, *kernels.values(), pool]
+        entry = self._object(emit_program(program, self.target), 0)  # calls and little else, which optimisation would not make faster
+        shared = [thread_pool.pool_ir(self.target.triple), *[emit_copy(self.target)] * copies(program)]
+        objects = [entry, *kernels.values(), *map(self._object, shared)]
         exports = ["tcomp_run", "tcomp_run_profiled", "tcomp_plan", *["tcomp_bind"] * has_bind(program), *thread_pool.EXPORTS]
         return elf.link(objects, exports, imports=thread_pool.IMPORTS)
 
@@ -78,15 +79,16 @@ class CpuBackend(Backend):
         objects = [*map(self.emit, kernels), self._object(thread_pool.pool_ir(self.target.triple))]
         return elf.link(objects, [*(k.name for k in kernels), *thread_pool.EXPORTS], imports=thread_pool.IMPORTS)
 
-    def _object(self, ir_text: str) -> bytes:
+    def _object(self, ir_text: str, opt_level: int = 2) -> bytes:
         """LLVM IR that is no kernel, compiled to a relocatable object, or found in the cache."""
 
         def compiled() -> str:
             from tcomp.codegen.llvm.machine_code import compile_ir
 
-            return base64.b64encode(compile_ir(ir_text, self.target)).decode()
+            return base64.b64encode(compile_ir(ir_text, self.target, opt_level)).decode()
 
-        return base64.b64decode(cache.recall("objects", cache.name(ir_text, str(self.target), cache.source_version()), compiled))
+        name = cache.name(ir_text, str(self.target), str(opt_level), cache.source_version())
+        return base64.b64decode(cache.recall("objects", name, compiled))
 
     def listing(self, stage: str, schedule: Schedule) -> str:
         """LLVM IR, or assembly."""

@@ -148,10 +148,15 @@ def lossless(source: str, target: str) -> bool:
 
 def affine(body: Body, source: Value) -> tuple[E.Expr, E.Expr] | None:
     """(a, b) with  output[i] == a * source[i] + b,  a and b free of `source`. None if there is no such pair."""
-    at = canonical(body.tensor, body.tensor.axes)
-    if not same_shape(body.tensor.shape, source.shape) or any(canonical(body.tensor, r.args) != at for r in body.reads_of(source)):
+    return _affine_of(body.tensor, body.expr, body.leaves[source])
+
+
+@lru_cache(maxsize=4096)
+def _affine_of(tensor: te.Tensor, e: E.Expr, source: te.Tensor) -> tuple[E.Expr, E.Expr] | None:
+    at, reads = canonical(tensor, tensor.axes), (r for r in E.reads(e) if r.attr is source)
+    if not same_shape(tensor.shape, source.shape) or any(canonical(tensor, r.args) != at for r in reads):
         return None
-    return _affine(body.expr, body.leaves[source])
+    return _affine(e, source)
 
 
 def _affine(e: E.Expr, source: te.Tensor) -> tuple[E.Expr, E.Expr] | None:

@@ -29,14 +29,11 @@ def emit_program(program: Program, target: CpuTarget) -> str:
     """LLVM IR text of the entry functions. Raises `IRError` for a malformed program."""
     verify_program(program)
     module = KernelModule("tcomp_run", target)
-    n = E.dim("n", 0)
-    src, dst = Buffer("src", "uint8", (n,)), Buffer("dst", "uint8", (n,))
-    lanes = loop("i", n // 64, lambda i: loop("l", 64, lambda v: store(dst, (i * 64 + v,), src[i * 64 + v]), VECTORIZED))
-    rest = loop("j", n % 64, lambda j: store(dst, (n // 64 * 64 + j,), src[n // 64 * 64 + j]), SERIAL)
-    define(module, Kernel("tcomp_copy", (src, dst), (dst,), (n,), block(lanes, rest)), "internal")
     for call in calls(program.steps):
         types = ["ptr"] * (1 + len(call.buffers)) + ["i64"] * len(call.scalars)
         module.declarations[call.symbol] = f"declare void {symbol(call.symbol)}({', '.join(types)})"
+    if copies(program):
+        module.declarations["tcomp_copy"] = "declare void @tcomp_copy(ptr, ptr, ptr, i64)"
     _Entry(module, program).emit("tcomp_run")
     _Entry(module, program).emit("tcomp_run_profiled", ", ptr %ticks, ptr %events")
     module.functions.append(EVENT_IR)
@@ -46,9 +43,24 @@ def emit_program(program: Program, target: CpuTarget) -> str:
     return module.text()
 
 
+def emit_copy(target: CpuTarget) -> str:
+    """LLVM IR text of `tcomp_copy(call, src, dst, n)`, n in bytes, for the steps that copy. The same for all programs."""
+    module, n = KernelModule("tcomp_copy", target), E.dim("n", 0)
+    src, dst = Buffer("src", "uint8", (n,)), Buffer("dst", "uint8", (n,))
+    lanes = loop("i", n // 64, lambda i: loop("l", 64, lambda v: store(dst, (i * 64 + v,), src[i * 64 + v]), VECTORIZED))
+    rest = loop("j", n % 64, lambda j: store(dst, (n // 64 * 64 + j,), src[n // 64 * 64 + j]), SERIAL)
+    define(module, Kernel("tcomp_copy", (src, dst), (dst,), (n,), block(lanes, rest)))
+    return module.text()
+
+
 def has_bind(program: Program) -> bool:
     """Whether there is a function `tcomp_bind`."""
     return any(d.attr.source is not None for d in program.dims)
+
+
+def copies(program: Program) -> bool:
+    """Whether the entry functions call `tcomp_copy`."""
+    return any(isinstance(step, Copy) for step in walk(program.steps))
 
 
 def _refs(steps: Sequence[Step]) -> Iterator[Ref]:
@@ -75,6 +87,7 @@ class _Entry(_Sized):
         self.exits = list[str]()  # blocks in which the run may end, and the number of the kernel before
         fields = {name: self.op(f"load ptr, ptr {self.field(name)}") for name in CALL_FIELDS[:5]}
         self.pointers[self.dims] = fields["dims"]
+        self.counts = any(ref.base == "dims" for ref in _refs(self.program.steps))  # whether steps write dims
         for ref in _refs(self.program.steps):
             if (ref.base, ref.index) not in self.bases:
                 numbered = ref.base in NUMBERED
@@ -84,7 +97,8 @@ class _Entry(_Sized):
         if self.can_stop:
             self.start("stopped")
             number = self.op(f"phi i64 {', '.join(self.exits)}")
-            status = self.op(f"load i64, ptr {self.field('status')}")
+            # Volatile as the tests are, or LLVM would take what one of them read, before another saw the run end.
+            status = self.op(f"load atomic volatile i64, ptr {self.field('status')} unordered, align 8")
             result = self.op(f"select i1 {self.op(f'icmp sgt i64 {status}, 0')}, i64 {number}, i64 {status}")
             self.line(f"ret i32 {self.op(f'trunc i64 {result} to i32')}")
         self.module.functions.append(self.text(f"define i32 @{name}(ptr %call{ticks}) #0"))
@@ -120,7 +134,7 @@ class _Entry(_Sized):
             self.forget_dims(step)
 
     def forget_dims(self, step: Step) -> None:
-        if any(ref.base == "dims" for ref in _refs((step,))):
+        if self.counts and any(ref.base == "dims" for ref in _refs((step,))):
             self.forget((self.dims,))
 
     def run(self, call: Call) -> None:

@@ -203,6 +203,7 @@ class _Importer:
         self.model, self.tensors, self.sizes, self.distinct = model, tensors, sizes, distinct
         self.records: list[NodeRecord] = []
         self.reported: set[str] = set()  # names in the records
+        self.reads = _Reads()
         self.count = self.streams = 0
         self.titled: set[Value] = set()  # values that bear the name the model gives them
         self.opsets = _opsets(model.opset_import)
@@ -251,7 +252,7 @@ class _Importer:
         for sparse in proto.sparse_initializer:
             name = sparse.values.name
             self.constant(frame, name, partial(self.tensors.dense, sparse, f"sparse tensor `{name}`"))
-        ordered = _ordered(proto.node, [o.name for o in proto.output], where := f"graph `{proto.name}`")
+        ordered = _ordered(proto.node, [o.name for o in proto.output], where := f"graph `{proto.name}`", self.reads)
         if frame.depth == 0 and len(ordered) < len(proto.node):
             self.check_unused(frame, proto, {o for node in ordered for o in node.output}, where)
         for node in ordered:
@@ -377,7 +378,7 @@ class _Importer:
         inner.values.update((p, v) for p, v in zip(formal, inputs, strict=False) if v is not None)
         absent = {p for p in formal if p not in inner.values}
         wanted = [o for o, actual in zip(function.output, node.output, strict=False) if actual]
-        for step in _ordered(function.node, wanted, f"function `{function.name}`"):
+        for step in _ordered(function.node, wanted, f"function `{function.name}`", self.reads):
             if absent.intersection(step.input):
                 step = deepcopy(step)
                 step.input[:] = ["" if n in absent else n for n in step.input]
@@ -467,24 +468,32 @@ def _check_names(proto: GraphProto) -> None:
         seen.add(name)
 
 
-def _reads(node: NodeProto) -> set[str]:
-    """Names a node uses, those that its sub-graphs use included."""
-    names, stack = set[str](), [node]
-    while stack:
-        inner = stack.pop()
-        names.update(filter(None, inner.input))
-        for graph in (a.g for a in inner.attribute if a.type == AttributeProto.GRAPH):
-            names.update(o.name for o in graph.output)
-            stack.extend(graph.node)
-    return names
+class _Reads:
+    """What the nodes of a model read from the graph they are in: a sub-graph is walked once, however deep it lies."""
+
+    def __init__(self) -> None:
+        self.free: dict[int, tuple[GraphProto, set[str]]] = {}  # by identity; the graphs are held, so that none takes another's place
+
+    def of_node(self, node: NodeProto) -> set[str]:
+        """Names a node uses, those that its sub-graphs take from outside included."""
+        graphs = (a.g for a in node.attribute if a.type == AttributeProto.GRAPH)
+        return {name for name in node.input if name}.union(*map(self.of_graph, graphs))
+
+    def of_graph(self, graph: GraphProto) -> set[str]:
+        """Names a graph uses and does not define."""
+        if (found := self.free.get(id(graph))) is None:
+            used = {o.name for o in graph.output}.union(*map(self.of_node, graph.node))
+            used.difference_update((i.name for i in graph.input), _initializers(graph), *(node.output for node in graph.node))
+            found = self.free[id(graph)] = graph, used
+        return found[1]
 
 
-def _ordered(nodes: Sequence[NodeProto], outputs: Iterable[str], where: str) -> list[NodeProto]:
+def _ordered(nodes: Sequence[NodeProto], outputs: Iterable[str], where: str, reads: _Reads) -> list[NodeProto]:
     """The nodes that the outputs need, in topological order (the given one where it is). Raises `ImportModelError` on a cycle."""
     for node in nodes:
         _check_text(node.op_type, node.domain, node.name, *node.input, *node.output)
     producer = {o: i for i, node in enumerate(nodes) for o in node.output if o}
-    needs = {i: {producer[n] for n in _reads(node) if n in producer} for i, node in enumerate(nodes)}
+    needs = {i: {producer[n] for n in reads.of_node(node) if n in producer} for i, node in enumerate(nodes)}
     wanted = set(postorder([producer[o] for o in outputs if o in producer], lambda i: list(needs[i])))
     sorter = TopologicalSorter(needs)
     try:
