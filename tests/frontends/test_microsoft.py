@@ -4,6 +4,7 @@ import importlib.util
 import itertools
 import math
 
+import ml_dtypes
 import numpy as np
 import pytest
 from onnx import compose, helper, numpy_helper
@@ -480,6 +481,34 @@ def test_recurrence_with_quantised_weights(direction, dtype):
     inputs += [scales[0], zeros[0], scales[1], zeros[1]]
     attrs = {"hidden_size": hidden, "direction": direction}
     compare("DynamicQuantizeLSTM", inputs, attrs, ("float32",) * 3, constants=(1, 2, 3, 8, 9, 10, 11), tolerance=2e-2)
+
+
+CORNERS = {
+    "few_bits_half": ("MatMulNBits", [floats(3, 32, dtype=np.float16), bytes_(5, 2, 8), floats(5, 2, dtype=np.float16)],
+                      {"K": 32, "N": 5, "block_size": 16}, (1, 2)),
+    "few_bits_no_rows": ("MatMulNBits", [floats(0, 32), bytes_(5, 2, 8), floats(5, 2)], {"K": 32, "N": 5, "block_size": 16}, (1, 2)),
+    "no_batch": ("Attention", [floats(0, 5, 6), floats(6, 24), floats(24)], {"num_heads": 2}, ()),
+    "no_positions": ("MultiHeadAttention", [floats(2, 0, 8)] * 3, {"num_heads": 2}, ()),
+    "no_tokens": ("MoE", [floats(0, 8), floats(0, 4), floats(4, 6, 8), None, floats(4, 8, 6)], {"k": 2}, ()),
+    "all_masked": ("MultiHeadAttention", [floats(2, 5, 8)] * 3 + [None, of([[0] * 5, [1] * 5], np.int32)], {"num_heads": 2}, ()),
+    "all_masked_causal": ("Attention", [floats(2, 5, 6), floats(6, 24), None, of([[0] * 5, [1] * 5], np.int32)],
+                          {"num_heads": 2, "unidirectional": 1}, ()),
+    "lengths": ("MultiHeadAttention", [floats(2, 3, 8), floats(2, 5, 8), floats(2, 5, 8), None, of([2, 5], np.int32)], {"num_heads": 2}, ()),
+    "zeros": ("DynamicQuantizeMatMul", [floats(2, 6) * 0, bytes_(6, 4), of(0.1), bytes_()], {}, ()),
+    "one_axis": ("FusedConv", [floats(1, 4, 9), floats(6, 4, 3), floats(6)], {"activation": "Tanh"}, ()),
+    "wide": ("FusedMatMul", [floats(2, 3, 4, dtype=np.float64), floats(2, 4, 5, dtype=np.float64)], {"alpha": 0.3}, ()),
+    **{f"nibbles_{dtype.__name__}": ("GatherBlockQuantized", [RNG.integers(0, 8, (3, 32, 4)).astype(dtype), of([[0, 6, -1]], np.int64),
+                                                             floats(3, 2, 4)], {"block_size": 16, "gather_axis": 2}, (0, 2))
+       for dtype in (ml_dtypes.int4, ml_dtypes.uint4)},
+}  # fmt: skip
+
+
+@needs_oracle
+@pytest.mark.parametrize("name", CORNERS)
+def test_corners(name):
+    op, inputs, attrs, constants = CORNERS[name]
+    dtype = inputs[0].dtype if inputs[0].dtype in (np.float16, np.float64) else np.dtype(np.float32)
+    compare(op, inputs, attrs, (dtype.name,), constants, tolerance=5e-3 if dtype == np.float16 else 2e-5)
 
 
 # operators that ONNX Runtime has for GPUs alone, and some of the others where it is not installed
