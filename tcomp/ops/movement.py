@@ -342,6 +342,17 @@ def tensor_scatter(past: Tensor, update: Tensor, starts: Tensor | None, axis: in
     return te.compute(past.shape, element, "tensor_scatter")
 
 
+def ends(x: Tensor, limits: Tensor) -> Tensor:
+    """Places in axes of the extents `limits` (int64), those below 0 counted from the end; what is outside is moved to the border."""
+    return te.compute(x.shape, lambda n: maximum(minimum(_from_end(x[n], limits[n]), limits[n]), 0), "ends")
+
+
+def at_most(x: Tensor, most: Dim) -> Tensor:
+    """The element of a tensor that has one, as an int64 scalar; a run in which it is below 0 or above `most` ends with an error."""
+    element, size = x[(0,) * x.ndim], as_expr(most) + 1
+    return te.compute((), lambda: clamped(checked(cast(element, "int64"), size, cast(element, "int64")), size), "at_most")
+
+
 def one_hot(indices: Tensor, values: Tensor, depth: Dim, axis: int) -> Tensor:
     """values[1] where the new axis (of size `depth`) equals the index, negative ones counted from the end; else values[0]."""
 
@@ -430,4 +441,5 @@ IDENTITY = Operator("identity", lambda x: te.compute(x.shape, lambda *i: x[i], n
 GATHER, GATHER_ELEMENTS = Operator("gather", gather), Operator("gather_elements", gather_elements)
 GATHER_ND, TENSOR_SCATTER = Operator("gather_nd", gather_nd), Operator("tensor_scatter", tensor_scatter)
 SCATTER_ELEMENTS, SCATTER_ND = Operator("scatter_elements", scatter_elements), Operator("scatter_nd", scatter_nd)
+ENDS, AT_MOST = Operator("ends", ends), Operator("at_most", at_most)
 ONE_HOT, TOP_K = Operator("one_hot", one_hot), Operator("top_k", top_k)

@@ -227,3 +227,28 @@ def test_gpus_refuse_counted_sizes():
     m = dim("m", 0)
     with pytest.raises(UnsupportedError, match="cannot be compiled for a GPU"):
         program_code(Program((m,), 0, ((m,),), (), (), (), ((m, 5),)), {}, CudaTarget(("sm_80",)))
+
+
+def test_slices_and_top_k_by_what_is_computed(make_model):
+    nodes = [
+        node("ReduceSum", ["m"], ["k"], keepdims=1),
+        node("TopK", ["x", "k"], ["best", "at"]),
+        node("Neg", ["k"], ["low"]),
+        node("Slice", ["x", "low", "far"], ["last"]),
+        node("Slice", ["x", "one", "k"], ["middle"]),
+        node("Sub", ["k", "one"], ["rest"]),
+        node("Slice", ["x", "rest", "low"], ["inner"]),
+    ]
+    constants = {"far": np.array([1 << 62]), "one": np.array([1])}
+    outputs = {"best": F, "at": I, "last": F, "middle": F, "inner": F}
+    for shape in ([6], ["n"]):
+        model = make_model(nodes, {"x": (F, shape), "m": (I, ["w"])}, outputs, constants=constants)
+        x = np.array([3, 1, 4, 1, 5, 9], F)
+        cases = [{"x": x, "m": np.full(k, 1)} for k in (1, 2, 5, 6)]
+        for got, k in zip(checked(model, *cases), (1, 2, 5, 6), strict=True):
+            np.testing.assert_array_equal(got["best"], np.sort(x)[::-1][:k])
+            np.testing.assert_array_equal(got["last"], x[-k:])
+            np.testing.assert_array_equal(got["middle"], x[1:k])
+            np.testing.assert_array_equal(got["inner"], x[k - 1 : -k])
+        with pytest.raises(InputError):
+            tcomp.compile(model).run({"x": x, "m": np.full(7, 1)})

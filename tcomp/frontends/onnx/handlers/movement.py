@@ -191,7 +191,7 @@ def _slice(ctx: Context) -> Value:
     if ctx.opset < 10:
         starts, ends = tuple(ctx.attrs["starts"]), tuple(ctx.attrs["ends"])
     else:
-        starts, ends = ctx.given_dims(1, "the starts"), ctx.given_dims(2, "the ends")
+        starts, ends = (_counted_ends(ctx, i) or ctx.given_dims(i, what) for i, what in ((1, "the starts"), (2, "the ends")))
     given = ctx.given_axes(3)
     steps: Sequence[Dim] = [1] * len(starts) if ctx.input(4) is None else ctx.given_dims(4, "the steps")
     chosen, valid = chosen_axes(ctx, given, len(x.shape)), TRUE
@@ -222,6 +222,20 @@ def _slice(ctx: Context) -> Value:
         # An empty slice may start anywhere; inside is where nothing can go wrong.
         first[axis], stride[axis], shape[axis] = 0 if count == 0 else as_dim(begin), step, count
     return sliced(ctx, x, first, stride, shape)
+
+
+def _counted_ends(ctx: Context, i: int) -> list[Dim] | None:
+    """The starts or ends of a slice, clamped, where only a run tells them; None where they are known before, or a step is not 1."""
+    value, steps = ctx.value(i), ctx.input(4)
+    if ctx.scope.given_elements(value) is not None or value.dtype not in ("int32", "int64") or not isinstance(value.shape[0], int):
+        return None
+    if steps is not None and ((known := ctx.known(4)) is None or np.any(known != 1)):
+        return None
+    given = ctx.given_axes(3)
+    axes = ctx.axes(range(value.shape[0]) if given is None else given)
+    limits = [ctx.value(0).shape[axis] for axis in axes]
+    ends = ctx.add(ops.ENDS, [value, ctx.dims_value(limits)])
+    return [ctx.counted(reshaped(ctx, cut(ctx, ends, 0, n, 1), ()), limit) for n, limit in enumerate(limits)]
 
 
 def _given_slice(ctx: Context, axis: int, start: Expr, end: Expr, step: Expr, valid: Expr) -> tuple[Dim, Dim, Dim]:
@@ -407,8 +421,13 @@ def _one_hot(ctx: Context) -> Value:
 
 def _top_k(ctx: Context) -> tuple[Value, ...]:
     x, axis = ctx.value(0), ctx.axis(ctx.attrs["axis"])
-    k: Dim = ctx.attrs["k"] if ctx.opset < 10 else ctx.given_dims(1, "k")[0]
     extent = x.shape[axis]
+    if ctx.opset < 10:
+        k: Dim = ctx.attrs["k"]
+    elif ctx.scope.given_elements(ctx.value(1)) is None:  # only a run tells it
+        k = ctx.counted(ctx.add(ops.AT_MOST, [ctx.value(1)], most=extent), extent)
+    else:
+        k = ctx.given_dims(1, "k")[0]
     k = ctx.size(k, "k", valid=as_expr(k) <= extent) if is_given(k) else k
     if isinstance(k, int) and (k < 0 or (isinstance(extent, int) and k > extent)):
         raise ctx.invalid(f"k is {k}, the axis has {extent} elements")
