@@ -199,9 +199,14 @@ def symbolic_dims(graph: Graph) -> SolvedDims:
     """The symbolic dims, from the shapes of the inputs, those that values of inputs give, then those that a run counts. Raises
     `UnsupportedError` where nothing tells one."""
     dims = solved_dims([d for v in graph.inputs for d in v.shape if isinstance(d, Expr)])
+    if plain := {d: var(d.name, d.attr.lo, d.attr.hi) for d in dims.extents if d.op == "var" and d.attr.source is not None}:
+        # A kernel alone, that gets from shapes what values give the model.
+        dims.extents = {d: plain.get(raw, raw) for d, raw in dims.extents.items()}
+        dims.values = {d: substitute(value, plain) for d, value in dims.values.items()}
+        dims.checks = [(substitute(c, plain), d) for c, d in dims.checks]
     wanted = {**sizes_in(graph), **dict.fromkeys(variables(*graph.checks))}
-    for v in with_sources(d for d in wanted if d.attr.source is not None and d not in dims.values):
-        if v in dims.values or (source := v.attr.source) is None:
+    for v in with_sources((d for d in wanted if d.attr.source is not None), {*dims.values}):
+        if (source := v.attr.source) is None:
             continue
         value = None if source.value is None else substitute(source.value, dims.values)
         own = v if value is source.value else var(v.name, v.attr.lo, v.attr.hi, source=replace(source, value=value))

@@ -17,7 +17,8 @@ from tcomp.backends import Backend
 from tcomp.backends.workers import compile_kernels
 from tcomp.errors import ArtifactError, ScheduleError
 from tcomp.ir.dims import bind_dims
-from tcomp.ir.expr import Expr, as_expr, variables
+from tcomp.ir.expr import Expr, as_dim
+from tcomp.ir.given import bind_given, sizes_in
 from tcomp.ir.graph import KERNEL, Graph, Node, Value, canonical_graph_text
 from tcomp.ir.interpreters.graph import evaluate_graph
 from tcomp.ir.layout import Layout
@@ -164,7 +165,8 @@ def compare(name: str, got: Array, want: Array, tolerance: float | None = None, 
 def _judge_kernels(graph: Graph, options: CompileOptions, inputs: Mapping[str, Array], tolerance: float | None) -> Iterator[KernelResult]:
     """Each node of a partitioned graph, in order. A node of control flow is judged as a whole."""
     values: dict[Value, Array] = {v: np.asarray(a) for v, a in graph.constants.items()} | {v: inputs[v.name] for v in graph.inputs}
-    dims = bind_dims([(v.name, v.shape, values[v].shape) for v in graph.inputs])
+    shapes = bind_dims([(v.name, v.shape, values[v].shape) for v in graph.inputs])
+    dims = bind_given(graph, [values[v] for v in graph.inputs], shapes)
     uses, precision = Counter(v for node in graph.nodes for v in node.inputs if v is not None), options.backend.target.precision
     for number, node in enumerate(graph.nodes, 1):
         options.progress("kernels alone", number, len(graph.nodes))
@@ -197,23 +199,18 @@ def _run_alone(node: Node, given: Mapping[Value, Array], want: list[Array], dims
     a symbolic dim that no input's shape gives is given by the shape of an input of its own."""
     graph, plain = _isolated(node, lambda name, v: Value(name, v.dtype, v.physical_shape))
     bound = {d for v in graph.inputs for d in v.shape if isinstance(d, Expr) and d.op == "var"}
-    needed = set(graph.dims()) | _dims_inside(node)
-    extra = {Value(f"dim:{d.name}", "bool", (d,)): d for d in dims if d in needed and d not in bound}
+    needed = sizes_in(graph)
+    free = {d: d if n >= 0 else as_dim(0 - d) for d, n in dims.items() if d in needed and d not in bound}
+    extra = {Value(f"dim:{d.name}", "bool", (extent,)): d for d, extent in free.items()}
     graph = replace(graph, inputs=(*graph.inputs, *extra))
 
     texts = {n: canonical_graph_text(n.bodies[0]) for n in kernel_nodes(graph)}
     compiled = compile_kernels(list(texts.values()), backend)
     module = Module.load(package(graph, {n: compiled[text] for n, text in texts.items()}, CompileOptions(backend, threads=1)), threads=1)
     feeds = {plain[v].name: _layout(v).to_physical(np.asarray(a)) for v, a in given.items()}
-    feeds |= {v.name: np.zeros(dims[d], bool) for v, d in extra.items()}
+    feeds |= {v.name: np.zeros(abs(dims[d]), bool) for v, d in extra.items()}
     results = module.run(feeds)
     return [_layout(v).from_physical(results[plain[v].name], a.shape) for v, a in zip(node.outputs, want, strict=True)]
-
-
-def _dims_inside(node: Node) -> set[Expr]:
-    """Symbolic dims that the bodies of a node use."""
-    inside = (set(body.dims()).union(*map(_dims_inside, body.nodes)) for body in node.bodies)
-    return set(variables(as_expr(node.attrs.get("trips", 0)))).union(*inside)
 
 
 def _layout(value: Value) -> Layout:

@@ -26,7 +26,7 @@ from __future__ import annotations
 import functools
 import operator
 import weakref
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
@@ -566,13 +566,13 @@ def variables(*roots: Expr) -> tuple[Expr, ...]:
     return root._variables
 
 
-def with_sources(sizes: Iterable[Expr]) -> list[Expr]:
-    """Sizes, each behind those that it is computed from (see `Source`)."""
+def with_sources(sizes: Iterable[Expr], known: Container[Expr] = ()) -> list[Expr]:
+    """Sizes, each behind those that it is computed from (see `Source`); without those that are `known`, and what only they need."""
 
     def sources(v: Expr) -> tuple[Expr, ...]:
-        return () if v.attr.source is None or v.attr.source.value is None else variables(v.attr.source.value)
+        return () if v in known or v.attr.source is None or v.attr.source.value is None else variables(v.attr.source.value)
 
-    return [*postorder([*sizes], sources)]
+    return [v for v in postorder([*sizes], sources) if v not in known]
 
 
 def _variables_or_args(e: Expr) -> tuple[Expr, ...]:

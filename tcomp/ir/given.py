@@ -81,8 +81,9 @@ def sizes_in(graph: Graph) -> dict[Expr, None]:
 def bind_given(graph: Graph, inputs: Sequence[np.ndarray[Any, Any]], dims: Mapping[Expr, int]) -> dict[Expr, int]:
     """`dims`, with the sizes of a graph that are given by the values of its inputs. Raises `InputError` where one is out of its range."""
     known: dict[Expr, Any] = dict(dims)
-    for v in with_sources(v for v in sizes_in(graph) if v.attr.source is not None):
-        if (source := v.attr.source) is None or v in known:
+    wanted = {**sizes_in(graph), **dict.fromkeys(variables(*graph.checks))}
+    for v in with_sources((v for v in wanted if v.attr.source is not None), dict(dims)):
+        if (source := v.attr.source) is None:
             continue
         if source.value is None:
             known[v] = inputs[source.input].reshape(-1)[source.element].item()

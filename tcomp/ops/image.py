@@ -5,10 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from functools import reduce
 from itertools import product
-from math import prod
 from operator import add, mul
 
-from tcomp.errors import IRError
 from tcomp.ir import te
 from tcomp.ir.expr import Dim, Expr, as_dim, as_expr, cast, const, maximum, minimum, row_major, select
 from tcomp.ir.graph import Operator
@@ -183,15 +181,12 @@ def crop_and_resize(x: Tensor, rois: Tensor, batch: Tensor, size: tuple[int, int
 
 
 def col2im(
-    x: Tensor, image: Sequence[int], block: Sequence[int], dilations: Sequence[int], pads: Sequence[int], strides: Sequence[int]
-) -> Tensor:
-    """Overlapping blocks x [n, c * prod(block), positions] summed into images [n, c, *image], the adjoint of im2col."""
-    rank = len(image)
-    if len(x.shape) != 3 or not isinstance(x.shape[1], int) or x.shape[1] % prod(block):
-        raise IRError(f"col2im of {x!r}: the second axis must be a multiple of the block size {prod(block)}")
-    counts = [(image[d] + pads[d] + pads[rank + d] - dilations[d] * (block[d] - 1) - 1) // strides[d] + 1 for d in range(rank)]
-    if x.shape[2] != prod(counts):
-        raise IRError(f"col2im of {x!r}: {prod(counts)} block positions are needed")
+    x: Tensor, image: Sequence[Dim], block: Sequence[Dim], dilations: Sequence[int], pads: Sequence[int], strides: Sequence[int],
+    channels: Dim,
+) -> Tensor:  # fmt: skip
+    """Overlapping blocks x [n, channels * prod(block), positions] summed into images [n, channels, *image], the adjoint of im2col. The
+    caller guarantees that there are as many positions as `block_positions` says."""
+    rank, counts = len(image), block_positions(image, block, dilations, pads, strides)
     offsets = [te.reduce_axis(b, f"k{d}") for d, b in enumerate(block)]
 
     def element(*i: Expr) -> Expr:
@@ -203,7 +198,15 @@ def col2im(
         row = row_major((i[1], *offsets), (1, *block))
         return te.sum(select(te.all_of(inside), x[i[0], row, row_major(places, counts)], 0), offsets)
 
-    return te.compute((x.shape[0], x.shape[1] // prod(block), *image), element, "col2im")
+    return te.compute((x.shape[0], channels, *image), element, "col2im")
+
+
+def block_positions(
+    image: Sequence[Dim], block: Sequence[Dim], dilations: Sequence[int], pads: Sequence[int], strides: Sequence[int]
+) -> list[Dim]:
+    """How many blocks lie along each axis of a padded image."""
+    room = [as_expr(d) + pads[n] + pads[len(image) + n] - (as_expr(block[n]) - 1) * dilations[n] - 1 for n, d in enumerate(image)]
+    return [as_dim(free // stride + 1) for free, stride in zip(room, strides, strict=True)]
 
 
 REPEAT, RESAMPLE = Operator("repeat", repeat), Operator("resample", resample)

@@ -14,6 +14,8 @@ from tcomp.errors import InputError
 from tcomp.frontends.onnx import import_model
 from tcomp.ir.interpreters.graph import evaluate_graph
 from tcomp.ir.text.parser import parse_graph
+from tcomp.options import CompileOptions
+from tcomp.verification import verify
 
 F, I, B = TensorProto.FLOAT, TensorProto.INT64, TensorProto.BOOL
 X = np.arange(24, dtype=np.float32).reshape(2, 3, 4) + 1
@@ -291,6 +293,23 @@ def test_graphs_show_where_sizes_come_from():
     again = parse_graph(str(graph), {n.op.name: n.op for n in graph.nodes})
     assert str(again) == str(graph)
     np.testing.assert_array_equal(evaluate_graph(again, {"x": X, "s": i64(6, -1)})["y0"], X.reshape(6, 4))
+
+
+def test_images_of_columns():
+    model = Model(one_node("Col2Im", [("x", F, [1, 12, "n"]), ("i", I, [2]), ("b", I, [2])]))
+    for image, block in (((5, 5), (2, 3)), ((4, 6), (3, 2)), ((3, 4), (3, 4))):
+        count = (image[0] - block[0] + 1) * (image[1] - block[1] + 1)
+        model.check({"x": np.arange(12 * count, dtype=np.float32).reshape(1, 12, count), "i": i64(*image), "b": i64(*block)})
+    for image, block in (((5, 5), (2, 3)), ((5, 5), (5, 1))):  # 12 and 5 positions
+        with pytest.raises(InputError):
+            model.module.run({"x": np.ones((1, 12, 9), np.float32), "i": i64(*image), "b": i64(*block)})
+
+
+def test_verify():
+    """Kernels alone take the sizes that values give them, negative ones as well."""
+    model = one_node("Slice", [("x", F, [2, 3, 4]), *((n, I, [2]) for n in "sead")])
+    given = {"x": X, "s": i64(3, 0), "e": i64(0, 2), "a": i64(2, 0), "d": i64(-2, 1)}
+    assert verify(import_model(model), given, CompileOptions(), full=True).ok
 
 
 def test_bound_calls_notice_other_values():

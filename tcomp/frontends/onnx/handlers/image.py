@@ -19,7 +19,7 @@ from tcomp.ir.simplify import same_dim
 from tcomp.ops import image as ops
 from tcomp.ops.elementwise import WHERE
 from tcomp.ops.interpolation import RESIZE_TABLE, ratio, real, window_width
-from tcomp.ops.movement import GATHER, RESHAPE
+from tcomp.ops.movement import GATHER, RESHAPE, product
 
 PROBE = 12  # elements of a stand-in for a symbolic axis: enough to tell index maps apart
 _MAX_RESIZED = 1 << 24  # elements along one axis: a table of positions is made for each
@@ -277,12 +277,18 @@ def _roi_align(ctx: Context) -> Value:
 
 
 def _col2im(ctx: Context) -> Value:
-    image, block = ctx.require_dims(1, "the image shape"), ctx.require_dims(2, "the block shape")
-    if any(isinstance(d, Expr) for d in (*image, *block)):
-        raise ctx.unsupported("the image or block shape is symbolic", "fix the sizes with --dim")
+    x = ctx.value(0)
+    image = tuple(ctx.size(d, f"extent {n} of the image", least=1) for n, d in enumerate(ctx.given_dims(1, "the image shape")))
+    block = tuple(ctx.size(d, f"extent {n} of the block", least=1) for n, d in enumerate(ctx.given_dims(2, "the block shape")))
+    if len(image) != len(block) or len(x.shape) != 3:
+        raise ctx.invalid("image and block have different ranks, or the input has not 3 axes")
     defaults = {"dilations": (1,) * len(image), "pads": (0,) * 2 * len(image), "strides": (1,) * len(image)}
     attrs = {name: tuple(ctx.attrs.get(name) or default) for name, default in defaults.items()}
-    return ctx.add(ops.COL2IM, [ctx.value(0)], image=image, block=block, **attrs)
+    size, positions = product(block), product(ops.block_positions(image, block, **attrs))
+    channels = ctx.size(as_expr(x.shape[1]) // size, "the number of channels")
+    ctx.require_same(x.shape[1], as_dim(as_expr(channels) * size))
+    ctx.require_same(x.shape[2], positions)
+    return ctx.add(ops.COL2IM, [x], image=image, block=block, channels=channels, **attrs)
 
 
 TABLE: Table = {

@@ -10,7 +10,6 @@ from tcomp.frontends.onnx.handlers.movement import reshaped
 from tcomp.ir.expr import Dim, as_dim, as_expr, select
 from tcomp.ir.graph import Value
 from tcomp.ir.simplify import same_dim
-from tcomp.ir.te import equal
 from tcomp.ops import signal as ops
 from tcomp.ops.movement import VIEW
 
@@ -76,8 +75,8 @@ def _stft(ctx: Context) -> Value:
         x = reshaped(ctx, x, (*x.shape, 1))
     count = ctx.size((as_expr(x.shape[1]) - length) // step + 1, "the number of frames")
     if window is not None and not same_dim(window.shape[0], length):
-        fits = equal(as_expr(window.shape[0]), as_expr(length))
-        window = ctx.add(VIEW, [window], shape=(ctx.size(length, "the length of the window", valid=fits),))
+        ctx.require_same(window.shape[0], length)
+        window = ctx.add(VIEW, [window], shape=(length,))
     frames = ctx.add(ops.FRAMES, [x, window], length=length, step=step, count=count)
     return transform(ctx, frames, 2, length, False, bool(ctx.attrs["onesided"]))
 
