@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import reduce
 from math import sqrt
 from typing import NamedTuple
 
@@ -57,16 +58,10 @@ def _range(ctx: Context, count: Dim, *shape: Dim, start: Dim = 0) -> Value:
     return reshaped(ctx, ctx.add(ARANGE, [], start=start, step=1, count=count, dtype="int64"), shape)
 
 
-def _chosen(ctx: Context, where: Value, other: float, dtype: str) -> Value:
-    """0 where a condition holds, else `other`."""
+def _chosen(ctx: Context, conditions: Sequence[Value], other: float, dtype: str) -> Value:
+    """0 where all conditions hold, else `other`."""
+    where = reduce(lambda a, b: ctx.add(ew.AND, [a, b]), conditions)
     return ctx.add(ew.WHERE, [where, ctx.constant(0.0, dtype), ctx.constant(max(other, float(lowest(dtype))), dtype)])
-
-
-def _both(ctx: Context, conditions: Sequence[Value]) -> Value:
-    first, *rest = conditions
-    for other in rest:
-        first = ctx.add(ew.AND, [first, other])
-    return first
 
 
 def _attention(ctx: Context, heads: Attended, terms: Sequence[Value | None], sink: Value | None = None, softcap: float = 0.0) -> Value:
@@ -106,11 +101,11 @@ def _masks(ctx: Context, mask: Value | None, heads: Attended) -> list[Value]:
                 raise ctx.unsupported(f"the mask {mask} does not fit {rows} queries and {columns} keys")
             wanted = (batch, 1, rows if len(mask.shape) == 3 else 1, columns)
             inside = [ctx.add(ew.GREATER, [reshaped(ctx, mask, wanted), ctx.constant(0, mask.dtype)])]
-        terms.append(_chosen(ctx, _both(ctx, inside), hidden, dtype))
-    if ctx.attrs.get("unidirectional"):
+        terms.append(_chosen(ctx, inside, hidden, dtype))
+    if ctx.attrs.get("unidirectional") == 1:
         past = as_dim(as_expr(columns) - as_expr(rows))
         at, key = _range(ctx, rows, rows, 1, start=past), _range(ctx, columns, 1, columns)
-        terms.append(_chosen(ctx, ctx.add(ew.LESS_EQUAL, [key, at]), float(lowest(dtype)), dtype))
+        terms.append(_chosen(ctx, [ctx.add(ew.LESS_EQUAL, [key, at])], float(lowest(dtype)), dtype))
     return terms
 
 
@@ -128,13 +123,9 @@ def _merged(
     return (y, ctx.add(STACK, [k, v], axis=0)) if ctx.wants(1) else (y,)
 
 
-def _biased(ctx: Context, y: Value, bias: Value | None) -> Value:
-    return y if bias is None else ctx.add(ew.ADD, [y, bias])
-
-
 def _merged_attention(ctx: Context) -> tuple[Value, ...]:
     _refuse_inputs(ctx, past_sequence_length=6)
-    qkv = _biased(ctx, ctx.add(MATMUL, [ctx.value(0), ctx.value(1)]), ctx.input(2))
+    qkv = total(ctx, ctx.add(MATMUL, [ctx.value(0), ctx.value(1)]), ctx.input(2))
     width = known(ctx, qkv.shape[2], "the projection")
     sizes = ctx.attrs.get("qkv_hidden_sizes") or [width // 3] * 3
     if sum(sizes) != width:
@@ -147,7 +138,7 @@ def _quantized_attention(ctx: Context) -> tuple[Value, ...]:
     scale = ctx.add(ew.MUL, [ctx.value(3), ctx.value(4)])
     qkv = ctx.add(ew.MUL, [cast(ctx, product(ctx, (0, 6), (1, 7)), scale.dtype), scale])
     width = known(ctx, qkv.shape[2], "the projection")
-    return _merged(ctx, _biased(ctx, qkv, ctx.value(2)), ctx.input(5), ctx.input(8), None, [width // 3] * 3)
+    return _merged(ctx, total(ctx, qkv, ctx.value(2)), ctx.input(5), ctx.input(8), None, [width // 3] * 3)
 
 
 def _multi_head(ctx: Context) -> tuple[Value | None, ...]:
@@ -170,7 +161,7 @@ def _multi_head(ctx: Context) -> tuple[Value | None, ...]:
             made.append(x)
             continue
         width = known(ctx, x.shape[2], "the hidden axis")
-        made.append(split_heads(ctx, _biased(ctx, x, None if bias is None else cut(ctx, bias, 0, first, width)), heads))
+        made.append(split_heads(ctx, total(ctx, x, None if bias is None else cut(ctx, bias, 0, first, width)), heads))
         first += width
     q, k, v = made
     if ctx.input(6) is not None and ctx.input(7) is not None:
@@ -219,7 +210,7 @@ def _rotary(ctx: Context) -> Value:
     if len(positions.shape) == 1:  # the first of consecutive ones
         steps = _range(ctx, by_head.shape[2], 1, by_head.shape[2])
         positions = ctx.add(ew.ADD, [steps, reshaped(ctx, positions, (1, 1))])
-    y = _rotated(ctx, by_head, _angles(ctx, cos, positions), _angles(ctx, sin, positions), bool(ctx.attrs["interleaved"]))
+    y = _rotated(ctx, by_head, _angles(ctx, cos, positions), _angles(ctx, sin, positions), ctx.attrs["interleaved"] == 1)
     return merge_heads(ctx, y) if len(x.shape) == 3 else y
 
 
@@ -253,14 +244,14 @@ def _grouped(ctx: Context) -> tuple[Value | None, ...]:
     new = ctx.dims_value([rows]) if ctx.input(16) is None else cast(ctx, ctx.value(16), "int64")
     first = ctx.add(ew.MAX, [ctx.add(ew.SUB, [end, new]), ctx.constant(0, "int64")])
     places = ctx.add(ew.ADD, [_range(ctx, rows, 1, rows), reshaped(ctx, first, (batch, 1))])
-    if ctx.attrs["do_rotary"]:
+    if ctx.attrs["do_rotary"] == 1:
         positions = places if ctx.input(9) is None else ctx.value(9)
         tables = [ctx.value(7), ctx.value(8)]
         if ctx.input(9) is None:  # rows of padding may lie behind the end of the tables
             last = ctx.dims_value([as_dim(as_expr(tables[0].shape[0]) - 1)])
             positions = ctx.add(ew.MIN, [positions, last])
         cos, sin = (_angles(ctx, table, positions) for table in tables)
-        q, k = (_rotated(ctx, p, cos, sin, bool(ctx.attrs["rotary_interleaved"])) for p in (q, k))
+        q, k = (_rotated(ctx, p, cos, sin, ctx.attrs["rotary_interleaved"] == 1) for p in (q, k))
     past = ctx.input(3), ctx.input(4)
     if past[0] is not None and past[1] is not None:
         before = past[0].shape[2]
@@ -275,7 +266,7 @@ def _grouped(ctx: Context) -> tuple[Value | None, ...]:
         seen = [ctx.add(ew.LESS_EQUAL, [key, at])]
     if (window := ctx.attrs["local_window_size"]) > 0:
         seen.append(ctx.add(ew.LESS, [ctx.add(ew.SUB, [at, ctx.constant(window, "int64")]), key]))
-    terms = [_chosen(ctx, _both(ctx, seen), float(lowest(dtype)), dtype), ctx.input(10)]
+    terms = [_chosen(ctx, seen, float(lowest(dtype)), dtype), ctx.input(10)]
     sink = ctx.input(11)
     if sink is None and ctx.attrs["smooth_softmax"] == 1:
         sink = ctx.constant(np.zeros(heads), dtype)

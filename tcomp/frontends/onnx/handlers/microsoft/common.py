@@ -72,9 +72,9 @@ def merge_heads(ctx: Context, x: Value) -> Value:
     return reshaped(ctx, y, (*y.shape[:2], int(y.shape[2]) * int(y.shape[3])))
 
 
-def dequantized(ctx: Context, x: Value, scale: Value, zero: Value | None, axis: int = 1, dtype: str | None = None) -> Value:
-    """(x - zero) * scale; scale and zero point are of one element, or of one for each slice of `axis`."""
-    return ctx.add(DEQUANTIZE, [x, scale, zero], axis=axis, block=0, dtype=dtype or scale.dtype)
+def dequantized(ctx: Context, x: Value, scale: Value, zero: Value | None) -> Value:
+    """(x - zero) * scale; scale and zero point have one element."""
+    return ctx.add(DEQUANTIZE, [x, scale, zero], axis=0, block=0, dtype=scale.dtype)
 
 
 def quantized(ctx: Context, y: Value, scale: int, dtype: str) -> Value:

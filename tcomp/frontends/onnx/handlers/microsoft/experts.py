@@ -33,10 +33,10 @@ def _routed(ctx: Context, router: Value, mixing: Value | None) -> tuple[Value, V
     best, choice = ctx.add_several(TOP_K, [router], k=k, axis=1, largest=True)
     if mixing is not None:
         shares = ctx.add(GATHER_ELEMENTS, [mixing, choice], axis=1)
-        if ctx.attrs["normalize_routing_weights"]:
+        if ctx.attrs["normalize_routing_weights"] == 1:
             shares = ctx.add(ew.DIV, [shares, ctx.add(red.REDUCE_SUM, [shares], axes=(1,), keepdims=True)])
         return choice, shares
-    if ctx.attrs["normalize_routing_weights"]:
+    if ctx.attrs["normalize_routing_weights"] == 1:
         return choice, ctx.add(red.SOFTMAX, [best], axes=(1,))
     return choice, ctx.add(GATHER_ELEMENTS, [ctx.add(red.SOFTMAX, [router], axes=(1,)), choice], axis=1)
 
@@ -110,7 +110,7 @@ def _quantized_experts(ctx: Context) -> Value:
     """Weights as quantised for the CPU (ONNX Runtime has layouts of their own for CUDA, which `weights_prepacked` = 1 says)."""
     if ctx.attrs["quant_type"] != "int" or ctx.attrs["weights_prepacked"] == 1 or any(ctx.input(i) is not None for i in range(15, 21)):
         raise ctx.unsupported("weights other than integers in their plain layout, or quantised activations, are not supported")
-    if ctx.input(14) is None and not ctx.attrs["normalize_routing_weights"]:
+    if ctx.input(14) is None and ctx.attrs["normalize_routing_weights"] != 1:
         why = "without `normalize_routing_weights` ONNX Runtime does not do the same on all devices"
         raise ctx.unsupported(why, "set the attribute to 1, or pass `router_weights`")
     third = None if ctx.input(8) is None else _quantized_layer(ctx, 3)

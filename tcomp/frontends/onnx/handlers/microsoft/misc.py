@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 from tcomp.frontends.onnx.context import Context, Handler, Table, forward
 from tcomp.frontends.onnx.handlers import counting, image, movement, signal
-from tcomp.frontends.onnx.handlers.microsoft.common import cast, halves, known, standard
+from tcomp.frontends.onnx.handlers.microsoft.common import applied, cast, halves, known, standard
 from tcomp.frontends.onnx.handlers.movement import reshaped
 from tcomp.ir.graph import Value
 from tcomp.ops import elementwise as ew, reduction as red
@@ -41,15 +39,8 @@ def _expand_dims(ctx: Context) -> Value:
 def _range(ctx: Context) -> Value:
     """The step is 1 where it is left out."""
     step = ctx.input(2) or ctx.constant(1, ctx.value(0).dtype)
-    scalars = (reshaped(ctx, v, ()) for v in (ctx.value(0), ctx.value(1), step))
-    return one(ctx, standard(movement.TABLE, "Range", 11), *scalars)
-
-
-def one(ctx: Context, handler: Handler, *inputs: Value | None) -> Value:
-    """The only output of a handler, of other inputs."""
-    result = handler(replace(ctx, inputs=inputs))
-    assert isinstance(result, Value)
-    return result
+    scalars = [reshaped(ctx, v, ()) for v in (ctx.value(0), ctx.value(1), step)]
+    return applied(ctx, standard(movement.TABLE, "Range", 11), scalars)
 
 
 def _distances(ctx: Context) -> Value:
