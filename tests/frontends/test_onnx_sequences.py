@@ -129,6 +129,32 @@ def test_a_loop_that_appends_to_a_sequence(run_model, count):
     np.testing.assert_allclose(found["y"], table[indices].reshape(count, 2, 4).mean(1), rtol=1e-6)
 
 
+def appending(count):
+    """A loop without a trip count that appends `x` times 0, 1, ... until there are `count`, as torch's newer exporter writes it."""
+    typed = helper.make_tensor_value_info
+    nodes = [
+        n("Cast", ["k"], ["f"], to=F), n("Mul", ["x", "f"], ["row"]), n("SequenceInsert", ["before", "row"], ["after"]),
+        n("Add", ["k", "one"], ["next"]), n("Less", ["next", "count"], ["on"]),
+    ]  # fmt: skip
+    body = helper.make_graph(
+        nodes, "body", [typed("i", I64, []), typed("go", BOOL, []), typed("k", I64, []), sequence("before")],
+        [typed("on", BOOL, []), typed("next", I64, []), sequence("after")],
+    )  # fmt: skip
+    outer = [
+        n("SequenceEmpty", [], ["none"]), n("Loop", ["", "true", "zero", "none"], ["last", "all"], body=body),
+        n("ConcatFromSequence", ["all"], ["y"], axis=0),
+    ]  # fmt: skip
+    constants = {"count": np.array(count), "true": np.array(True), "zero": np.array(0), "one": np.array(1)}
+    return model_of(outer, [("x", ("float32", ["n"]))], [("y", ("float32", None))], constants)
+
+
+def test_a_loop_that_appends_while_a_known_condition_holds(run_model):
+    x = RNG.random(3, np.float32)
+    np.testing.assert_allclose(both(run_model, appending(5), {"x": x})["y"], np.concatenate([x * k for k in range(5)]), rtol=1e-6)
+    with pytest.raises(UnsupportedError, match="runs more than 1024 times"):
+        import_model(appending(2000))
+
+
 def branch(name, nodes, output):
     return helper.make_graph(nodes, name, [], [output])
 

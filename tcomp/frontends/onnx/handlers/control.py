@@ -111,8 +111,8 @@ def _loop(ctx: Context) -> tuple[Value, ...]:
         trips = ctx.size(select(first, maximum(as_expr(trips), 0), 0), "the trip count", most=LARGEST if stacks else None)
     states = [ctx.value(i) for i in range(2, len(ctx.inputs))]
     if any(isinstance(v, Container) for v in states):
-        if not isinstance(trips, int) or trips > MAX_APPENDED:
-            raise ctx.unsupported(f"it carries a sequence and runs {trips} times; a known number up to {MAX_APPENDED} is accepted")
+        if not isinstance(trips, int):
+            raise ctx.unsupported("it carries a sequence, and how often it runs is not known", hint="fix symbolic sizes with --dim")
         return _unrolled(ctx, trips, states)
     if not isinstance(trips, int) or trips > MAX_UNROLLED:
         return _as_loop(ctx, trips, states)
@@ -227,7 +227,7 @@ def _passed(value: Value, first: Value) -> Value:
 def _unrolled(ctx: Context, trips: int, states: Sequence[Value]) -> tuple[Value, ...]:
     """The body once for each iteration: shapes may change, the condition must be known."""
     proto, now, rows = ctx.attrs["body"], list(states), []
-    for number in range(trips):
+    for number in range(min(trips, MAX_APPENDED)):
         given = [_passed(v, first) for v, first in zip(now, states, strict=True)]
         condition, *results = ctx.bodies.inline(proto, [ctx.constant(number, "int64"), ctx.constant(True), *given])
         now = results[: len(states)]
@@ -236,6 +236,9 @@ def _unrolled(ctx: Context, trips: int, states: Sequence[Value]) -> tuple[Value,
             raise ctx.unsupported("how often it runs depends on input data, and so do shapes")
         if not goes_on.item():
             break
+    else:
+        if trips > MAX_APPENDED:
+            raise ctx.unsupported(f"it carries a sequence and runs more than {MAX_APPENDED} times")
     if rows:
         return *now, *(ctx.add(STACK, list(column), axis=0) for column in zip(*rows, strict=True))
     types = [tensor_type(o.type, ctx.where) for o in proto.output[1 + len(states) :]]  # what is stacked in no iteration is as declared
