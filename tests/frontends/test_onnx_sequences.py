@@ -223,6 +223,13 @@ def test_what_is_not_valid(nodes, error, message):
         import_model(model_of(nodes, [("x", X)], [("y", ("float32", None))], {"two": np.array(2)}))
 
 
+def test_an_output_without_a_declared_type():
+    model = model_of([n("SequenceEmpty", [], ["y"])], [], [("y", ("float32", None))])
+    model.graph.output[0].ClearField("type")
+    with pytest.raises(UnsupportedError, match="a sequence without elements"):
+        import_model(model)
+
+
 def test_a_sequence_input_needs_the_shapes_of_its_elements():
     model = model_of([n("SequenceLength", ["s"], ["y"])], [sequence("s", [None])], [("y", ("int64", []))])
     with pytest.raises(UnsupportedError, match=r"how many elements") as caught:

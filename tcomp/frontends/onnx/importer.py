@@ -575,7 +575,8 @@ def _check_declared(info: ValueInfoProto, value: Value) -> None:
 def _returned(scope: Scope, results: Sequence[Value], proto: GraphProto) -> Iterator[tuple[ValueInfoProto, Value]]:
     """The tensors that are returned, and as what: those of a sequence `y` as `y.0`, `y.1`, ..., that of an optional by its name."""
     for info, value in zip(proto.output, results, strict=True):
-        kind = type_name(info.type, where := f"output `{info.name}`") if info.type.WhichOneof("value") else value.dtype
+        where = f"output `{info.name}`"
+        kind = type_name(info.type, where) if info.type.WhichOneof("value") else value.dtype
         if kind != value.dtype and (isinstance(value, Container) or not info.type.HasField("tensor_type")):
             raise ImportModelError(f"it is declared as {kind}, its nodes give it the type {value.dtype}", where=where)
         while isinstance(value, Container) and value.is_optional:
