@@ -64,7 +64,7 @@ def _rule(e: Expr) -> Expr | None:
     if e.dtype == INDEX:
         match e.op:
             case "add" | "sub" | "mul" | "neg":
-                return from_linear(linear(e))
+                return spread if (spread := _spread(terms := linear(e))) is not None else from_linear(terms)
             case "floordiv":
                 return _floordiv(*args)
             case "mod":
@@ -157,6 +157,18 @@ def _joined(terms: Linear) -> Linear:
     return terms
 
 
+def _spread(terms: Linear) -> Expr | None:
+    """n - max(0, n - 2) == min(n, 2): a sum goes into the operands of a minimum or maximum where it makes one of them a number."""
+    for m, k in terms.items():
+        if len(m) != 1 or m[0].op not in _FLIPPED or abs(k) != 1 or len(terms) == 1:
+            continue
+        options = [_plus(_plus(terms, {m: -k}), linear(a), k) for a in m[0].args]
+        if any(not any(option) for option in options) and any(n for n in terms if n != m):
+            return _min_max(binary(m[0].op if k > 0 else _FLIPPED[m[0].op], *map(from_linear, options)))
+    return None
+
+
+_FLIPPED = {"min": "max", "max": "min"}
 _keys: dict[Expr, str] = {}  # dropped together with _memo, as is the next one
 _opaque: set[Expr] = set()  # products that are not multiplied out
 _LONGEST_KEY = 2000  # characters; a digest stands for the rest

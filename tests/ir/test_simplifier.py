@@ -60,6 +60,7 @@ def test_difference(a, b):
         ((N * N - 1) // (N + 1), N - 1),
         ((N * X + X) % (N + 1), 0),
         (N // N, 1),
+        (N - E.maximum(N - 2, 0), E.minimum(N, 2)),
         (E.minimum(I, 20), I),
         (E.maximum(I + 1, 0), I + 1),
         (E.minimum(X + N, X + 2 * N), X + N),

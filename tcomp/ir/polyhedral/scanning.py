@@ -16,7 +16,7 @@ import islpy as isl
 
 from tcomp.ir import expr as E, loops as L
 from tcomp.ir.access import indices_of, without
-from tcomp.ir.expr import Expr, as_dim, bounds, const, loop_var
+from tcomp.ir.expr import Dim, Expr, as_dim, as_expr, bounds, const, loop_var
 from tcomp.ir.loops import PARALLEL, SERIAL, Accumulate, Allocate, Buffer, For, If, Stmt, Store
 from tcomp.ir.polyhedral.model import Model
 from tcomp.ir.simplify import simplify
@@ -54,7 +54,8 @@ class _Scanner:
         self._survey(stmt, (), ())
         self.expanded: dict[Buffer, Buffer] = {}
         for b, loops in self.homes.items():
-            sizes = [x.extent if (high := bounds(x.extent)[1]) is None else high for x in loops]
+            inner = {x.var for x in loops}  # of a triangle, the longest row counts; a size of the whole program is what it is
+            sizes = [x.extent if inner.isdisjoint(E.variables(as_expr(x.extent))) else _longest(x.extent) for x in loops]
             self.expanded[b] = Buffer(b.name, b.dtype, [*sizes, *b.shape], "global" if loops else b.scope)
 
     def _survey(self, stmt: Stmt, loops: tuple[For, ...], guards: tuple[Expr, ...]) -> None:
@@ -131,6 +132,10 @@ class _Scanner:
             return None if wide is None else E.read(wide, (*(loop.var for loop in self.homes[x.attr]), *x.args))
 
         return E.rewrite(e, rule) if self.expanded else e
+
+
+def _longest(extent: Dim) -> Dim:
+    return extent if (high := bounds(extent)[1]) is None else high
 
 
 def _distance(limit: Expr, start: Expr) -> Expr:

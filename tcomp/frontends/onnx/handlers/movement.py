@@ -271,13 +271,11 @@ def _split(ctx: Context) -> tuple[Value, ...]:
         count = ctx.attrs.get("num_outputs") or len(ctx.outputs)
         if count != len(ctx.outputs):
             raise ctx.invalid(f"attribute `num_outputs` is {count}, the node has {len(ctx.outputs)} outputs")
-        if isinstance(extent, int):
-            chunk = ceil(extent / count)
-            sizes = [max(0, min(chunk, extent - n * chunk)) for n in range(count)]
-        else:
-            sizes = [as_dim(extent // count)] * count
-            if as_dim(as_expr(sizes[0]) * count) != extent:
-                raise ctx.unsupported(f"an axis of symbolic size {extent} is split into {count}", "fix that size")
+        if isinstance(extent, Expr) and ctx.opset < 18:  # into equal parts
+            ctx.require_same(extent // count * count, extent)
+        chunk = simplify((as_expr(extent) + (count - 1)) // count)
+        rest = [simplify(extent - chunk * n) for n in range(count)]
+        sizes = [as_dim(minimum(chunk, maximum(left, 0)) if n < count - 1 else maximum(left, 0)) for n, left in enumerate(rest)]
     return parts(ctx, x, axis, sizes)
 
 
