@@ -190,3 +190,61 @@ def test_quantised_transformers(tmp_path, transformer):
     for n, source in enumerate((path, dynamic, static)):
         by_session(source, optimised := tmp_path / f"o{n}.onnx", "EXTENDED")
         check(optimised, feeds, 2 * STEP)
+
+
+def decoder(folder: Path) -> Path:
+    """A decoder as generation builders write it: RMS norms, a cache, rotary positions, weights of 4 bits; all sizes are free."""
+    n, ms = helper.make_node, "com.microsoft"
+    block = {"K": 64, "block_size": 32, "domain": ms}
+    nodes = [
+        n("Gather", ["table", "input_ids"], ["x"]),
+        n("ReduceSum", ["attention_mask", "one"], ["sum"], keepdims=0), n("Sub", ["sum", "one"], ["less"]),
+        n("Cast", ["less"], ["lengths"], to=TensorProto.INT32),
+        n("Shape", ["attention_mask"], ["shape"]), n("Gather", ["shape", "index"], ["size"]), n("Cast", ["size"], ["total"], to=TensorProto.INT32),
+        n("SimplifiedLayerNormalization", ["x", "g1"], ["n1"], epsilon=1e-5, axis=-1),
+        n("MatMulNBits", ["n1", "wqkv", "sqkv"], ["qkv"], N=128, **block),
+        n("GroupQueryAttention", ["qkv", "", "", "past_k", "past_v", "lengths", "total", "cos", "sin"], ["a", "present_k", "present_v"],
+          num_heads=4, kv_num_heads=2, do_rotary=1, domain=ms),
+        n("MatMulNBits", ["a", "wo", "so"], ["o"], N=64, **block),
+        n("SkipSimplifiedLayerNormalization", ["x", "o", "g2"], ["n2", "", "", "r"], epsilon=1e-5, domain=ms),
+        n("MatMulNBits", ["n2", "wu", "su"], ["u"], N=64, **block), n("QuickGelu", ["u"], ["act"], alpha=1.0, domain=ms),
+        n("Add", ["act", "r"], ["y"]),
+    ]  # fmt: skip
+    angles = np.arange(32)[:, None] / 100 ** (np.arange(8) / 8)
+    arrays = {"one": np.array([1]), "index": np.array(1), "cos": np.cos(angles), "sin": np.sin(angles)}
+    weights = [numpy_helper.from_array(a.astype(np.float32 if a.dtype == np.float64 else a.dtype), name) for name, a in arrays.items()]
+    weights += [
+        weight("table", 50, 64),
+        weight("g1", 64),
+        weight("g2", 64),
+        weight("sqkv", 128, 2),
+        weight("so", 64, 2),
+        weight("su", 64, 2),
+    ]
+    weights += [numpy_helper.from_array(RNG.integers(0, 256, (rows, 2, 16)).astype(np.uint8), name)
+                for name, rows in (("wqkv", 128), ("wo", 64), ("wu", 64))]  # fmt: skip
+    cache = [TensorProto.FLOAT, ["batch", 2, "past", 16]]
+    inputs = [helper.make_tensor_value_info(name, *t) for name, t in {
+        "input_ids": [TensorProto.INT64, ["batch", "seq"]], "attention_mask": [TensorProto.INT64, ["batch", "total"]],
+        "past_k": cache, "past_v": cache}.items()]  # fmt: skip
+    outputs = [helper.make_tensor_value_info(name, TensorProto.FLOAT, None) for name in ("y", "present_k", "present_v")]
+    opsets = [helper.make_opsetid("", 17), helper.make_opsetid(ms, 1)]
+    onnx.save(
+        helper.make_model(helper.make_graph(nodes, "g", inputs, outputs, weights), opset_imports=opsets, ir_version=9), folder / "d.onnx"
+    )
+    return folder / "d.onnx"
+
+
+def test_decoder_with_a_cache(tmp_path):
+    path = decoder(tmp_path)
+    module = tcomp.compile(path, dims={"past": (0, 64)})
+    session = ort.InferenceSession(str(path), providers=["CPUExecutionProvider"])
+    names = [o.name for o in session.get_outputs()]
+    ids, cache = RNG.integers(0, 50, (2, 5)), {name: np.zeros((2, 2, 0, 16), np.float32) for name in ("past_k", "past_v")}
+    for step in range(4):  # a prompt, then one token after the other
+        mask = np.ones((2, 5 + step), np.int64)
+        feeds = {"input_ids": ids, "attention_mask": mask, **cache}
+        got, wanted = module.run(feeds), dict(zip(names, session.run(None, feeds), strict=True))
+        for name, array in wanted.items():
+            np.testing.assert_allclose(got[name], array, rtol=1e-3, atol=1e-3 * np.abs(array).max())
+        ids, cache = RNG.integers(0, 50, (2, 1)), {f"past_{c}": wanted[f"present_{c}"] for c in "kv"}
