@@ -77,6 +77,8 @@ class Scope:
         self.origin: dict[Value, tuple[Scope, Value]] = {}
         self.producer: dict[Value, Node] = {}
         self.given_sizes: dict[tuple[Expr, int, int | None, Expr | None], Dim] = {}  # that are computed of given elements
+        self.bounds: dict[str, int] = {}  # of numbers of trips, by the names that the caller knows them by
+        self.asked: set[str] = set()  # names of bounds that may be given
         self.counted_sizes: set[Expr] = set()  # those that only a run tells
 
     def known(self, value: Value) -> np.ndarray | None:
@@ -213,6 +215,11 @@ class Scope:
         size = self.new_size(name, bounds(bound)[1])
         self.set_size(size, count, bound, name)
         return size
+
+    def trips_bound(self, name: str) -> int | None:
+        """The caller's bound of a number of trips."""
+        self.root.asked.add(name)
+        return self.root.bounds.get(name)
 
     def limits(self) -> dict[Expr, Dim]:
         """The sizes that the run counts in this graph, each with what it never exceeds, over the dims around it."""

@@ -225,7 +225,11 @@ class _Importer:
             frame.values[name] = builder.constant(_fitting(values[name], info), name)
         free = [i for i in proto.input if i.name not in initializers and i.name not in fixed]
         tensors = {i.name: elements(i, shapes) for i in free}
-        for name, dtype, given in signature([t for group in tensors.values() for t in group], shapes, dims, self.distinct):
+        infos = [t for group in tensors.values() for t in group]
+        declared = {d.dim_param for i in infos for d in i.type.tensor_type.shape.dim}
+        trips = {n: most if isinstance(most, int) else most[1] for n, most in dims.items() if n.endswith("_trips") and n not in declared}
+        frame.scope.bounds.update(trips)
+        for name, dtype, given in signature(infos, shapes, dims, self.distinct, trips):
             shape = tuple(map(self.sizes.now, given))
             check_type(shape, dtype, f"input `{name}`")
             frame.values[name] = value = Value(name, dtype, shape)
@@ -239,6 +243,8 @@ class _Importer:
         if not (shapes or dims or values or "ai.onnx.ml" in self.opsets):  # ONNX infers no shapes there, and converters declare wrong ones
             self.declared = {i.name: i for i in (*proto.value_info, *proto.output)}
         results = self.graph(frame, proto, frozenset(i.name for i in proto.output))
+        if wrong := sorted(trips.keys() - frame.scope.asked):
+            raise InputError(f"the model has no dim, and no loop without a trip count, of the name `{wrong[0]}`")
         if any(value is _POISON for value in results):
             return None
         return replace(_finish(frame.scope, results, proto), checks=self.sizes.conditions())

@@ -5,7 +5,7 @@ from __future__ import annotations
 import ast
 import re
 import warnings
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Container, Mapping, Sequence
 
 from onnx import ValueInfoProto
 
@@ -23,11 +23,15 @@ Range = int | tuple[int, int]  # a size, or the lowest and the highest one
 
 
 def signature(
-    infos: Sequence[ValueInfoProto], shapes: Mapping[str, Shape], dims: Mapping[str, Range], distinct: bool = False
+    infos: Sequence[ValueInfoProto],
+    shapes: Mapping[str, Shape],
+    dims: Mapping[str, Range],
+    distinct: bool = False,
+    others: Container[str] = (),
 ) -> list[tuple[str, str, tuple[Dim, ...]]]:
     """(name, dtype, shape) of the inputs. A size that the model writes as a formula of others ("past + 1") is that formula. Where sizes
     are `distinct`, names say nothing: unless `dims` has it, a name stands for one size where it is first met, for others elsewhere. Raises
-    `InputError` for shapes and dims that do not fit the inputs, `UnsupportedError` for inputs of unknown rank or type."""
+    `InputError` for shapes and dims (but `others`) that do not fit the inputs, `UnsupportedError` for inputs of unknown rank or type."""
     names = [i.name for i in infos]
     if unknown := [n for n in shapes if n not in names]:
         raise InputError(f"the model has no input `{unknown[0]}`", hint=f"its inputs are {', '.join(names)}")
@@ -83,7 +87,7 @@ def signature(
                 raise InputError(f"a shape has the size {d!r}", where=f"input `{name}`", hint="sizes are integers, 0 or more")
         meaning = size_of if name in shapes else declared_size
         result.append((name, dtype, tuple(formula(d, meaning) if isinstance(d, str) else d for d in given[name])))
-    if unknown := [n for n in dims if n not in symbols and n not in sizes]:
+    if unknown := [n for n in dims if n not in symbols and n not in sizes and n not in others]:
         listed = ", ".join(symbols) or "none: all its shapes are fixed"
         raise InputError(f"the model has no dim `{unknown[0]}`", hint=f"its symbolic dims are {listed}")
     for d, size in sizes.items():

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 import tcomp
-from tcomp.errors import UnsupportedError
+from tcomp.errors import InputError, UnsupportedError
 from tcomp.frontends.onnx import import_model
 from tcomp.ir.interpreters.graph import evaluate_graph
 from tcomp.ir.verify import verify_graph
@@ -165,12 +165,23 @@ def test_rows_of_different_sizes_are_refused(make_model):
         import_model(model)
 
 
-def test_rows_without_a_bound_are_refused(make_model):
+@pytest.mark.parametrize("count", ["", "m"])
+def test_rows_without_a_bound_need_the_callers(make_model, count):
     step = body([node("Add", ["s", "s"], ["t"]), node("Less", ["t", "limit"], ["on"]), node("Identity", ["t"], ["row"])], STEP,
                 [("on", B, []), ("t", F, []), ("row", F, [])])  # fmt: skip
-    model = make_model([node("Loop", ["", "", "x"], ["y", "rows"], body=step)], {"x": (F, []), "limit": (F, [])}, {"y": F, "rows": F})
-    with pytest.raises(UnsupportedError, match="has no bound"):
+    nodes = [node("ReduceSum", ["k"], ["m"], keepdims=0), node("Loop", [count, "", "x"], ["y", "rows"], body=step, name="again")]
+    model = make_model(nodes, {"x": (F, []), "limit": (F, []), "k": (I, ["w"])}, {"y": F, "rows": F})
+    with pytest.raises(UnsupportedError, match="--dim again_trips=0..N"):
         import_model(model)
+    with pytest.raises(InputError, match="no loop"):
+        import_model(model, dims={"another_trips": (0, 5), "again_trips": (0, 5)})
+    module = tcomp.compile(model, dims={"again_trips": (0, 5)})
+    case = {"x": np.array(1, F), "k": np.array([2, 3])}
+    for limit, trips in ((0, 1), (5, 3), (32, 5)):
+        got = module.run({**case, "limit": np.array(limit, F)})
+        assert got["rows"].tolist() == [2.0 ** (n + 1) for n in range(trips)] and got["y"] == 2.0**trips
+    with pytest.raises(InputError):
+        module.run({**case, "limit": np.array(33, F), "k": np.array([4, 2])})
 
 
 @pytest.mark.parametrize("shape", [[3, 4, 2], ["b", "t", 2]])

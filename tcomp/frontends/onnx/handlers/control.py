@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
@@ -17,12 +18,12 @@ from tcomp.frontends.onnx.handlers.movement import cut, reshaped
 from tcomp.frontends.onnx.reader import tensor_type
 from tcomp.frontends.onnx.signature import LARGEST
 from tcomp.ir.dims import upper_bound
-from tcomp.ir.expr import Dim, Expr, as_dim, as_expr, bounds, const, maximum, select, variables
+from tcomp.ir.expr import Dim, Expr, as_dim, as_expr, bounds, const, maximum, minimum, select, variables
 from tcomp.ir.given import is_given
 from tcomp.ir.graph import IF, LOOP, Graph, Value, loop_attrs
 from tcomp.ir.simplify import difference, prove, same_dim, same_shape
-from tcomp.ops.elementwise import ADD, FULL, MAX, MIN, WHERE
-from tcomp.ops.movement import TRANSPOSE
+from tcomp.ops.elementwise import ADD, CAST, FULL, MAX, MIN, WHERE
+from tcomp.ops.movement import AT_MOST, RESHAPE, TRANSPOSE
 from tcomp.ops.recurrent import STACK
 
 ENDLESS = 1 << 62  # iterations: more than any run has
@@ -125,12 +126,20 @@ def _loop(ctx: Context) -> tuple[Value, ...]:
 
 def _trips(ctx: Context) -> Dim:
     """How often the loop may run, whatever its condition says."""
+    most = ctx.scope.trips_bound(_bound_name(ctx))
     if ctx.input(0) is None:
-        return ENDLESS
+        return ENDLESS if most is None else most
     if (known := ctx.scope.given_elements(ctx.value(0))) is not None:
         return max(trips, 0) if isinstance(trips := as_dim(known[0]), int) else trips
     given = reshaped(ctx, ctx.value(0), ())
+    if most is not None:
+        return ctx.counted(ctx.add(AT_MOST, [ctx.add(MAX, [given, ctx.constant(0)])], most=most), most)
     return ctx.counted(ctx.add(MIN, [ctx.add(MAX, [given, ctx.constant(0)]), ctx.constant(ENDLESS)]), ENDLESS)
+
+
+def _bound_name(ctx: Context) -> str:
+    """What the caller says a bound of the number of trips by."""
+    return re.sub(r"\W", "_", f"{ctx.name}_trips")
 
 
 def _as_loop(ctx: Context, trips: Dim, states: Sequence[Value], grows: bool = True) -> tuple[Value, ...]:
@@ -162,8 +171,13 @@ def _as_loop(ctx: Context, trips: Dim, states: Sequence[Value], grows: bool = Tr
     formal = [v for v in body.inputs if v not in body.scope.builder.constants]
     if stacked:
         _limited(ctx, trips)
-    if counts := goes_on is None and stacked > 0:  # one more carried value says how many rows there are
+    most = ctx.scope.trips_bound(_bound_name(ctx)) if ctx.input(0) is None and goes_on is None else None
+    if counts := goes_on is None and (stacked > 0 or most is not None):  # one more carried value says how many rows there are
         done = body.scope.add(ADD, [body.inputs[0], body.scope.builder.constant(np.array(1))], {}, ctx.name)
+        if most is not None:  # or that there would be more than the caller's bound
+            more = body.scope.add(CAST, [condition], {"dtype": "int64"}, ctx.name)
+            more = body.scope.add(RESHAPE, more, {"shape": ()}, ctx.name)
+            done = body.scope.add(ADD, [*done, *more], {}, ctx.name)
         formal.insert(count + 1, body.scope.builder.input("rows", "int64", ()))
         outputs[count:count], initial = done, [*states, ctx.constant(0)]
     outputs += [condition] if goes_on is None else []
@@ -175,15 +189,20 @@ def _as_loop(ctx: Context, trips: Dim, states: Sequence[Value], grows: bool = Tr
     values = _append_loop(ctx, body, formal, initial, outputs, attrs)
     if not counts:
         return values
-    rows = ctx.counted(values[count], trips)
-    return *values[:count], *(cut(ctx, v, 0, 0, rows) for v in values[count + 1 :])
+    if most is None:
+        rows = ctx.counted(values[count], trips)
+        return *values[:count], *(cut(ctx, v, 0, 0, rows) for v in values[count + 1 :])
+    wanted = ctx.counted(values[count], most + 1)
+    rows = as_dim(minimum(as_expr(wanted), most))
+    found = *values[:count], *(cut(ctx, v, 0, 0, rows) for v in values[count + 1 :])
+    return tuple(ctx.scope.with_shape(v, v.shape, as_expr(wanted) <= most, ctx.name) for v in found)
 
 
 def _limited(ctx: Context, trips: Dim) -> None:
     """Raises `UnsupportedError` where the number of trips has no bound."""
     if (most := bounds(trips)[1]) is not None and most >= ENDLESS:
         why = "how often it runs, and so the size of its results, depends on input data and has no bound"
-        raise ctx.unsupported(why, hint="give it a constant trip count, or one that depends on shapes, beside its condition")
+        raise ctx.unsupported(f"{why}: --dim {_bound_name(ctx)}=0..N gives one, and runs that want more trips end with an error")
 
 
 def _growth(ctx: Context, trips: Dim, sizes: Sequence[Expr], size: Expr, first: Dim, after: Dim) -> Dim:
