@@ -77,8 +77,11 @@ def test_compile_for_bounded_dims_and_threads(tcomp, models):
 
 def test_compile_with_an_input_fixed(tcomp, models):
     model = models["reshape"]
-    assert "known" in tcomp("compile", model, status=2).output
     np.save("shape.npy", np.array([2, 3]))
+    tcomp("compile", model)
+    assert [i.name for i in load("reshape.tcomp").inputs] == ["x", "shape"]
+    tcomp("run", "reshape.tcomp", "--input", "shape=shape.npy")
+    assert "values of input `shape`" in tcomp("run", "reshape.tcomp", "--input", "shape=5", status=2).output
     tcomp("compile", model, "--value", "shape=shape.npy")
     module = load("reshape.tcomp")
     assert [i.name for i in module.inputs] == ["x"]
