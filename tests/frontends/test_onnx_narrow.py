@@ -13,6 +13,7 @@ from tcomp.frontends.onnx import import_model
 from tcomp.frontends.onnx.reader import ELEM_TYPES, TensorReader
 from tcomp.ir.dtypes import NARROW, NARROW_FLOATS, NARROW_INTEGERS, SCALE, integer_range, to_numpy
 from tcomp.ir.graph import content_hash
+from tcomp.ir.interpreters.graph import evaluate_graph
 from tcomp.ir.text.parser import parse_graph
 from tcomp.options import CompileOptions
 from tcomp.verification import verify
@@ -238,3 +239,48 @@ def test_conversions_there_and_back(make_model, dtype, middle):
     through = make_model([both[1], *other.graph.node], {"m": (middle, x.shape)}, {"m2": middle}, OPSET)
     through.graph.node[1].output[0] = "m2"
     np.testing.assert_array_equal(run(through, {"m": first})[0], run(other, {"y": second})[0])
+
+
+def chain(rng, make_model):
+    """A random model of conversions, quantisations and movements, half of them of types of few bits; and its input."""
+    kinds = [*DTYPES, "float32", "float16", "bfloat16", "float64", "int8", "uint8", "int32", "int64", "bool"]
+    dtype = str(rng.choice(MOVED))
+    x = random(dtype, *rng.choice([1, 2, 3, 5, 17], rng.integers(1, 4)), seed=int(rng.integers(1 << 30)))
+    nodes, constants, types, rank = [], {}, [dtype], x.ndim
+    for n in range(rng.integers(2, 7)):
+        source, target, name = types[-1], types[-1], "x" if n == 0 else f"v{n}"
+        options = ["Cast", "Cast", *(["Transpose", "Pad"] if not source.startswith("float6") else [])]
+        options += ["QuantizeLinear"] if source in ("float32", "float16", "bfloat16") else []
+        options += ["DequantizeLinear"] if source in (*NARROW, "int8", "uint8") and source != SCALE else []
+        match op := str(rng.choice(options)):
+            case "Cast":
+                target = str(rng.choice(kinds))
+                rest, attrs = [], {"to": ELEM_TYPES[target], "saturate": int(rng.integers(2))}
+                attrs |= {"round_mode": str(rng.choice(["up", "down", "nearest"]))} if target == SCALE else {}
+            case "Transpose":
+                rest, attrs = [], {"perm": rng.permutation(rank).tolist()}
+            case "Pad":
+                constants[f"c{n}"] = rng.integers(0, 3, 2 * rank)
+                rest, attrs = [f"c{n}"], {"mode": "edge"}
+            case _:
+                wide = source if op == "QuantizeLinear" else str(rng.choice(["float32", "float16", "bfloat16"]))
+                target = str(rng.choice([d for d in DTYPES if d != SCALE])) if op == "QuantizeLinear" else wide
+                constants[f"c{n}"] = np.array(rng.choice([0.5, 3.0, 0.1])).astype(to_numpy(wide))
+                rest, attrs = [f"c{n}"], {"output_dtype": ELEM_TYPES[target]}
+        nodes.append(helper.make_node(op, [name, *rest], [f"v{n + 1}"], **attrs))
+        types.append(target)
+    sizes = [f"d{n}" if rng.integers(2) else size for n, size in enumerate(x.shape)]
+    outputs = {f"v{n}": types[n] for n in {len(nodes), int(rng.integers(1, len(nodes) + 1))}}
+    model = make_model(nodes, {"x": (dtype, sizes)}, outputs, OPSET, constants)
+    model.ir_version = onnx.IR_VERSION
+    return model, x
+
+
+@pytest.mark.parametrize("seed", range(25))
+def test_random_chains(make_model, seed):
+    """What is compiled gives what the graph means as it was imported: passes change nothing."""
+    model, x = chain(np.random.default_rng(seed), make_model)
+    wanted = evaluate_graph(import_model(model), {"x": x})
+    for name, got in tcomp.compile(model).run({"x": x}).items():
+        assert got.dtype == wanted[name].dtype
+        np.testing.assert_array_equal(got.astype(np.float64), wanted[name].astype(np.float64))
