@@ -120,6 +120,9 @@ def two_casts(node: Node, rewriter: Rewriter) -> Replacement:
         return None
     if not lossless(source.dtype, middle := before.outputs[0].dtype):
         return f"the cast to {middle} may change values"
+    target = node.outputs[0].dtype
+    if is_float(middle) and not is_float(source.dtype) and not is_float(target) and target != "bool" and not lossless(source.dtype, target):
+        return f"floats saturate to {target}, integers wrap around"
     return (source,) if source.dtype == node.outputs[0].dtype else rewriter.add(CAST, [source], node.attrs, node.name)
 
 

@@ -14,6 +14,7 @@ from typing import Any
 
 import numpy as np
 
+from tcomp.ir.dtypes import NARROW
 from tcomp.ir.graph import Graph, Node, Value
 from tcomp.ops.elementwise import ADD, BYTES, CAST, MUL
 from tcomp.ops.movement import PAD, TRANSPOSE
@@ -172,7 +173,7 @@ def moved_bytes(node: Node, rewriter: Rewriter) -> Replacement:
         return None
     *moves, source = steps
     data = source.inputs[0]
-    if data is None or data.dtype != node.outputs[0].dtype or source.attrs["block"] or node.attrs["block"]:
+    if data is None or data.dtype in NARROW or data.dtype != node.outputs[0].dtype or source.attrs["block"] or node.attrs["block"]:
         return None
     for ours, theirs in zip(source.inputs[1:], node.inputs[1:], strict=True):
         a, b = (uniform(rewriter.array(v)) if v is not None else 0 for v in (ours, theirs))

@@ -178,6 +178,8 @@ def test_other_pads_stay_and_say_why(unchanged, second, reason):
         ("float32", "float16", "float32", 2),
         ("int32", "float32", "int32", 2),
         ("int8", "uint8", "int32", 2),
+        ("int8", "float32", "uint8", 2),  # by way of a float it saturates
+        ("int8", "float32", "int16", 1),
         ("float32", "int64", "float32", 2),
     ],
 )
