@@ -12,7 +12,7 @@ import math
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, fields, replace
-from functools import lru_cache
+from functools import cache, lru_cache
 from typing import Any
 
 import numpy as np
@@ -92,7 +92,7 @@ def _doubtful_sizes(graph: Graph, limits: Mapping[Expr, Dim]) -> tuple[Dim, ...]
     """Extents that dims may make negative (a window larger than the image), and bytes of values, stored or not, that may be too many."""
     values = [v for g in _graphs(graph, kernels=True) for v in g.values()]
     extents = dict.fromkeys(d for v in values for d in v.shape if isinstance(d, Expr) and not prove(d >= 0))
-    largest = (upper_bound(byte_size(v), limits) for v in values)
+    largest = (upper_bound(byte_size(v), limits) for v in {(v.dtype, v.physical_shape): v for v in values}.values())
     sizes = dict.fromkeys(size for size in largest if isinstance(size, Expr) and not prove(size < 1 << 62))
     return tuple(extents | sizes)
 
@@ -295,14 +295,23 @@ def _facts(graph: Graph, dims: SolvedDims, kernels: Kernels, not_fused: NotFused
     counted = graph.counted()
     names = {d.name: value for d, value in dims.values.items() if d not in counted}
     numbers = {d: ["dim", n] for n, d in enumerate(dims.extents.values())}
+    reasons: dict[str, list[str]] = {}
+    for name, fallback in not_fused:
+        reasons.setdefault(name, []).append(str(fallback))
+
+    @cache
+    def work(texts: Sequence[str], times: Dim) -> dict[str, Any] | None:
+        with suppress(CodegenError, ParseError):  # a size that only the model itself computes, or one that a loop reads from an array
+            sizes = [as_dim(as_expr(parse_expr(text, names)) * as_expr(times)) for text in texts]
+            return {f.name: P.size_data(n, numbers, "a kernel") for f, n in zip(fields(Work), sizes, strict=True)}
+        return None
+
     found = []
     for node, times in _calls(graph, 1):
         fact: dict[str, Any] = {"layout": "; ".join(str(v.layout) for v in node.outputs if v.layout is not None)}
-        fact["not_fused"] = [str(fallback) for v in node.outputs for value, fallback in not_fused if value == v.name]
-        if times is not None:
-            with suppress(CodegenError, ParseError):  # a size that only the model itself computes, or one that a loop reads from an array
-                sizes = [as_dim(as_expr(parse_expr(text, names)) * as_expr(times)) for text in kernels[node].work]
-                fact["work"] = {f.name: P.size_data(n, numbers, node.name) for f, n in zip(fields(Work), sizes, strict=True)}
+        fact["not_fused"] = [reason for v in node.outputs for reason in reasons.get(v.name, ())]
+        if times is not None and (sizes := work(tuple(kernels[node].work), times)) is not None:
+            fact["work"] = sizes
         found.append(fact)
     return found
 

@@ -153,7 +153,7 @@ def _bytes(read: E.Expr) -> int:
     return prod(map(_size, read.attr.shape)) * itemsize(read.attr.dtype)
 
 
-_text = lru_cache(1 << 10)(canonical_graph_text)  # several questions about a kernel body follow each other
+_text = lru_cache(1 << 14)(canonical_graph_text)  # several questions about a kernel body follow each other
 
 
 def _remembered(function: Callable[Concatenate[Graph, P], T]) -> Callable[Concatenate[Graph, P], T]:

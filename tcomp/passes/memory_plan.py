@@ -99,7 +99,7 @@ def plan_memory(graph: Graph, temporaries: Mapping[Node, Sequence[Dim]] | None =
 
 def byte_size(value: Value) -> Dim:
     """Bytes of a value in its layout."""
-    return as_dim(prod(value.physical_shape, start=as_expr(itemsize(value.dtype))))
+    return as_dim(as_expr(prod(value.physical_shape, start=itemsize(value.dtype))))
 
 
 def _root(value: Value, storage: Mapping[Value, Value]) -> Value:
