@@ -12,7 +12,7 @@ from typing import Any
 from tcomp.errors import TcompError
 from tcomp.ir import access, expr as E, te
 from tcomp.ir.dtypes import BITS, NARROW_FLOATS, SIGNED, integer_range, is_float
-from tcomp.ir.graph import STRUCTURAL, Node, Operator, Value, application
+from tcomp.ir.graph import STRUCTURAL, Application, Node, Operator, Value, application
 from tcomp.ir.simplify import same_shape, simplify
 from tcomp.ops.matmul import MATMUL
 from tcomp.ops.nn import CONV, CONV_TRANSPOSE
@@ -317,19 +317,28 @@ def _contracts(node: Node) -> bool:
     """Whether a node has two inputs and reduces: others need no closer look."""
     if structural(node) or len(node.inputs) != 2 or None in node.inputs or len(node.outputs) != 1:
         return False
-    found = [t.body for t in te.tensors(application(node.op, node.inputs, node.attrs).outputs) if t.body is not None]
+    return _reduces(application(node.op, node.inputs, node.attrs).outputs)
+
+
+@lru_cache(maxsize=4096)
+def _reduces(outputs: tuple[te.Tensor, ...]) -> bool:
+    found = [t.body for t in te.tensors(outputs) if t.body is not None]
     return len(found) <= 2 and any(e.op == "reduce" for e in E.walk(*found))
 
 
 def computes(node: Node, operator: Operator, attrs: Mapping[str, Any]) -> bool:
     """Whether a node computes what another operator would compute of its inputs with these attributes: whether their tensor expressions are
     equal, stage by stage, up to the names of axes and stages."""
-    now = application(node.op, node.inputs, node.attrs)
+    return _computes(application(node.op, node.inputs, node.attrs), operator, tuple(attrs.items()))
+
+
+@lru_cache(maxsize=4096)
+def _computes(now: Application, operator: Operator, attrs: tuple[tuple[str, Any], ...]) -> bool:
     try:
-        then = application(operator, node.inputs, attrs)
+        then = operator.apply(now.inputs, dict(attrs))
     except (TcompError, ValueError, IndexError):  # other ranks or sizes than it takes
         return False
-    twins = {a: b for a, b in zip(now.inputs, then.inputs, strict=True) if a is not None and b is not None}
+    twins = {a: a for a in now.inputs if a is not None}
 
     def same_tensor(a: te.Tensor, b: te.Tensor) -> bool:
         if a in twins:
@@ -355,4 +364,4 @@ def computes(node: Node, operator: Operator, attrs: Mapping[str, Any]) -> bool:
                 equal = a.attr == b.attr
         return equal and all(same(x, y, variables) for x, y in zip(a.args, b.args, strict=True))
 
-    return len(now.outputs) == len(then.outputs) and all(map(same_tensor, now.outputs, then.outputs))
+    return len(now.outputs) == len(then) and all(map(same_tensor, now.outputs, then))
