@@ -92,7 +92,7 @@ def _leaves(
     assert isinstance(nodes, int)
 
     def walk(row: Expr, tree: Expr) -> Expr:
-        node, step = cast(tree, links.dtype), _step(x, links, thresholds, feature_bits, missing)
+        node, step = tree, _step(x, links, thresholds, feature_bits, missing)
         for _ in range(steps):
             node = step(row, node)
         return node

@@ -177,9 +177,11 @@ def row_axis(reduction: Nest) -> For | None:
 
 
 def contiguous_reduction(reduction: Nest) -> For | None:
-    """The innermost reduction loop that all reads walk contiguously, if it is long enough for vectors."""
+    """The innermost reduction loop that all reads walk contiguously, but those at places that depend on data, if it is long enough for
+    vectors."""
     long = (x for x in reversed(reduction.reduction_loops) if extent_of(x.extent) >= MIN_TILE_ROWS)
-    return next((x for x in long if {stride(r, x.var) for r in reduction.reads} in ({1}, {0, 1})), None)
+    placed = [r for r in reduction.reads if not E.reads(*r.args)]
+    return next((x for x in long if {stride(r, x.var) for r in placed} in ({1}, {0, 1})), None)
 
 
 def grouped_axis(kernel: Kernel) -> tuple[str, int] | None:

@@ -166,6 +166,8 @@ def _prefetch_vectors(s: Schedule, nest: Nest, walked: str, loop: str, target: C
     """Prefetch the operand that the lanes read, where it exceeds the second-level cache: in `loop`, in a block of the loop `walked`."""
     row, lanes, along = row_axis(nest), nest_lanes(target, nest), next(x.var for x in nest.reduction_loops if x.var.name == walked)
     for r in panel_blocking.walked_by_lanes(nest, walked):
+        if E.reads(*r.args):  # where the next one lies depends on data
+            continue
         once = row is None or row.var not in E.variables(*r.args)
         step = stride(r, along)
         new_line = step is None or abs(step) >= lanes  # else the next step is in the cache already

@@ -13,6 +13,7 @@ stored whole and are a group of their own. Stages that read windows of each othe
 
 from __future__ import annotations
 
+from tcomp.ir import expr as E
 from tcomp.ir.fallback import FallbackKind
 from tcomp.ir.layout import Layout
 from tcomp.ir.loops import Kernel, Store, walk
@@ -130,6 +131,8 @@ def _lanes_along_output(reduction: patterns.Nest, out: patterns.Nest, target: Cp
     if patterns.extent_of(lane.extent) * 2 < lanes:
         return along is None
     product, rows = patterns.is_product(reduction), patterns.row_axis(reduction)
+    if any(E.reads(*r.args) for r in reduction.reads):
+        return True  # gathered along either axis: from tables that all of the output reads, an element of the reduction after the other
     if patterns.contiguous([r for r in reduction.reads if not (product and r.attr.name in packable)], lane.var):
         return True
     if product and rows is not None and patterns.extent_of(rows.extent) >= contraction.MIN_PACKED_ROWS:
