@@ -28,7 +28,14 @@ def trained(trees: int, depth: int, features: int) -> tuple[object, np.ndarray]:
     rng = np.random.default_rng(0)
     x = rng.standard_normal((20_000, features)).astype(np.float32)
     y = np.sin(x[:, 0] * 3) + x[:, 1] * x[:, 2] + rng.standard_normal(len(x)) * 0.1 + np.abs(x[:, 3:8]).sum(axis=1)
-    parameters = {"objective": "regression", "num_leaves": 1 << depth, "max_depth": depth, "min_data_in_leaf": 5, "num_threads": 1, "verbose": -1}
+    parameters = {
+        "objective": "regression",
+        "num_leaves": 1 << depth,
+        "max_depth": depth,
+        "min_data_in_leaf": 5,
+        "num_threads": 1,
+        "verbose": -1,
+    }
     return lightgbm.train(parameters, lightgbm.Dataset(x, y), trees), x
 
 
@@ -113,7 +120,10 @@ def main() -> None:
         for n in rows:
             found = medians({name: make(n) for name, make in made.items()}, options.seconds)
             ratios = ", ".join(f"{name} {t / found['tcomp']:.2f}" for name, t in found.items() if name != "tcomp")
-            print(f"{n:5} rows: " + ", ".join(f"{name} {t:.1f} us" for name, t in found.items()) + f"; slower than tcomp: {ratios}", flush=True)
+            print(
+                f"{n:5} rows: " + ", ".join(f"{name} {t:.1f} us" for name, t in found.items()) + f"; slower than tcomp: {ratios}",
+                flush=True,
+            )
 
 
 if __name__ == "__main__":
