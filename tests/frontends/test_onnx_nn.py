@@ -148,13 +148,6 @@ def test_lp_normalization_by_another_norm_is_refused(make_model, p):
         import_model(model)
 
 
-def test_dropout_in_training_is_refused(make_model):
-    inputs = {"x": X}
-    model = make_model([node("Dropout", ["x", "r", "t"], ["y"])], inputs, {"y": F}, constants={"r": np.float32(0.5), "t": np.array(True)})
-    with pytest.raises(UnsupportedError, match="random"):
-        import_model(model)
-
-
 def test_quantised_convolution_pads_with_the_zero_point(make_model, run_model):
     x = RNG.integers(0, 255, (1, 2, 5, 5)).astype(np.uint8)
     w = RNG.integers(-127, 127, (3, 2, 3, 3)).astype(np.int8)
