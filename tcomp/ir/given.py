@@ -50,7 +50,7 @@ def is_given(e: Dim) -> bool:
 def derived(name: str, value: Dim, lo: int, hi: int | None, what: str, valid: Expr | None = None) -> Dim:
     """A size with its range, computed before a run; refused there where it is outside of the range or not `valid`. What does not depend on
     values of inputs is left as it is."""
-    value, condition = simplify(_unchecked(value)), None if valid is None else simplify(_unchecked(valid))
+    value, condition = _folded(simplify(_unchecked(value))), None if valid is None else _folded(simplify(_unchecked(valid)))
     least, most = bounds(value)
     low = lo if least is None else max(least, lo)
     high = hi if most is None else most if hi is None else min(most, hi)
@@ -59,6 +59,14 @@ def derived(name: str, value: Dim, lo: int, hi: int | None, what: str, valid: Ex
     if not variables(value) or (value.op == "var" and (least, most) == (low, high)):
         return as_dim(value)
     return var(name, low, high, source=Source(value, what=what))
+
+
+def _folded(e: Expr) -> Expr:
+    """The constant that an expression without variables is: floats are not simplified."""
+    if e.op == "const" or variables(e):
+        return e
+    (found,) = evaluate([te.compute((), lambda: e, "size")], {})
+    return const(found.item(), e.dtype)
 
 
 def _unchecked(e: Dim) -> Expr:

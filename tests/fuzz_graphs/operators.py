@@ -383,6 +383,7 @@ def window(g: Graph, v: Value) -> dict[str, Any]:
     attrs: dict[str, Any] = {"kernel_shape": kernel, "strides": [g.rng.randint(1, 2) for _ in range(rank)]}
     if g.chance(0.3):
         attrs["auto_pad"] = g.rng.choice(("SAME_UPPER", "SAME_LOWER", "VALID"))
+        attrs["strides"] = [min(s, k) for s, k in zip(attrs["strides"], kernel, strict=True)]  # or padding would be negative
     else:
         attrs["pads"] = [g.rng.randint(0, k - 1) for k in kernel * 2]
     return attrs
