@@ -83,7 +83,7 @@ def contenders(booster: object, x: np.ndarray, rows: Sequence[int], folder: Path
 
     for name, make in (("tcomp", by_tcomp), ("onnxruntime", by_runtime), ("lleaves", by_lleaves), ("tl2cgen", by_tl2cgen)):
         try:
-            np.testing.assert_allclose(np.ravel(make(rows[0])()), expected[: rows[0]], rtol=1e-3, atol=1e-3)
+            np.testing.assert_allclose(np.asarray(make(rows[0])()).ravel(), expected[: rows[0]], rtol=1e-3, atol=1e-3)
         except (ImportError, AttributeError, OSError) as error:  # lleaves needs an llvmlite before 0.45
             print(f"without {name}: {error}")
         else:

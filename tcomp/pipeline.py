@@ -19,10 +19,13 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from tcomp.backends.kernel import CompiledKernel, listings, operand_layouts, predicted_seconds
+from tcomp.backends.protocol import Backend
 from tcomp.backends.workers import compile_kernels
+from tcomp.errors import UnsupportedError
 from tcomp.ir.expr import as_dim
 from tcomp.ir.graph import IF, KERNEL, LOOP, Graph, Node, Value, canonical_graph_text
 from tcomp.ir.layout import Layout
+from tcomp.ir.program import Program
 from tcomp.ir.text.parser import parse_expr
 from tcomp.options import CompileOptions, Report
 from tcomp.packaging import assemble, collect_weights, manifest, symbolic_dims
@@ -125,6 +128,7 @@ def package(graph: Graph, kernels: Mapping[Node, CompiledKernel], options: Compi
     if options.dump is not None:
         options.dump.mkdir(parents=True, exist_ok=True)
         (options.dump / "95-program.txt").write_text(str(program), encoding="utf-8")
+    require_data_sizes(program, options.backend)
     code = options.backend.link(program, distinct := {k.symbol: k.code for k in kernels.values()})
     report.kernels, report.distinct_kernels = len(kernels), len(distinct)
     report.arena, report.arena_lower_bound = plan.size, plan.lower_bound
@@ -132,6 +136,20 @@ def package(graph: Graph, kernels: Mapping[Node, CompiledKernel], options: Compi
         described = manifest(graph, dims, options.backend.target, options.threads, kernels, report.not_fused)
         write_artifact(image, code, weights, described)
         return read_artifact(image)
+
+
+def require_data_sizes(program: Program, backend: Backend) -> None:
+    """Raises `UnsupportedError` where sizes depend on data, and the target's programs cannot have such."""
+    if backend.data_sizes:
+        return
+    if given := [d.name for d in program.dims if d.attr.source is not None]:
+        what, why = f"sizes that depend on values of inputs cannot be compiled for `{backend.target}`", f"`{given[0]}` does"
+        raise UnsupportedError(what, why=why, hint="give the values when it is compiled (values=, --value), or compile for a CPU")
+    if counted := [d.name for d, _ in program.counted]:
+        what, why = f"sizes that a run counts cannot be compiled for `{backend.target}`", f"`{counted[0]}` depends on data"
+        raise UnsupportedError(
+            what, why=why, hint="compile for a CPU, or cut the model before what counts (NonZero, NonMaxSuppression, ...)"
+        )
 
 
 def kernel_nodes(graph: Graph) -> Iterator[Node]:

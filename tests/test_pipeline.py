@@ -384,13 +384,15 @@ def test_unsupported_operators_are_listed_together() -> None:
     assert "Frobnicate" in str(found.value)
 
 
-def test_a_size_that_no_input_gives() -> None:
+def test_a_size_that_an_input_has_twice() -> None:
     from tcomp.ir.expr import dim
 
     b = GraphBuilder()
     x = b.input("x", "float32", (dim("n", 1) * 2,))
-    with pytest.raises(UnsupportedError, match="the size n is not given by any input's shape"):
-        compile_graph(b.build(b.add(ew.NEG, [x])), CompileOptions(Target.host()))
+    module = tcomp.Module.load(compile_graph(b.build(b.add(ew.NEG, [x])), CompileOptions(Target.host())))
+    assert module(np.ones(6, np.float32)).tolist() == [-1] * 6
+    with pytest.raises(InputError, match="n in 1.. makes n \\* 2 the size"):
+        module(np.ones(5, np.float32))
 
 
 # ---------------------------------------------------------------- tensor expressions

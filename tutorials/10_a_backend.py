@@ -21,7 +21,7 @@ from tcomp.backends import Backend
 from tcomp.backends.protocol import InPlacePairs
 from tcomp.codegen.c import FLAGS, PRELUDE, CText, c_function
 from tcomp.errors import CodegenError, TargetError
-from tcomp.ir.expr import Expr, as_expr, bounds, select, substitute
+from tcomp.ir.expr import Expr, as_expr, substitute
 from tcomp.ir.loops import Buffer, Kernel, hoist_temporaries
 from tcomp.ir.program import Branch, Call, Copy, Program, Ref, Repeat, SetIndex, Step
 from tcomp.options import CompileOptions
@@ -119,13 +119,11 @@ def entry(program: Program) -> tuple[str, str]:
         steps(program.steps)
         run.line("return 0;")
 
-    # A dim that only a run will tell is -1 before: then its upper bound counts.
-    planned = {d: select(read < 0, most, read) if (most := bounds(d)[1]) is not None else read for d, read in dims.items()}
     with plan.braces("void tcomp_plan(const long *dims, long *sizes)"):
         for n, e in enumerate([program.workspace, *(d for shape in program.output_shapes for d in shape)]):
-            plan.line(f"sizes[{n}] = {plan.value(substitute(as_expr(e), planned))};")
+            plan.line(f"sizes[{n}] = {plan.value(substitute(as_expr(e), dims))};")
         for e in program.sizes:
-            plan.line(f"if ({plan.value(substitute(as_expr(e), planned))} < 0) sizes[0] = -1;")
+            plan.line(f"if ({plan.value(substitute(as_expr(e), dims))} < 0) sizes[0] = -1;")
     return "\n".join(run.lines), "\n".join(plan.lines)
 
 

@@ -29,6 +29,7 @@ class CpuBackend(Backend):
 
     target: CpuTarget
     stages: ClassVar = ("llvm", "asm")
+    data_sizes: ClassVar = True
 
     @property
     def graph_options(self) -> GraphOptions:

@@ -74,6 +74,8 @@ class Backend(ABC):
     dumped: ClassVar[int] = 2
     on_device: ClassVar[bool] = False
     """Whether code runs on a device with memory of its own: it is a launch plan, timed by the device's clock, not a shared object."""
+    data_sizes: ClassVar[bool] = False
+    """Whether sizes may depend on values of inputs, or be counted by a run: `link` makes `tcomp_bind`, and steps write dims."""
 
     @property
     def identity(self) -> tuple[str, ...]:

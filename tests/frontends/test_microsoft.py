@@ -567,17 +567,17 @@ def test_formulas_of_fused_operators():
 def test_formulas_of_attention():
     w, b = floats(8, 24), floats(24)
     qkv = X @ w + b
-    close(run("Attention", [X, w, b], {"num_heads": 2}), attended(*np.split(qkv, 3, axis=2), 2))
+    close(run("Attention", [X, w, b], {"num_heads": 2}), attended(*np.split(qkv, 3, axis=2), heads=2))
     packed = floats(2, 5, 2, 3, 4)
     parts = [packed[:, :, :, n].reshape(2, 5, 8) for n in range(3)]
-    close(run("MultiHeadAttention", [packed], {"num_heads": 2}), attended(*parts, 2))
-    close(run("MultiHeadAttention", [parts[0], packed[:, :, :, 1:]], {"num_heads": 2}), attended(*parts, 2))
+    close(run("MultiHeadAttention", [packed], {"num_heads": 2}), attended(*parts, heads=2))
+    close(run("MultiHeadAttention", [parts[0], packed[:, :, :, 1:]], {"num_heads": 2}), attended(*parts, heads=2))
     q, k, v = floats(2, 5, 8), floats(2, 5, 4), floats(2, 5, 4)
     wide = [np.repeat(x.reshape(2, 5, 1, 4), 2, axis=2).reshape(2, 5, 8) for x in (k, v)]
     future = np.triu(np.full((5, 5), -1e9), 1)
     attrs = {"num_heads": 2, "kv_num_heads": 1}
     lengths = of([4, 4], np.int32), of(5, np.int32)
-    close(run("GroupQueryAttention", [q, k, v, None, None, *lengths], attrs), attended(q, *wide, 2, future))
+    close(run("GroupQueryAttention", [q, k, v, None, None, *lengths], attrs), attended(q, *wide, heads=2, terms=future))
     scales = floats(4), floats(4)
     normed = [
         (x.reshape(2, 5, -1, 4) / np.sqrt((x.reshape(2, 5, -1, 4) ** 2).mean(-1, keepdims=True) + 1e-6) * s)
@@ -594,7 +594,7 @@ def test_formulas_of_attention():
         keys, values = (np.concatenate([c[b, 0, :past], x[b, :rows]]) for c, x in zip(caches, (k, v), strict=True))
         repeated = [np.repeat(x[None, :, None], 2, axis=2).reshape(1, past + rows, 8) for x in (keys, values)]
         later = np.triu(np.full((rows, past + rows), -1e9), past + 1)
-        close(got[b, :rows], attended(q[b : b + 1, :rows], *repeated, 2, later)[0])
+        close(got[b, :rows], attended(q[b : b + 1, :rows], *repeated, heads=2, terms=later)[0])
 
 
 @pytest.mark.parametrize("last", [0, 1])

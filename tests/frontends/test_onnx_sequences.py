@@ -26,7 +26,7 @@ def model_of(nodes, inputs, outputs, constants=None):
     """A model whose inputs and outputs are `ValueInfoProto`s, or pairs of a name and an array or (dtype, dims)."""
     infos = [[i if not isinstance(i, tuple) else value_info(*i) for i in side] for side in (inputs, outputs)]
     arrays = [helper.make_tensor(k, helper.np_dtype_to_tensor_dtype(a.dtype), a.shape, a.ravel()) for k, a in (constants or {}).items()]
-    graph = helper.make_graph(nodes, "g", *infos, arrays)
+    graph = helper.make_graph(nodes, "g", infos[0], infos[1], arrays)
     return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 21)], ir_version=10)
 
 

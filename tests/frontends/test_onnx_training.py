@@ -52,7 +52,7 @@ def model_of(op, inputs, outputs, attrs):
 def test_two_tensors(name, step, dtype):
     reference, attrs = CASES[name]
     rng, states = np.random.default_rng(1), "xgvh"[: 4 if name == "Adam" else 3]
-    inputs = {"r": np.array(0.1, np.float32), "t": np.array(step, np.int64)}
+    inputs: dict[str, np.ndarray] = {"r": np.array(0.1, np.float32), "t": np.array(step, np.int64)}
     shapes = [(2, 17), (5,)]
     inputs |= {f"{s}{n}": rng.random(shape).astype(dtype) for s in states for n, shape in enumerate(shapes)}
     outputs = [f"{s}{n}_new" for s in states if s != "g" for n in range(2)]

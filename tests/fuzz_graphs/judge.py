@@ -5,7 +5,8 @@ from __future__ import annotations
 import signal
 import traceback
 from collections import Counter
-from typing import NamedTuple
+from collections.abc import Sequence
+from typing import Any, NamedTuple
 
 import numpy as np
 import onnx
@@ -90,13 +91,14 @@ def needed(model: onnx.ModelProto, feeds: dict[str, np.ndarray], names: set[str]
         if read.intersection(node.output):
             read.update(node.input)
             read.update(name for a in node.attribute for inner in a.g.node for name in inner.input)
-    for field, kept in (
+    fields: Sequence[tuple[Any, Sequence[Any]]] = (
         (part.graph.node, [n for n in model.graph.node if read.intersection(n.output)]),
         (part.graph.output, [o for o in model.graph.output if o.name in names]),
         (part.graph.input, [i for i in model.graph.input if i.name in read]),
-    ):
+    )
+    for field, kept in fields:
         del field[:]
-        field.extend(kept)  # type: ignore[attr-defined]
+        field.extend(kept)
     return part, {name: array for name, array in feeds.items() if name in read}
 
 

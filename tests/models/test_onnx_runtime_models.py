@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import onnx
@@ -69,7 +70,9 @@ def bert(folder: Path) -> tuple[Path, dict[str, np.ndarray]]:
                                      max_position_embeddings=16, attn_implementation="eager")  # fmt: skip
     model = transformers.BertModel(config).eval()
 
-    class Wrapped(torch.nn.Module):
+    module: Any = torch.nn.Module
+
+    class Wrapped(module):
         def __init__(self):
             super().__init__()
             self.model = model
@@ -107,7 +110,10 @@ def check(path: Path, feeds: dict[str, np.ndarray], tolerance: float, native: bo
     return {n.op_type for n in onnx.load(path).graph.node if n.domain == "com.microsoft"}
 
 
-class Calibration(quantization.CalibrationDataReader):
+Reader: Any = quantization.CalibrationDataReader
+
+
+class Calibration(Reader):
     def __init__(self, feeds: dict[str, np.ndarray]) -> None:
         self.rows = iter([feeds])
 

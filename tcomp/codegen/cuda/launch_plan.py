@@ -26,7 +26,7 @@ from typing import Any
 
 from tcomp.codegen.cuda.kernel import Launch, emit_kernel
 from tcomp.codegen.cuda.nvrtc import compile_text
-from tcomp.errors import CodegenError, UnsupportedError
+from tcomp.errors import CodegenError
 from tcomp.ir import loops as L
 from tcomp.ir.expr import Expr, as_expr
 from tcomp.ir.loops import Kernel
@@ -67,14 +67,6 @@ def call_code(kernel: Kernel, sizes: Mapping[Expr, int], target: CudaTarget) -> 
 def program_code(program: Program, kernels: Mapping[str, bytes], target: CudaTarget) -> bytes:
     """The code section of an artifact. `kernels` are the results of `kernel_code` by symbol. Raises `IRError` for a malformed program."""
     verify_program(program)
-    if given := [d.name for d in program.dims if d.attr.source is not None]:
-        what, why = "sizes that depend on values of inputs cannot be compiled for a GPU", f"`{given[0]}` does"
-        raise UnsupportedError(what, why=why, hint="give the values when it is compiled (values=, --value), or compile for a CPU")
-    if counted := [d.name for d, _ in program.counted]:
-        what, why = "sizes that a run counts cannot be compiled for a GPU", f"`{counted[0]}` depends on data"
-        raise UnsupportedError(
-            what, why=why, hint="compile for a CPU, or cut the model before what counts (NonZero, NonMaxSuppression, ...)"
-        )
     dims: dict[Expr, Any] = {d: ["dim", n] for n, d in enumerate(program.dims)}
     steps = [_step(step, dims) for step in program.steps]
     entries = {symbol: json.loads(code) for symbol, code in kernels.items()}

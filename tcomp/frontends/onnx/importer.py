@@ -583,7 +583,8 @@ def _returned(scope: Scope, results: Sequence[Value], proto: GraphProto) -> Iter
     for info, value in zip(proto.output, results, strict=True):
         where = f"output `{info.name}`"
         maps = info.type.sequence_type.elem_type.HasField("map_type")  # of ZipMap, which gives a tensor instead
-        kind = type_name(info.type, where) if info.type.WhichOneof("value") and not maps else value.dtype
+        declared = info.type.tensor_type.elem_type or info.type.WhichOneof("value") not in (None, "tensor_type")
+        kind = type_name(info.type, where) if declared and not maps else value.dtype
         if kind != value.dtype and (isinstance(value, Container) or not info.type.HasField("tensor_type")):
             raise ImportModelError(f"it is declared as {kind}, its nodes give it the type {value.dtype}", where=where)
         while isinstance(value, Container) and value.is_optional:

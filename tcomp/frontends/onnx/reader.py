@@ -96,6 +96,8 @@ def tensor_type(proto: TypeProto, where: str) -> tuple[str, list[int | str | Non
     if not proto.tensor_type.HasField("shape"):
         return dtype, None
     given = [d.dim_value if d.WhichOneof("value") == "dim_value" else d.dim_param for d in proto.tensor_type.shape.dim]
+    if any(isinstance(d, int) and d < -1 for d in given):
+        raise ImportModelError("a size is negative", where=where, why=f"the shape is declared as {given}")
     return dtype, [d if (isinstance(d, int) and d >= 0) or (isinstance(d, str) and d not in ("", "?")) else None for d in given]
 
 

@@ -5,7 +5,7 @@ import pytest
 from onnx import helper
 
 import tcomp
-from tcomp.codegen.cuda.launch_plan import program_code
+from tcomp.backends.cuda import CudaBackend
 from tcomp.errors import InputError, UnsupportedError
 from tcomp.frontends.onnx import import_model
 from tcomp.ir.expr import dim
@@ -15,6 +15,7 @@ from tcomp.ir.program import Program
 from tcomp.ir.text.parser import parse_graph, parse_program
 from tcomp.ir.verify import verify_graph
 from tcomp.ops import OPERATORS
+from tcomp.pipeline import require_data_sizes
 from tcomp.target import CudaTarget
 
 F, I = "float32", "int64"
@@ -225,8 +226,8 @@ def test_programs_with_counted_sizes_print_and_parse():
 
 def test_gpus_refuse_counted_sizes():
     m = dim("m", 0)
-    with pytest.raises(UnsupportedError, match="cannot be compiled for a GPU"):
-        program_code(Program((m,), 0, ((m,),), (), (), (), ((m, 5),)), {}, CudaTarget(("sm_80",)))
+    with pytest.raises(UnsupportedError, match="that a run counts cannot be compiled for `cuda"):
+        require_data_sizes(Program((m,), 0, ((m,),), (), (), (), ((m, 5),)), CudaBackend(CudaTarget(("sm_80",))))
 
 
 def test_slices_and_top_k_by_what_is_computed(make_model):
