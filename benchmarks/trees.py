@@ -14,6 +14,7 @@ import tempfile
 import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -21,7 +22,7 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 Run = Callable[[], object]
 
 
-def trained(trees: int, depth: int, features: int) -> tuple[object, np.ndarray]:
+def trained(trees: int, depth: int, features: int) -> tuple[Any, np.ndarray]:
     """(a LightGBM booster for regression, rows to predict)."""
     import lightgbm
 
@@ -39,7 +40,7 @@ def trained(trees: int, depth: int, features: int) -> tuple[object, np.ndarray]:
     return lightgbm.train(parameters, lightgbm.Dataset(x, y), trees), x
 
 
-def contenders(booster: object, x: np.ndarray, rows: Sequence[int], folder: Path) -> Mapping[str, Callable[[int], Run]]:
+def contenders(booster: Any, x: np.ndarray, rows: Sequence[int], folder: Path) -> Mapping[str, Callable[[int], Run]]:
     """By name, what gives a call that predicts the first rows."""
     import onnxmltools
     from onnxmltools.convert.common.data_types import FloatTensorType
@@ -48,7 +49,7 @@ def contenders(booster: object, x: np.ndarray, rows: Sequence[int], folder: Path
 
     model = onnxmltools.convert_lightgbm(booster, initial_types=[("x", FloatTensorType([None, x.shape[1]]))], target_opset=15, zipmap=False)
     (folder / "model.onnx").write_bytes(model.SerializeToString())
-    expected, found = booster.predict(x[: max(rows)]), dict[str, Callable[[int], Run]]()  # type: ignore[attr-defined]
+    expected, found = booster.predict(x[: max(rows)]), dict[str, Callable[[int], Run]]()
 
     def by_tcomp(n: int) -> Run:
         module = tcomp.compile(str(folder / "model.onnx"), shapes={"x": (n, x.shape[1])}, threads=1)
@@ -65,7 +66,7 @@ def contenders(booster: object, x: np.ndarray, rows: Sequence[int], folder: Path
     def by_lleaves(n: int) -> Run:
         import lleaves
 
-        booster.save_model(folder / "model.txt")  # type: ignore[attr-defined]
+        booster.save_model(folder / "model.txt")
         compiled = lleaves.Model(str(folder / "model.txt"))
         compiled.compile(cache=folder / "lleaves.so")
         return lambda: compiled.predict(x[:n], n_jobs=1)

@@ -44,7 +44,8 @@ def compile(
     `tcomp.tune` wrote: kernels that it has records for are scheduled as these say. `direct` does without Winograd's and Strassen's
     algorithms: slower, more exact, with less memory for weights (see `passes.algorithms`). `max_seconds` and `max_memory` (bytes) limit
     what compiling may take, for models that nobody trusts: it happens in a process of its own then (see `confined`). `unchecked` code does
-    not report indices that are out of range and integers that are divided by zero (the target's option -unchecked); it clamps them.
+    not report indices that are out of range and integers that are divided by zero (the target's option -unchecked): it takes the
+    nearest element, or 1.
 
     Raises `ImportModelError` for a file that is no valid model, `UnsupportedError` listing everything tcomp cannot compile,
     `TargetError` for an unknown target, `DatabaseError` for a database that cannot be read, `LimitError` where a limit is exceeded.

@@ -22,24 +22,9 @@ from tcomp.ops import (
 )
 
 _FAMILIES = (
-    bilinear,
-    counting,
-    elementwise,
-    image,
-    interpolation,
-    matmul,
-    ml,
-    movement,
-    nn,
-    quantization,
-    random,
-    recurrent,
-    reduction,
-    signal,
-    text,
-    training,
-    trees,
-)
+    bilinear, counting, elementwise, image, interpolation, matmul, ml, movement, nn,
+    quantization, random, recurrent, reduction, signal, text, training, trees,
+)  # fmt: skip
 
 OPERATORS: dict[str, Operator] = {
     op.name: op for op in (*STRUCTURAL, *(op for family in _FAMILIES for op in vars(family).values() if isinstance(op, Operator)))

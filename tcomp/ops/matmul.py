@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import reduce
 from operator import mul
 
@@ -112,6 +112,22 @@ def _parsed(equation: str, ranks: Sequence[int]) -> tuple[list[str], str]:
     return terms, result
 
 
+Rows = Callable[[Expr], L.Stmt]
+
+
+def _pivoting(work: L.Buffer, pivot: L.Buffer, held: L.Buffer, k: Expr) -> tuple[Rows, Rows]:
+    """What takes a row below row `k` as the pivot if its element in column `k` is larger, and what swaps a column of the two rows."""
+
+    def search(row: Expr) -> L.Stmt:
+        return L.If((k < row) & (te.abs(work[row, k]) > te.abs(work[pivot[0], k])), L.store(pivot, (0,), row))
+
+    def swap(c: Expr) -> L.Stmt:
+        row = pivot[0]
+        return L.block(L.store(held, (0,), work[k, c]), L.store(work, (k, c), work[row, c]), L.store(work, (row, c), held[0]))
+
+    return search, swap
+
+
 def det(x: Tensor) -> Tensor:
     """Determinants of the matrices in the last two axes, by elimination with partial pivoting (in the type of `x`)."""
     require_same(x.shape[-1], x.shape[-2], "determinant of a matrix that is not square")
@@ -123,12 +139,7 @@ def det(x: Tensor) -> Tensor:
         pivot, held = L.Buffer("pivot", "int64", (1,), "register"), L.Buffer("held", x.dtype, (1,), "register")
 
         def eliminate(k: Expr, outer: Sequence[ExprLike]) -> L.Stmt:
-            def search(row: Expr) -> L.Stmt:
-                return L.If((k < row) & (te.abs(work[row, k]) > te.abs(work[pivot[0], k])), L.store(pivot, (0,), row))
-
-            def swap(c: Expr) -> L.Stmt:
-                row = pivot[0]
-                return L.block(L.store(held, (0,), work[k, c]), L.store(work, (k, c), work[row, c]), L.store(work, (row, c), held[0]))
+            search, swap = _pivoting(work, pivot, held, k)
 
             def subtract(row: Expr) -> L.Stmt:
                 ratio = L.store(held, (0,), work[row, k] / work[k, k])
@@ -164,12 +175,7 @@ def inverse(x: Tensor) -> Tensor:
         pivot, held = L.Buffer("pivot", "int64", (1,), "register"), L.Buffer("held", dtype, (1,), "register")
 
         def eliminate(k: Expr) -> L.Stmt:
-            def search(row: Expr) -> L.Stmt:
-                return L.If((k < row) & (te.abs(work[row, k]) > te.abs(work[pivot[0], k])), L.store(pivot, (0,), row))
-
-            def swap(c: Expr) -> L.Stmt:
-                row = pivot[0]
-                return L.block(L.store(held, (0,), work[k, c]), L.store(work, (k, c), work[row, c]), L.store(work, (row, c), held[0]))
+            search, swap = _pivoting(work, pivot, held, k)
 
             def subtract(row: Expr) -> L.Stmt:
                 line = L.loop("c2", n * 2, lambda c: L.store(work, (row, c), work[row, c] - held[0] * work[k, c]))

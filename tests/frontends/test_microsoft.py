@@ -749,7 +749,7 @@ def test_machine_code_is_what_the_interpreter_says():
 
 def test_signatures_are_those_of_the_runtime():
     state = pytest.importorskip("onnxruntime.capi.onnxruntime_pybind11_state")
-    from tcomp.frontends.onnx.signatures import MICROSOFT, STANDARD, find_signature
+    from tcomp.frontends.onnx.microsoft_schemas import MICROSOFT, STANDARD, find_signature
 
     theirs = {(s.name, s.domain): s for s in state.get_all_operator_schema()}
     for domain, table in (("", STANDARD), ("com.microsoft", MICROSOFT)):

@@ -12,8 +12,8 @@ from onnx import FunctionProto, NodeProto
 from onnx.defs import OpSchema, SchemaError
 
 from tcomp.errors import ImportModelError
+from tcomp.frontends.onnx.microsoft_schemas import find_signature
 from tcomp.frontends.onnx.reader import ELEM_TYPES
-from tcomp.frontends.onnx.signatures import find_signature
 from tcomp.ir.expr import Expr
 from tcomp.ir.graph import Value
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from tcomp.frontends.onnx.context import Context, Handler, Table, Versions, attribute, flag, forward
-from tcomp.frontends.onnx.handlers.chosen import chosen_axes, sized
+from tcomp.frontends.onnx.handlers.runtime_axes import chosen_axes, sized
 from tcomp.ir.dtypes import NARROW_FLOATS, is_float
 from tcomp.ir.expr import as_expr, select
 from tcomp.ir.graph import Operator, Value

@@ -35,11 +35,6 @@ def _type(value: Value) -> Type:
     return value.dtype, value.shape
 
 
-def _different(a: Sequence[Value], b: Sequence[Value]) -> tuple[Value, Value] | None:
-    """The first two values whose types differ."""
-    return next(((x, y) for x, y in zip(a, b, strict=False) if x.dtype != y.dtype or not same_shape(x.shape, y.shape)), None)
-
-
 def _if(ctx: Context) -> tuple[Value, ...]:
     """Where the branches give results of different sizes, each gives these sizes as well."""
     branches = ctx.attrs["then_branch"], ctx.attrs["else_branch"]

@@ -9,8 +9,8 @@ from math import floor
 import numpy as np
 
 from tcomp.frontends.onnx.context import Context, Table, flag, forward
-from tcomp.frontends.onnx.handlers.chosen import sized
 from tcomp.frontends.onnx.handlers.movement import cut
+from tcomp.frontends.onnx.handlers.runtime_axes import sized
 from tcomp.ir import te
 from tcomp.ir.expr import INDEX, Dim, Expr, as_dim, as_expr, cast
 from tcomp.ir.given import is_given

@@ -10,7 +10,7 @@ from operator import add, and_
 import numpy as np
 
 from tcomp.frontends.onnx.context import Context, Table, attribute, axis_of, forward
-from tcomp.frontends.onnx.handlers.chosen import TRUE, chosen_axes, every, sized
+from tcomp.frontends.onnx.handlers.runtime_axes import TRUE, chosen_axes, every, sized
 from tcomp.frontends.onnx.signature import LARGEST
 from tcomp.frontends.onnx.symbolic import MAX_SIZES
 from tcomp.ir import te

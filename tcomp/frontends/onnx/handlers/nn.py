@@ -7,7 +7,7 @@ from typing import Any
 
 from tcomp.frontends.onnx.context import Context, Table, attribute, axis_of, forward
 from tcomp.frontends.onnx.handlers import movement
-from tcomp.frontends.onnx.handlers.chosen import sized
+from tcomp.frontends.onnx.handlers.runtime_axes import sized
 from tcomp.ir.dtypes import NARROW_FLOATS, is_float, lowest
 from tcomp.ir.expr import Dim, Expr, as_dim, as_expr, maximum, minimum
 from tcomp.ir.graph import Operator, Value

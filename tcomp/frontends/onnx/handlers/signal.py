@@ -5,8 +5,8 @@ from __future__ import annotations
 import numpy as np
 
 from tcomp.frontends.onnx.context import Context, Handler, Table
-from tcomp.frontends.onnx.handlers.chosen import chosen_axes, sized
 from tcomp.frontends.onnx.handlers.movement import reshaped
+from tcomp.frontends.onnx.handlers.runtime_axes import chosen_axes, sized
 from tcomp.ir.expr import Dim, as_dim, as_expr, select
 from tcomp.ir.graph import Value
 from tcomp.ir.simplify import same_dim
