@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import gc
 import json
 import os
 import shutil
 import signal
+import socket
 import subprocess
 import sys
 import threading
@@ -106,6 +108,26 @@ def test_nobody_is_such_a_machine(cluster: Cluster, monkeypatch: pytest.MonkeyPa
 def test_there_is_no_cluster() -> None:
     with pytest.raises(InputError, match="there is no Dask cluster at tcp://127.0.0.1:1"):
         ClusterMeasurer("tcp://127.0.0.1:1", builders=1, patience=0.5)
+
+
+def test_a_server_that_never_answers() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        with pytest.raises(InputError, match="there is no Dask cluster at") as raised:
+            ClusterMeasurer(f"tcp://127.0.0.1:{server.getsockname()[1]}", builders=1, patience=0.5)
+        assert "no answer within 1 s" in str(raised.value)
+
+
+def test_failed_clients_are_not_left_to_the_garbage_collector() -> None:
+    """Dask's clients close themselves when they are collected, which is a deadlock while another client is starting."""
+    from distributed import Client
+
+    gc.disable()
+    try:
+        with pytest.raises(InputError, match="there is no Dask cluster at"):
+            Address("tls://127.0.0.1:1").connect(0.5)  # no certificates: a TypeError before any connection
+        assert all(one.status == "closed" for one in gc.get_objects() if isinstance(one, Client))
+    finally:
+        gc.enable()
 
 
 # ---------------------------------------------------------------- TLS

@@ -5,14 +5,14 @@ built at once, in processes of their own; then, while nothing else runs, each is
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import AbstractContextManager, suppress
 from dataclasses import dataclass
 from functools import lru_cache, partial
 from pathlib import Path
-from threading import Lock
-from typing import Any, cast
+from threading import Lock, Thread
+from typing import Any, TypeVar, cast
 
 from tcomp.autotune.features import CandidateSummary
 from tcomp.autotune.measurement.builder import build_request, is_local, summary_request
@@ -23,6 +23,8 @@ from tcomp.errors import InputError, ScheduleError
 from tcomp.runtime.host import core_of
 from tcomp.schedules.knobs import Decisions, encode
 from tcomp.target import Target
+
+_T = TypeVar("_T")
 
 _SEED = 0  # of the inputs
 _CACHED = 64  # shared objects of candidates that may be asked for again
@@ -218,7 +220,18 @@ class Cluster:
 
             given = {"tls_ca_file": self.ca, "tls_client_cert": self.certificate, "tls_client_key": self.key} if self.ca else {}
             security = Security(require_encryption=True, **given) if encrypted else None
-            return Client(self.address, timeout=timeout, set_as_default=False, security=security)
+
+            def connected() -> Any:
+                client = Client.__new__(Client)
+                try:
+                    client.__init__(self.address, timeout=timeout, set_as_default=False, security=security)
+                except BaseException:
+                    # Not left to the garbage collector: it deadlocks if it finalizes a client while another one is starting.
+                    client.close()
+                    raise
+                return client
+
+            return _within(2 * timeout, connected)
         except ImportError:
             raise InputError("measuring on a cluster needs the package `distributed`", hint="pip install 'tcomp[cluster]'") from None
         except (OSError, ValueError, TypeError, RuntimeError) as error:  # TypeError, RuntimeError: TLS without certificates
@@ -244,8 +257,9 @@ class ClusterMeasurer(Measurer):
         self._client.close()
 
     def workers(self, target: Target) -> int:
-        """How many workers are machines of this target."""
-        return sum(w["resources"].get(target.machine, 0) >= 1 for w in self._client.scheduler_info(n_workers=-1)["workers"].values())
+        """How many workers are machines of this target. Raises `TimeoutError` if the scheduler does not answer."""
+        info = _within(self._patience, lambda: self._client.scheduler_info(n_workers=-1))
+        return sum(worker["resources"].get(target.machine, 0) >= 1 for worker in info["workers"].values())
 
     def _run(self, task: Task, jobs: Sequence[Job | Measurement]) -> Iterator[Measurement]:
         # One call for each job, though they have much in common: a worker that joins later needs all of it.
@@ -254,8 +268,9 @@ class ClusterMeasurer(Measurer):
         try:
             yield from (result if isinstance(result, Measurement) else self._result(task, result) for result in found)
         finally:
+            rest = [future for future in found if not isinstance(future, Measurement) and not future.done()]
             with suppress(OSError, RuntimeError):  # the scheduler is gone, or the client was closed
-                self._client.cancel([future for future in found if not isinstance(future, Measurement) and not future.done()])
+                _within(self._patience, lambda: self._client.cancel(rest))
 
     def _result(self, task: Task, future: Any) -> Measurement:
         waited = 0.0
@@ -270,6 +285,25 @@ class ClusterMeasurer(Measurer):
         except Exception as error:  # noqa: BLE001  lost with several workers, or whatever a worker raised
             return Measurement(Outcome.ERROR, reason=f"the cluster: {reason_of(error)}")
         return Measurement(Outcome.ERROR, reason=f"no worker of the cluster is a `{task.backend.target.machine}`")
+
+
+def _within(seconds: float, ask: Callable[[], _T]) -> _T:
+    """What `ask` returns. Raises `TimeoutError` after `seconds`; the asking thread is left behind then. Dask bounds the time of connecting,
+    but not that of the handshake that follows, nor of questions to a scheduler."""
+    answer = Future[_T]()
+
+    def asking() -> None:
+        try:
+            answer.set_result(ask())
+        except BaseException as error:  # noqa: BLE001  handed to the caller
+            answer.set_exception(error)
+
+    thread = Thread(target=asking, daemon=True)
+    thread.start()
+    thread.join(seconds)
+    if not answer.done():
+        raise TimeoutError(f"no answer within {seconds:g} s")
+    return answer.result()
 
 
 _one_at_a_time = Lock()
