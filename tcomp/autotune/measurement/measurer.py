@@ -227,7 +227,8 @@ class Cluster:
                     client.__init__(self.address, timeout=timeout, set_as_default=False, security=security)
                 except BaseException:
                     # Not left to the garbage collector: it deadlocks if it finalizes a client while another one is starting.
-                    client.close()
+                    with suppress(AttributeError, TimeoutError):  # it failed before it had anything to close; it does not answer
+                        client.close()
                     raise
                 return client
 
