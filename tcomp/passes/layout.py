@@ -109,7 +109,7 @@ def choose_layouts(graph: Graph, operand_layouts: OperandLayouts, halos: bool = 
         if copied_out:
             nodes.append(_copy(outputs[0], result))
     used = {v for n in nodes for v in n.inputs} | set(graph.outputs)
-    return Graph(graph.name, graph.inputs, graph.outputs, tuple(nodes), {v: a for v, a in constants.items() if v in used})
+    return replace(graph, nodes=tuple(nodes), constants={v: a for v, a in constants.items() if v in used})
 
 
 def with_layouts(body: Graph, inputs: Layouts, outputs: Layouts | None = None) -> Graph:

@@ -74,7 +74,7 @@ def partition(graph: Graph, unfused: Unfused | None = None, halos: bool = True) 
         elif grouping.groups[node].nodes[-1] is node:  # the kernel stands where its last operator stood, after all it reads
             nodes.append(_kernel(graph, grouping.groups[node].nodes, used))
     read = {v for n in nodes for v in n.inputs} | set(graph.outputs)
-    return Graph(graph.name, graph.inputs, graph.outputs, tuple(nodes), {v: a for v, a in graph.constants.items() if v in read})
+    return replace(graph, nodes=tuple(nodes), constants={v: a for v, a in graph.constants.items() if v in read})
 
 
 class _Facts:

@@ -53,7 +53,7 @@ class Rewriter(GraphBuilder):
 
     def __init__(self, graph: Graph) -> None:
         super().__init__(graph.name)
-        self.inputs, self.constants, self._outputs = list(graph.inputs), dict(graph.constants), graph.outputs
+        self._source, self.inputs, self.constants, self._outputs = graph, list(graph.inputs), dict(graph.constants), graph.outputs
         self._names.update(v.name for v in graph.values())
         self._replaced, self._producer = dict[Value, Value](), dict[Value, Node]()
         self._uses = Counter(v for node in graph.nodes for v in node.inputs if v is not None)
@@ -142,7 +142,7 @@ class Rewriter(GraphBuilder):
         for place, n in enumerate(self.nodes if renamed else ()):
             inputs, results = tuple(renamed.get(v, v) for v in n.inputs), tuple(renamed.get(v, v) for v in n.outputs)
             self.nodes[place] = replace(n, inputs=inputs, outputs=results)
-        made = Graph(self.name, tuple(self.inputs), tuple(outputs), tuple(self.nodes), self.constants)
+        made = replace(self._source, outputs=tuple(outputs), nodes=tuple(self.nodes), constants=self.constants)
         return eliminate_dead(made, trimmed=True)  # bodies are graphs that were finished, or come from such
 
 

@@ -1,17 +1,24 @@
 """Where symbolic sizes meet, and inputs whose sizes are formulas of others."""
 
 import numpy as np
+import onnx
 import pytest
 from onnx import helper
 from onnx.reference import ReferenceEvaluator
 
 import tcomp
+from tcomp.autotune.subject import ModelSubject
 from tcomp.errors import InputError
 from tcomp.frontends.onnx import import_model
 from tcomp.ir.dims import solved_dims
 from tcomp.ir.expr import dim, evaluate_int
 from tcomp.ir.simplify import simplify
 from tcomp.ir.text.parser import parse_graph
+from tcomp.options import CompileOptions, Report
+from tcomp.pipeline import graph_passes
+from tcomp.runtime import Module
+from tcomp.target import Target
+from tcomp.verification import verify
 
 F = "float32"
 
@@ -157,6 +164,26 @@ def test_what_is_not_decided_is_checked(make_model):
         compiled.run({"a": array(1, 1, 8, 8), "b": array(1, 1, 6, 8)})
     with pytest.raises(InputError, match="contradict"):
         compiled.run({"a": array(1, 1, 6, 6), "b": array(1, 1, 6, 6)})
+
+
+def test_what_is_checked_outlives_every_pass(make_model, tmp_path):
+    """In the graphs that `tcomp verify --full` interprets, and in the artifacts that the tuner makes, with layouts chosen anew."""
+    nodes = [pooled("a", "p"), pooled("b", "q"), node("Add", ["p", "q"], ["s"])]
+    inputs = {name: (F, [1, 1, f"{name}1", f"{name}2"]) for name in "ab"}
+    model, options = make_model(nodes, inputs, {"s": F}), CompileOptions(Target.host(), threads=1)
+    graph = import_model(model)
+    checks = graph.checks
+    assert len(checks) == 2
+    for name, function in graph_passes(options, Report()):
+        graph = function(graph)
+        assert graph.checks == checks, name
+    fitting = {"a": array(1, 1, 8, 8), "b": array(1, 1, 9, 9)}
+    assert verify(import_model(model), fitting, options, full=True).ok
+    onnx.save(model, tmp_path / "m.onnx")
+    tuned = Module.load(ModelSubject(tmp_path / "m.onnx", options, {"a1": 8, "a2": 8, "b1": 8, "b2": 8}).artifact({}), threads=1)
+    assert tuned.run(fitting)["s"].shape == (1, 1, 4, 4)
+    with pytest.raises(InputError, match="does not hold, in s"):
+        tuned.run(fitting | {"b": array(1, 1, 6, 8)})
 
 
 def test_a_branch_that_may_not_run_says_nothing(make_model):
