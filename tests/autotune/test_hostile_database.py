@@ -14,9 +14,9 @@ from tcomp.autotune.subject import title
 from tcomp.autotune.tasks import Workload
 from tcomp.cli.app import app
 from tcomp.errors import DatabaseError
-from tests.autotune.fuzz_database import OBJECTS, fuzz
 from tests.autotune.models import two_layers
 from tests.autotune.test_database import HASWELL, PRODUCT, filled, record
+from tests.fuzz.databases import OBJECTS
 
 ENDLESS = "WITH RECURSIVE r (n) AS (SELECT 1 UNION ALL SELECT n + 1 FROM r)"
 
@@ -132,8 +132,3 @@ def test_titles_are_found_without_parsing() -> None:
     task = Workload(text, str(HASWELL), 1, ())
     assert title(task) == "split -> float32[2], int64[n, 3]"
     assert title(PRODUCT) == "C" and title(Workload("x" * 100_000, str(HASWELL), 1, ())) != ""
-
-
-def test_mutations_of_databases(tmp_path: Path) -> None:
-    """`python -m tests.autotune.fuzz_database COUNT` tries more."""
-    assert len(fuzz(tmp_path, 400, 28)) > 3

@@ -163,6 +163,15 @@ def test_odd_locations_of_external_data(location, tmp_path):
         import_model(tmp_path / "m.onnx")
 
 
+def test_a_location_of_external_data_that_is_no_text(tmp_path):
+    w = TensorProto(name="w", data_type=TensorProto.FLOAT, dims=[4], data_location=TensorProto.EXTERNAL)
+    w.external_data.add(key="location", value="w.bin")
+    data = model([node("Add", ["x", "w"], ["y"])], [X], ["y"], w=w).SerializeToString()
+    (tmp_path / "m.onnx").write_bytes(data.replace(b"w.bin", b"w\xffbin"))
+    with pytest.raises(ImportModelError, match="not valid UTF-8"):
+        import_model(tmp_path / "m.onnx")
+
+
 def test_names_do_not_steer_the_terminal():
     with pytest.raises(TcompError) as caught:
         import_model(model([node("Relu", ["\x1b[2Jx"], ["y"])], [], ["y"]))

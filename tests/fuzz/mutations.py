@@ -197,11 +197,12 @@ def damaged_text(rng: Random, data: bytes, times: int = 4) -> bytes:
 def damaged_message(rng: Random, message: Message, times: int = 3) -> None:
     """Fields of a message, or of one inside it, changed, cleared, repeated, swapped, exchanged with those of the same type elsewhere."""
     for _ in range(count(rng, times)):
-        inner = _messages(message)
+        inner = messages(message)
         _damage_message(rng, rng.choice(inner), inner)
 
 
-def _messages(message: Message) -> list[Message]:
+def messages(message: Message) -> list[Message]:
+    """A message and all messages inside of it."""
     found, waiting = [], [message]
     while waiting:
         m = waiting.pop()

@@ -8,7 +8,6 @@ from __future__ import annotations
 import hashlib
 import json
 import struct
-from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from functools import cache, cached_property
@@ -18,9 +17,6 @@ from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
-import onnx
-import onnx.backend.test
-from onnx import ModelProto
 
 from tcomp.errors import UnsupportedError
 from tcomp.frontends.onnx import import_model
@@ -35,31 +31,15 @@ from tcomp.runtime import Module, read_artifact
 from tcomp.runtime.loaded_model import LoadedModel
 from tcomp.runtime.manifest import parse_manifest
 from tcomp.runtime.plan import Plan, dim_values, evaluate
-from tests.fuzz.mutations import damaged_bytes, damaged_json, damaged_message, damaged_text
+from tests.fuzz.databases import Databases
+from tests.fuzz.models import ExternalData, OnnxModels, onnx_files, operator_models
+from tests.fuzz.mutations import damaged_bytes, damaged_json, damaged_text
+from tests.fuzz.target import Target
 from tests.runtime import native_models
 from tests.schedules.dice import Seeded
 from tests.schedules.random_loops import imperative
 
 GOLDEN = Path(__file__).parents[1] / "golden"
-
-
-class Target(ABC):
-    """A reader."""
-
-    @cached_property
-    @abstractmethod
-    def corpus(self) -> Sequence[bytes]:
-        """What is damaged: valid files or texts."""
-
-    @abstractmethod
-    def damage(self, rng: Random, data: bytes) -> bytes: ...
-
-    @abstractmethod
-    def read(self, data: bytes) -> None:
-        """Raises a TcompError, or works."""
-
-    def case(self, rng: Random) -> bytes:
-        return self.damage(rng, rng.choice(self.corpus))
 
 
 class Manifests(Target):
@@ -201,9 +181,9 @@ class Texts(Target):
     """Printed IR of one kind."""
 
     def __init__(
-        self, parse: Callable[[str], Any], show: Callable[[Any], str], verify: Callable[[Any], None], corpus: Callable[[], list[str]]
+        self, parse: Callable[[str], Any], print: Callable[[Any], str], verify: Callable[[Any], None], corpus: Callable[[], list[str]]
     ):
-        self.parse, self.show, self.verify, self.make = parse, show, verify, corpus
+        self.parse, self.print, self.verify, self.make = parse, print, verify, corpus
 
     @cached_property
     def corpus(self) -> Sequence[bytes]:
@@ -212,11 +192,14 @@ class Texts(Target):
     def damage(self, rng: Random, data: bytes) -> bytes:
         return damaged_text(rng, data)
 
+    def show(self, data: bytes) -> str:
+        return data.decode()
+
     def read(self, data: bytes) -> None:
         found = self.parse(data.decode())
-        shown = self.show(found)
+        shown = self.print(found)
         self.verify(found)
-        assert self.show(self.parse(shown)) == shown, "what was printed reads back as something else"
+        assert self.print(self.parse(shown)) == shown, "what was printed reads back as something else"
 
 
 def kernels() -> list[str]:
@@ -258,43 +241,6 @@ def read_expression(text: str) -> Any:
     return parser.parse_expr(text, names)
 
 
-def onnx_files() -> list[bytes]:
-    """Small models of the ONNX backend suite."""
-    folder = Path(onnx.backend.test.__file__).parent / "data"
-    return [path.read_bytes() for path in sorted(folder.rglob("model.onnx")) if path.stat().st_size < 4000]
-
-
-class OnnxModels(Target):
-    """Models: fields of their protobuf messages, or bytes, damaged. `files` makes the models to start from."""
-
-    def __init__(self, files: Callable[[], list[bytes]]) -> None:
-        self.files = files
-
-    @cached_property
-    def corpus(self) -> Sequence[bytes]:
-        return self.files()
-
-    def damage(self, rng: Random, data: bytes) -> bytes:
-        if rng.randrange(8) == 0:
-            return damaged_bytes(rng, data)
-        model = ModelProto.FromString(data)
-        damaged_message(rng, model)
-        return model.SerializeToString()
-
-    def read(self, data: bytes) -> None:
-        graph = import_model(data)
-        verify_graph(graph)
-        str(graph)
-
-
-def operator_models() -> list[bytes]:
-    """The one-node models of the ONNX backend suite, with their functions expanded as well (10 seconds to make)."""
-    from tests.conformance.suite import Suite
-
-    found = [case.model.SerializeToString() for case in Suite().cases.values() if case.model is not None]
-    return [data for data in found if len(data) < 4000]
-
-
 def nothing(value: Any) -> None:
     """No verifier."""
 
@@ -311,4 +257,6 @@ TARGETS: dict[str, Target] = {
     "layout": Texts(lambda text: parser.parse_layout(text, 4), str, nothing, lambda: ["(a/16,b,c,d,a%16)", "(a,c+1+1,d+1+2,b/4,b%4)"]),
     "onnx": OnnxModels(onnx_files),
     "operators": OnnxModels(operator_models),
+    "external": ExternalData(),
+    "database": Databases(),
 }

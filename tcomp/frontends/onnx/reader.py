@@ -139,12 +139,14 @@ class TensorReader:
         return (_elements(stored, count, width) if width in (2, 4) else stored).view(dtype).reshape(shape)
 
     def _external(self, tensor: TensorProto, size: int, where: str) -> np.ndarray:
-        entries = {entry.key: entry.value for entry in tensor.external_data}
+        entries: dict[str, str | bytes] = {entry.key: entry.value for entry in tensor.external_data}
         if self.folder is None:
             what = "the model's weights are in another file, but the model was given without its folder"
             hint = "pass the path of the model, or a ModelProto that onnx.load has read completely"
             raise ImportModelError(what, where=where, hint=hint)
         location = entries.get("location", "")
+        if isinstance(location, bytes):  # which the protobuf library makes of text that is not UTF-8
+            raise ImportModelError(f"external data {location!r} cannot be read", where=where, why="the location is not valid UTF-8")
         if location not in self._files:
             self._files[location] = self._external_file(location, self.folder, where)
         content = self._files[location]
