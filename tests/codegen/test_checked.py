@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import re
 
 import numpy as np
 import onnx
@@ -11,14 +12,14 @@ from onnx import helper, numpy_helper
 
 import tcomp
 from tcomp.codegen.llvm.kernel import emit_kernel
-from tcomp.codegen.llvm.machine_code import compile_ir
+from tcomp.codegen.llvm.machine_code import assembly, compile_ir
 from tcomp.errors import InputError, OutOfRangeError, TargetError
 from tcomp.ir import expr as E
 from tcomp.ir.expr import Expr, cast, checked, maximum, minimum, select
 from tcomp.ir.interpreters.loops import run_kernel
 from tcomp.ir.loops import PARALLEL, SERIAL, VECTORIZED, Buffer, If, Kernel, Stmt, block, loop, store
 from tcomp.runtime.native_code import Call
-from tcomp.target import Target
+from tcomp.target import CpuTarget, Target
 from tests.codegen.jit import HOST, kernel, load_objects
 from tests.codegen.test_llvm import python_pool
 
@@ -168,6 +169,14 @@ def test_sizes_that_are_divided_stay_sizes() -> None:
             y = Expand(three, t)
         }""")
     assert tcomp.compile(model).run({"x": np.zeros((7, 3), np.float32)})["y"].shape == (3,)
+
+
+def test_gathers_do_not_wait_for_the_check() -> None:
+    """With AVX-512, a mask of ones is made of k0, whatever it holds: what is written there last is waited for."""
+    target = CpuTarget.parse("cpu -mcpu=znver4")
+    text = assembly(emit_kernel(kernel("picked", [X, INDEX], [OUT], KERNELS["vectorized"]), target), target)
+    assert re.search(r"kxnor\w\s+%k0, %k0, %k\d", text) and re.search(r"vpcmp\w*u[dq]\s.*%k[1-7]\n", text)
+    assert not re.search(r"vpcmp\w+\s.*%k0\n", text)
 
 
 def test_unchecked_code_clamps_and_tells_nothing() -> None:

@@ -181,9 +181,9 @@ class Builder:
         """The address of a field of the call."""
         return self.op(f"getelementptr i8, ptr %call, i64 {8 * CALL_FIELDS.index(name)}")
 
-    def branch(self, test: str, yes: str, no: str) -> None:
-        """End a basic block by a choice of two."""
-        self.line(f"br i1 {test}, label %{yes}, label %{no}")
+    def branch(self, test: str, yes: str, no: str, expected: bool = False) -> None:
+        """End a basic block by a choice of two; `expected`: the test nearly always holds."""
+        self.line(f"br i1 {test}, label %{yes}, label %{no}" + ', !prof !{!"branch_weights", i32 1048575, i32 1}' * expected)
 
     def jump(self, label: str) -> None:
         """End a basic block."""

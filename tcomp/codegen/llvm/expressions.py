@@ -458,24 +458,26 @@ class Expressions(Builder):
     def checked(self, index: Value, extent: Value, given: Value) -> Value:
         """The index, 0 where it is out of range; the first active lane in which it is so is reported, and the code goes on."""
         lanes, type_, (i, n, told) = self.alike(index, extent, given)
-        outside = Value(self.op(f"icmp uge {type_} {i}, {n}"), "bool", lanes)  # as unsigned integers, negative ones are the largest
+        inside = Value(self.op(f"icmp ult {type_} {i}, {n}"), "bool", lanes)  # as unsigned integers, negative ones are the largest
+        zeroed = f"select {self.module.type('bool', lanes)} {inside.ref}, {type_} {i}, {type_} zeroinitializer"
         if self.mask is not None:  # other lanes may be out of range without a report
-            i = self.op(f"select {self.module.type('bool', lanes)} {outside.ref}, {type_} zeroinitializer, {type_} {i}")
-            outside = self.arithmetic("and", [outside, self.mask], "bool")
-        (bad, end), before = self.labels("outside", "end"), self.block
-        bits = self.op(f"bitcast <{outside.lanes} x i1> {outside.ref} to i{outside.lanes}") if outside.lanes > 1 else outside.ref
-        self.branch(self.op(f"icmp ne i{outside.lanes} {bits}, 0"), bad, end)
+            i, inside = self.op(zeroed), self.arithmetic("or", [inside, self.negated(self.mask)], "bool")
+        (bad, end), before, count = self.labels("outside", "end"), self.block, inside.lanes
+        bits = self.op(f"bitcast <{count} x i1> {inside.ref} to i{count}") if count > 1 else inside.ref
+        self.branch(self.op(f"icmp eq i{count} {bits}, -1"), end, bad, expected=True)
         self.start(bad)
+        # Only here, so that what is accessed does not wait for the comparison. (That a masked move follows has LLVM keep the comparison
+        # out of the register k0 of AVX-512, which every mask of ones for a gather is made of.)
+        safe = i if self.mask is not None else self.op(zeroed)
         if lanes > 1:
-            lane = self.call("cttz", f"i{lanes}", (f"i{lanes}", bits), ("i1", "true"), suffix=(f"i{lanes}",))
+            others = self.op(f"xor i{lanes} {bits}, -1")
+            lane = self.call("cttz", f"i{lanes}", (f"i{lanes}", others), ("i1", "true"), suffix=(f"i{lanes}",))
             told, n = (self.op(f"extractelement {type_} {x}, i{lanes} {lane}") for x in (told, n))
         self.line(f"call void @tcomp_outside(ptr %call, i64 {told}, i64 {n})")
         self.module.uses_report = True
         self.jump(end)
         self.start(end)
-        if self.mask is None:
-            i = self.op(f"phi {type_} [ {i}, %{before} ], [ zeroinitializer, %{bad} ]")
-        return Value(i, INDEX, lanes)
+        return Value(self.op(f"phi {type_} [ {i}, %{before} ], [ {safe}, %{bad} ]"), INDEX, lanes)
 
     def select(self, e: Expr) -> Value:
         """A choice: both sides are computed unless that might fault."""
