@@ -5,7 +5,7 @@ from itertools import pairwise
 
 import numpy as np
 import pytest
-from onnx import TensorProto
+from onnx import TensorProto, helper
 
 import tcomp
 from tcomp.errors import ImportModelError, InputError, LimitError, TcompError, UnsupportedError
@@ -161,6 +161,16 @@ def test_odd_locations_of_external_data(location, tmp_path):
     (tmp_path / "m.onnx").write_bytes(model([node("Add", ["x", "w"], ["y"])], [X], ["y"], w=w).SerializeToString())
     with pytest.raises(ImportModelError, match="external data"):
         import_model(tmp_path / "m.onnx")
+
+
+@pytest.mark.parametrize("domain", ["", "com.microsoft"])
+@pytest.mark.parametrize("version", [(1 << 63) - 1, 1 << 31, -(1 << 63)])
+def test_opsets_of_more_than_32_bits(domain, version):
+    m = model([helper.make_node("Gelu", ["x"], ["unused"], domain=domain), node("Relu", ["x"], ["y"])], [X], ["y"])
+    del m.opset_import[:]
+    m.opset_import.extend([helper.make_opsetid("", 20), helper.make_opsetid(domain, version)])
+    with pytest.raises(ImportModelError, match=f"opset {version} of domain"):
+        import_model(m)
 
 
 def test_a_location_of_external_data_that_is_no_text(tmp_path):

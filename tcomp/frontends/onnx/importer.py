@@ -539,8 +539,9 @@ def _fitting(value: np.ndarray, info: ValueInfoProto) -> np.ndarray:
 
 def _opsets(imports: Iterable[Any]) -> dict[str, int]:
     opsets = {_domain(o.domain): int(o.version) for o in imports}
-    if opsets.get("", 1) < 1:
-        raise ImportModelError(f"opset {opsets['']} of domain `ai.onnx` does not exist")
+    for domain, version in opsets.items():
+        if abs(version) >> 31 or (domain == "" and version < 1):  # the versions of schemas have 32 bits
+            raise ImportModelError(f"opset {version} of domain `{domain or 'ai.onnx'}` does not exist")
     return opsets
 
 
