@@ -53,6 +53,7 @@ def lower(name: str, inputs: Sequence[Tensor], outputs: Sequence[Tensor], layout
         if t not in originals and t.ndim == main.rank and t.extern is None:
             lowering.layouts.setdefault(t, main)  # a temporary lies as the result does, so that their loops match
         lowering.declare(t, originals.get(t, t).name)
+    lowering.taken.update(v.name for v in E.variables(*(as_expr(d) for t in stages for d in t.shape)))  # no loop may hide a size
     nests: list[L.Stmt] = []
     for n, t in enumerate(computed):
         if t.extern is None:

@@ -153,6 +153,12 @@ def test_names_are_hints(make_model):
     check(model, tcomp.compile(model), {"a": (2, 5), "b": (3, 4)})
 
 
+@pytest.mark.parametrize("name", ["k", "i0", "n"])
+def test_sizes_may_be_called_like_loops(make_model, name):
+    model = make_model([node("CumSum", ["x", "axis"], ["y"])], {"x": (F, [3, name])}, {"y": F}, constants={"axis": np.array(1)})
+    check(model, tcomp.compile(model), {"x": (3, 5)})
+
+
 def test_what_is_not_decided_is_checked(make_model):
     """Halves that have to be equal, though sizes need not; a product that has to be a multiple."""
     nodes = [pooled("a", "p"), pooled("b", "q"), node("Add", ["p", "q"], ["s"]), node("Reshape", ["s", "shape"], ["y"])]
