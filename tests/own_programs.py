@@ -2,7 +2,8 @@
 strided, transposed, wrapped around, guarded or looked up. Which ones are wrong is found by running every iteration in Python.
 
 `python -m tests.own_programs --wrong 200 --right 10000` judges so many: every wrong one is refused, or raises `IndexError` in a call; no
-right one is refused, and none has a guard but where an index depends on data.
+right one is refused, and none has a guard but where an index depends on data. With `--time 0.05`, what guards cost: right programs are run,
+for so many seconds each, with and without them, at sizes at which a run takes 10 microseconds.
 """
 
 from __future__ import annotations
@@ -16,22 +17,30 @@ import tempfile
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
+from importlib import import_module
+from math import prod
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pytest
 
 import tcomp
 from tcomp import te
-from tcomp.errors import IRError, ProgramError
+from tcomp.errors import IRError, OutOfRangeError, ProgramError
 from tcomp.frontends.python import Program
+from tcomp.functions import InPlace
 from tcomp.ir import expr as E, loops as L
 from tcomp.ir.loops import Kernel
 from tcomp.ir.polyhedral.in_range import safe_tensors
 from tests.schedules.dice import Dice, Seeded
 
 SIZES = [{"n": n, "m": m} for n, m in ((4, 4), (9, 3), *itertools.product((1, 2, 3, 6), (1, 2, 5, 9)))]
+SCALES = (8, 64, 512, 4096, 8192)  # of the sizes above, for timing
+MAX_ELEMENTS = 1 << 31  # of an array; most are of no use, and nothing is stored there
+LEAST = 1e-5  # seconds of a run that is timed
 REFUSALS = ("is outside of", "is never in range", "Python counts it from the end")
 Numbers = Mapping[str, int]
 
@@ -44,7 +53,7 @@ class Outside(Exception):
 class Case:
     """A program: `reference` computes the result for some sizes in Python, or raises `Outside`; `prove` gives the number of guards that the
     compiler puts in, `build` a function of sizes that computes the result natively. `data`: an index depends on data or on a `while`, or is
-    not affine."""
+    not affine. `compare` gives the seconds of a run with the guards and without them, where it can be made to take long enough."""
 
     text: str
     sizes: Sequence[Numbers]
@@ -52,6 +61,7 @@ class Case:
     prove: Callable[[], int]
     build: Callable[[], Callable[[Numbers], np.ndarray]]
     data: bool = False
+    compare: Callable[[float], tuple[float, float] | None] = lambda seconds: None
 
     def outside(self) -> list[bool]:
         """For each of the sizes, whether the program leaves an array."""
@@ -285,15 +295,15 @@ class Strict:
 
 def programs(dice: Dice, count: int) -> list[Case]:
     """Some functions; all stand in one file, as the compiler reads their text."""
-    made = [function(dice, f"program{n}") for n in range(count)]
-    with tempfile.TemporaryDirectory() as folder:
-        path = Path(folder, "own.py")
-        path.write_text("import tcomp\n\n\n" + "\n\n".join(text for text, _ in made))
-        spec = importlib.util.spec_from_file_location("own_programs_of_a_test", path)
-        assert spec is not None and spec.loader is not None
-        module = importlib.util.module_from_spec(spec)
-        spec.loader.exec_module(module)
-        return [program(getattr(module, f"program{n}"), *made[n], dice) for n in range(count)]
+    made, folder = [function(dice, f"program{n}") for n in range(count)], tempfile.TemporaryDirectory()
+    path = Path(folder.name, "own.py")
+    path.write_text("import tcomp\n\n\n" + "\n\n".join(text for text, _ in made))
+    spec = importlib.util.spec_from_file_location("own_programs_of_a_test", path)
+    assert spec is not None and spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    vars(module)["folder"] = folder  # as long as one of the functions exists
+    return [program(getattr(module, f"program{n}"), *made[n], dice) for n in range(count)]
 
 
 def program(made: Program, text: str, data: bool, dice: Dice) -> Case:
@@ -308,7 +318,7 @@ def program(made: Program, text: str, data: bool, dice: Dice) -> Case:
         found = {}
         for name, declared in made.arrays.items():
             shape = [evaluate_int(d, sizes) for d in declared.dims]
-            found[name] = np.arange(int(np.prod(shape)), dtype=declared.dtype).reshape(shape) * 5 % 11
+            found[name] = np.zeros(shape) if name == "T" else np.arange(int(np.prod(shape)), dtype=declared.dtype).reshape(shape) * 5 % 11
         found["B"] = np.arange(sizes["n"])[::-1].copy()
         found["B"][-1] += stray
         return found
@@ -331,13 +341,90 @@ def program(made: Program, text: str, data: bool, dice: Dice) -> Case:
 
         def run(sizes: Numbers) -> np.ndarray:
             given = arrays(sizes)
-            told = {name for b in f.kernel.buffers for d in b.shape if isinstance(d, E.Expr) for name in [v.name for v in E.variables(d)]}
-            f(*given.values(), **{v.name: sizes[v.name] for v in f.kernel.scalars if v.name not in told})
+            f(*given.values(), **untold(f, sizes))
             return given["C"]
 
         return run
 
-    return Case(f"{text}{sizes=} {stray=}", sizes, reference, prove, build, data)
+    def compare(seconds: float) -> tuple[float, float] | None:
+        for scale in SCALES:
+            large = {name: n * scale for name, n in sizes[0].items()}
+            elements = [prod(evaluate_int(d, large) for d in a.dims) for a in made.arrays.values()]
+            if max(elements) > MAX_ELEMENTS:
+                return None
+            fixed, given = large if len(sizes) == 1 else {}, arrays(large)
+            given["A"][:1] = 5  # or nothing would be done where that is the condition
+            try:
+                with aligned():
+                    runs = [bound(tcomp.build(made.kernel(**fixed), threads=1), given, large)]
+                    if least(runs, 0.0)[0] < LEAST:
+                        continue
+                    with unguarded():
+                        runs.append(bound(tcomp.build(made.kernel(**fixed), threads=1), given, large))
+                guarded, plain = least(runs, seconds)
+                return guarded, plain
+            except (ProgramError, OutOfRangeError) as error:  # a program of constant sizes that is right for these alone
+                assert isinstance(error, OutOfRangeError) or any(text in str(error) for text in REFUSALS), error
+                return None
+        return None
+
+    return Case(f"{text}{sizes=} {stray=}", sizes, reference, prove, build, data, compare)
+
+
+def untold(f: InPlace, sizes: Numbers) -> Numbers:
+    """The sizes that no shape tells."""
+    told = {v.name for b in f.kernel.buffers for d in b.shape if isinstance(d, E.Expr) for v in E.variables(d)}
+    return {v.name: sizes[v.name] for v in f.kernel.scalars if v.name not in told}
+
+
+def bound(f: InPlace, given: Mapping[str, np.ndarray], sizes: Numbers) -> Callable[[], Any]:
+    """A call without the checks that Python makes."""
+    carriers = f._carriers([a.shape for a in given.values()], (), dict(untold(f, sizes)))
+    run = f.module.bind({spec.name: a for spec, a in zip(f.module.inputs, (*given.values(), *carriers), strict=True)}).run
+    run()
+    return run
+
+
+@contextmanager
+def aligned() -> Iterator[None]:
+    """Within, loops start where lines of the cache do: else a short one may take twice as long by where it happens to lie."""
+    module = import_module("tcomp.codegen.llvm.kernel")
+    original, numbers = module.emit_kernel, itertools.count()
+
+    def emit(*arguments: Any) -> str:
+        notes = list[str]()
+
+        def noted(back: re.Match[str]) -> str:
+            notes.append(f'!{(n := next(numbers))} = distinct !{{!{n}, !{{!"llvm.loop.align", i32 64}}}}')
+            return f"{back[0]}, !llvm.loop !{n}"
+
+        text = re.sub(r"br i1 %\w+, label %(loop|part|chunk|do)\d*, label %\w+$", noted, original(*arguments), flags=re.MULTILINE)
+        return "\n".join([text, *notes, ""])
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(module, "emit_kernel", emit)
+        yield
+
+
+@contextmanager
+def unguarded() -> Iterator[None]:
+    """Within, programs are built as they are."""
+    with pytest.MonkeyPatch.context() as patch:
+        for user in ("tcomp.frontends.python.program", "tcomp.functions"):
+            patch.setattr(import_module(user), "safe_kernel", lambda kernel: (kernel, ()))
+        yield
+
+
+def least(runs: Sequence[Callable[[], Any]], seconds: float) -> list[float]:
+    """The least seconds of each of some calls, which take turns for a time."""
+    best, end = [float("inf")] * len(runs), time.perf_counter() + seconds
+    for turn in itertools.count():
+        for n, run in enumerate(runs):
+            start = time.perf_counter()
+            run()
+            best[n] = min(best[n], time.perf_counter() - start)
+        if turn >= 2 and time.perf_counter() > end:
+            return best
 
 
 def guards(kernel: Kernel) -> int:
@@ -352,13 +439,30 @@ def evaluate_int(node: ast.expr, sizes: Numbers) -> int:
 # ---------------------------------------------------------------- the full run
 
 
+def time_guards(right: Iterator[Case], seconds: float) -> None:
+    """Prints how much longer programs take with their guards than without, by turns."""
+    found = list[tuple[float, str, Case]]()
+    guarded = [case for case in right if case.data and case.prove()]
+    for case in guarded:
+        if (times := case.compare(seconds)) is not None:
+            found.append((times[0] / times[1], f"{times[0] * 1e6:.1f} us with, {times[1] * 1e6:.1f} us without guards", case))
+    ratios = np.array([ratio for ratio, _, _ in found])
+    spread = ", ".join(f"{q} % below {np.percentile(ratios, q):.3f}" for q in (10, 25, 50, 75, 90))
+    print(f"{len(found)} of {len(guarded)} guarded programs take long enough: geomean {np.exp(np.log(ratios).mean()):.3f}, {spread}")
+    for ratio, text, case in sorted(found, key=lambda entry: -entry[0])[:10]:
+        print(f"{ratio:.3f}: {text}\n{case.text}", flush=True)
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--wrong", type=int, default=200)
     parser.add_argument("--right", type=int, default=10_000)
     parser.add_argument("--seed", default="0")
     parser.add_argument("--native", type=int, default=20, help="of the right programs, one in so many is run")
+    parser.add_argument("--time", type=float, metavar="SECONDS", help="only compare times of the right programs with and without guards")
     arguments = parser.parse_args()
+    if arguments.time:
+        return time_guards(itertools.islice(cases(arguments.seed, False), arguments.right), arguments.time)
     for wrong, count in ((True, arguments.wrong), (False, arguments.right)):
         started, found = time.perf_counter(), Counter[str]()
         for number, case in enumerate(itertools.islice(cases(arguments.seed, wrong), count)):

@@ -19,7 +19,7 @@ from tcomp.ir.access import in_range, linear_index
 from tcomp.ir.dtypes import integer_range, is_integer, itemsize
 from tcomp.ir.expr import INDEX, Expr, const, substitute
 from tcomp.ir.loops import Buffer, Stmt
-from tcomp.ir.simplify import Linear, difference, from_linear, linear, simplify
+from tcomp.ir.simplify import Linear, difference, from_linear, linear, same_dim, simplify
 from tcomp.target import CpuTarget
 
 MAX_LANES = 64  # of a vectorized loop: bytes of the widest vector register
@@ -530,7 +530,7 @@ def _clamped_check(e: Expr) -> Expr | None:
         return None
     inner = next((a for a in e.args if a.op == "min"), e)
     check = next((a for a in inner.args if a.op == "checked"), None)
-    return check if check is not None and any(check.args[1] - 1 is a for a in inner.args) else None
+    return check if check is not None and any(same_dim(check.args[1] - 1, a) for a in inner.args) else None
 
 
 def _certain_checks(e: Expr) -> Iterator[Expr]:

@@ -127,14 +127,16 @@ class Function(Expressions):
         self.forget(self.module.written(s.body))
         count = self.scalar(extent, f"the extent of loop `{s.var.name}`")
         head, end = self.labels("loop", "end")
-        if known is None and (E.bounds(extent)[0] or 0) < 1:
-            self.branch(self.op(f"icmp sgt i64 {count}, 0"), head, end)
-        else:
+        with self.scope():
+            if known is None and (E.bounds(extent)[0] or 0) < 1:
+                (some,) = self.labels("some")
+                self.branch(self.op(f"icmp sgt i64 {count}, 0"), some, end)
+                self.start(some)
             self.hoist_checks(s.body, self.module.written(s.body))
             self.jump(head)
-        if isinstance(s.body, L.Accumulate) and not any(s.var in self.module.variables(i) for i in s.body.indices):
-            self.chain = s.body
-        self.iterate(s, "0", count, head, end)
+            if isinstance(s.body, L.Accumulate) and not any(s.var in self.module.variables(i) for i in s.body.indices):
+                self.chain = s.body
+            self.iterate(s, "0", count, head, end)
 
     def hoist_checks(self, s: Stmt, written: set[Buffer]) -> None:
         """Check what a statement certainly checks, where that is the same in all iterations of the loop around it, before that loop: as a

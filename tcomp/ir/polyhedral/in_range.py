@@ -348,8 +348,9 @@ def _common(scopes: Collection[_Scope]) -> _Scope:
 
 
 def _guarded(index: Expr, extent: Dim) -> Expr:
-    """The index, checked when the program runs; what is accessed where it is out of range is some other element."""
-    return E.maximum(E.minimum(E.checked(index, extent), as_expr(extent) - 1), 0)
+    """The index, checked when the program runs; what is accessed where it is out of range is some other element. Simplified, as indices are
+    before code is made of them: what is the same in all iterations of a loop is found again where it was checked before the loop."""
+    return simplify(E.maximum(E.minimum(E.checked(index, extent), as_expr(extent) - 1), 0))
 
 
 def _redirected(s: L.Stmt, replaced: Mapping[Expr, Expr]) -> L.Stmt:
