@@ -1,5 +1,6 @@
 """Shared by all tests: golden files, signals."""
 
+import gc
 import os
 import signal
 from collections.abc import Callable
@@ -30,11 +31,17 @@ def golden(request: pytest.FixtureRequest) -> Callable[[str, str], None]:
     return check
 
 
+def pytest_xdist_auto_num_workers() -> int:
+    """One worker of pytest-xdist more than there are cores, as some tests wait: for other processes, for time to pass."""
+    return len(os.sched_getaffinity(0)) + 1
+
+
 def pytest_configure() -> None:
     """Kernels are compiled in the test's own process: pytest-xdist keeps all cores busy already, and a worker process takes as long to start
     as several small kernels take to compile. And what was started in the background ignores Ctrl-C, and so would the processes that tests
     send it to."""
     os.environ.setdefault("TCOMP_JOBS", "1")
+    gc.set_threshold(20_000, 20, 20)  # a process of all tests holds a million objects, which are looked at again in every full collection
     if os.environ.pop("PYTHONDONTWRITEBYTECODE", ""):  # each process that a test starts would compile all sources anew, for half a second
         os.environ.setdefault("PYTHONPYCACHEPREFIX", str(folder() / "bytecode"))
     if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:

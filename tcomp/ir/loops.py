@@ -232,12 +232,13 @@ def perfect(stmt: Stmt) -> tuple[list[For], Stmt]:
 
 def children(stmt: Stmt) -> tuple[Stmt, ...]:
     """The statements directly inside."""
-    if isinstance(stmt, For | While | Allocate | Call):
-        return (stmt.body,)
-    if isinstance(stmt, Block):
-        return stmt.stmts
-    if isinstance(stmt, If):
-        return (stmt.then,) if stmt.otherwise is None else (stmt.then, stmt.otherwise)
+    match stmt:
+        case Block():
+            return stmt.stmts
+        case For() | While() | Allocate() | Call():
+            return (stmt.body,)
+        case If():
+            return (stmt.then,) if stmt.otherwise is None else (stmt.then, stmt.otherwise)
     return ()
 
 

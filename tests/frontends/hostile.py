@@ -15,6 +15,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from itertools import pairwise
+from pathlib import Path
 
 import numpy as np
 from onnx import AttributeProto, GraphProto, ModelProto, NodeProto, TensorProto, ValueInfoProto, helper, numpy_helper
@@ -238,13 +239,15 @@ def sample(count: int, seed: int = 0) -> list[tuple[str, ModelProto]]:
 
 
 def attempt(hostile: ModelProto, seconds: float = SECONDS) -> tuple[str, float, int]:
-    """(what became of it, seconds, MiB at most) of a model compiled in a forked process with limits: "compiled", the name of a `TcompError`,
-    "limit" where it was ended, or what must not happen: "raw: ...", "crash: ..."."""
+    """(what became of it, seconds, MiB at most) of a model compiled in a forked process with limits, beyond the memory that this process
+    has: "compiled", the name of a `TcompError`, "limit" where it was ended, or what must not happen: "raw: ...", "crash: ..."."""
     content, (reader, writer), started = hostile.SerializeToString(), os.pipe(), time.perf_counter()
+    memory = dict(line.split(":") for line in Path("/proc/self/status").read_text().splitlines())
+    data, resident = (int(memory[name].split()[0]) << 10 for name in ("VmData", "VmRSS"))
     if (child := os.fork()) == 0:
         verdict = "compiled"
         try:
-            resource.setrlimit(resource.RLIMIT_DATA, (MEMORY, MEMORY))
+            resource.setrlimit(resource.RLIMIT_DATA, (data + MEMORY, data + MEMORY))
             os.environ["TCOMP_JOBS"] = "1"
             compile_model(content, CompileOptions(threads=1))
         except TcompError as error:
@@ -263,7 +266,7 @@ def attempt(hostile: ModelProto, seconds: float = SECONDS) -> tuple[str, float, 
     said = os.read(reader, 4000).decode(errors="replace")
     os.close(reader)
     verdict = said or ("limit" if not ended else f"crash: status {status}")
-    return verdict, time.perf_counter() - started, usage.ru_maxrss >> 10
+    return verdict, time.perf_counter() - started, max(0, usage.ru_maxrss - (resident >> 10)) >> 10
 
 
 def main() -> int:

@@ -6,15 +6,19 @@ each thread keeps to its own is proved when code is made.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 
 from tcomp.codegen.cuda.barriers import Placement, is_phase
 from tcomp.ir import expr as E, loops as L
+from tcomp.ir.dtypes import SIGNED, UNSIGNED
 from tcomp.ir.expr import Expr, as_expr, evaluate_int
 from tcomp.ir.loops import Buffer, Stmt
+from tcomp.ir.text.printer import Printer
 
 Element = tuple[Buffer, tuple[int, ...]]
 Thread = frozenset[tuple[str, int]]
+_FUNCTIONS = {"select": lambda condition, a, b: a if condition else b, "min": min, "max": max, "true": True, "false": False}
+_FUNCTIONS |= dict.fromkeys((*SIGNED, *UNSIGNED), int)
 
 
 class Block:
@@ -25,6 +29,7 @@ class Block:
         self.touched: dict[Element, set[tuple[Thread, bool]]] = {}
         self.groups: list[dict[Element, bool]] = [{}]  # the last one is not complete
         self.races: set[str] = set()
+        self.functions: dict[Expr, tuple[tuple[Expr, ...], Callable[..., int]]] = {}
 
     def run(self, s: Stmt) -> None:
         if s in self.placement.before:
@@ -82,6 +87,12 @@ class Block:
                 yield from self.accesses(child, thread)
 
     def value(self, e: Expr) -> int:
-        known = E.substitute(as_expr(e), {v: E.const(self.values[v]) for v in E.variables(e)})
-        assert known.op == "const", known
-        return int(known.attr)
+        """The value of an expression; each is made a function of its variables once."""
+        if e not in self.functions:
+            variables = E.variables(e)
+            printer = Printer()
+            names = [printer.variables.bind(v, f"v{n}") for n, v in enumerate(variables)]
+            text = printer.term(as_expr(e), 0, "").replace("~", "1-")  # of conditions only
+            self.functions[e] = variables, eval(f"lambda {', '.join(names)}: {text}", _FUNCTIONS)
+        variables, function = self.functions[e]
+        return int(function(*[self.values[v] for v in variables]))
