@@ -4,19 +4,21 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
+from functools import cache
 from typing import Any, overload
 
 import numpy as np
 
 from tcomp.backends import Backend, backend_of
 from tcomp.backends.kernel import compile_loops
-from tcomp.errors import InputError, TargetError
+from tcomp.errors import InputError, ScheduleError, TargetError
 from tcomp.ir.dims import bind_dims
 from tcomp.ir.dtypes import to_numpy
-from tcomp.ir.expr import Expr, dim
+from tcomp.ir.expr import Expr, const, dim, substitute
 from tcomp.ir.graph import KERNEL, Graph, Node, Value
 from tcomp.ir.loops import Kernel
-from tcomp.ir.polyhedral.in_range import safe_kernel, safe_tensors
+from tcomp.ir.polyhedral.in_range import quick_kernel, safe_kernel, safe_tensors
+from tcomp.ir.simplify import prove
 from tcomp.ir.te import Tensor
 from tcomp.options import CompileOptions
 from tcomp.pipeline import package
@@ -94,7 +96,8 @@ class Computed:
 class InPlace:
     """A compiled kernel. `f(*arrays)` takes one array for each of the kernel's buffers, in order, reads and writes them where they are, and
     returns None. Sizes of the kernel that no array's shape tells follow as integers, in order or by name. Arrays are C-contiguous, of the
-    declared dtypes, and do not overlap where one is written; what fits not raises `InputError`."""
+    declared dtypes, and do not overlap where one is written; what fits not raises `InputError`. `module` is the code of most calls; sizes
+    that need more guards than others have code of their own, which is made when they first come."""
 
     def __init__(self, schedule: Schedule, backend: Backend, threads: int | None, assume: Sequence[Expr] = ()) -> None:
         if backend.on_device:
@@ -103,11 +106,7 @@ class InPlace:
         if assume:
             source = replace(source, assumptions=(*source.assumptions, *assume))
         safe, self._requirements = safe_kernel(source)
-        if safe is not source:
-            schedule = Schedule(safe).replay(schedule.trace)
         self.kernel = safe  # steps may look at the same memory by other shapes
-        compiled = schedule.copy()
-        compiled.kernel = replace(schedule.kernel, name="kernel")  # whatever the program is called: the name becomes a symbol
         # To the artifact all buffers are inputs, of independent extents: that they fit together is checked here. Inputs without elements
         # carry the sizes, in their shapes.
         buffers = [
@@ -115,11 +114,22 @@ class InPlace:
             for n, b in enumerate(self.kernel.buffers)
         ]
         sizes = [Value(f"size {v.name}", "bool", (dim(v.name, 0), 0)) for v in self.kernel.scalars]
-        self.module = _module(self.kernel.name, compiled, [*buffers, *sizes], [], backend, threads, carriers=len(sizes))
+
+        def made(kernel: Kernel) -> LoadedModel:
+            compiled = schedule.copy() if kernel is source else Schedule(kernel).replay(schedule.trace)
+            compiled.kernel = replace(compiled.kernel, name="kernel")  # whatever the program is called: the name becomes a symbol
+            return _module(self.kernel.name, compiled, [*buffers, *sizes], [], backend, threads, carriers=len(sizes))
+
+        quick, self._guarded = quick_kernel(safe), cache(lambda: made(safe))
+        try:
+            self.module = made(quick[0]) if quick is not None else self._guarded()
+        except ScheduleError:  # the steps are those of the guarded one
+            quick, self.module = None, self._guarded()
+        self._condition = quick and quick[1]  # on sizes, for the module to be safe
         self._expected = [(b.name, to_numpy(b.dtype), b in self.kernel.outputs) for b in self.kernel.buffers]
         written = [n for n, (_, _, is_written) in enumerate(self._expected) if is_written]
         self._disjoint = [(w, n) for w in written for n in range(len(buffers)) if n not in written or n > w]
-        self._known: dict[Any, list[np.ndarray]] = {}  # by shapes and sizes: the inputs that carry the sizes
+        self._known: dict[Any, tuple[LoadedModel, list[np.ndarray]]] = {}  # by shapes and sizes: code, and the inputs that carry the sizes
 
     def __repr__(self) -> str:
         return f"<tcomp function {self.kernel.name}({', '.join(map(repr, self.kernel.buffers))})>"
@@ -145,13 +155,13 @@ class InPlace:
                 raise InputError(f"the arrays for {names} overlap", why="the kernel writes one of them", hint="pass a copy")
         key = (*[a.shape for a in arrays], arguments[count:], *sizes.items())
         try:
-            carriers = self._known[key]
+            module, carriers = self._known[key]
         except (KeyError, TypeError):
-            carriers = self._carriers([a.shape for a in arrays], arguments[count:], sizes)
+            module, carriers = self._chosen([a.shape for a in arrays], arguments[count:], sizes)
             if len(self._known) >= MAX_SHAPES:
                 self._known.clear()
-            self._known[key] = carriers
-        self.module(*arrays, *carriers)
+            self._known[key] = module, carriers
+        module(*arrays, *carriers)
 
     def _admitted(self, array: Any, name: str, dtype: np.dtype[Any]) -> np.ndarray:
         """The same memory as a plain array of the plain dtype."""
@@ -161,8 +171,11 @@ class InPlace:
             raise InputError(f"`{name}` has elements of type {array.dtype}", why=f"the kernel takes {dtype}", hint=f".astype(np.{dtype})")
         return np.asarray(array).view(dtype)
 
-    def _carriers(self, shapes: Sequence[tuple[int, ...]], rest: tuple[Any, ...], named: dict[str, Any]) -> list[np.ndarray]:
-        """Arrays whose shapes tell the kernel's sizes. Raises `InputError` where shapes contradict those declared, or a size is missing."""
+    def _chosen(
+        self, shapes: Sequence[tuple[int, ...]], rest: tuple[Any, ...], named: dict[str, Any]
+    ) -> tuple[LoadedModel, list[np.ndarray]]:
+        """The code for these sizes, and arrays whose shapes tell them. Raises `InputError` where shapes contradict those declared, or a
+        size is missing."""
         scalars = self.kernel.scalars
         declared = [(b.name, b.shape, shape) for b, shape in zip(self.kernel.buffers, shapes, strict=True)]
         solved = bind_dims(declared)
@@ -179,7 +192,8 @@ class InPlace:
         known = bind_dims(declared, {v: solved[v] if v in solved else int(given[v.name]) for v in scalars})
         for r in self._requirements:
             r.check(known)
-        return [np.empty((known[v], 0), np.bool_) for v in scalars]
+        quick = self._condition is None or prove(substitute(self._condition, {v: const(n) for v, n in known.items()}))
+        return self.module if quick else self._guarded(), [np.empty((known[v], 0), np.bool_) for v in scalars]
 
 
 def _module(

@@ -379,8 +379,8 @@ def untold(f: InPlace, sizes: Numbers) -> Numbers:
 
 def bound(f: InPlace, given: Mapping[str, np.ndarray], sizes: Numbers) -> Callable[[], Any]:
     """A call without the checks that Python makes."""
-    carriers = f._carriers([a.shape for a in given.values()], (), dict(untold(f, sizes)))
-    run = f.module.bind({spec.name: a for spec, a in zip(f.module.inputs, (*given.values(), *carriers), strict=True)}).run
+    module, carriers = f._chosen([a.shape for a in given.values()], (), dict(untold(f, sizes)))
+    run = module.bind({spec.name: a for spec, a in zip(module.inputs, (*given.values(), *carriers), strict=True)}).run
     run()
     return run
 

@@ -14,7 +14,7 @@ from tcomp.errors import InputError, IRError, OutOfRangeError, ProgramError
 from tcomp.ir import expr as E, loops as L
 from tcomp.ir.loops import Buffer, Kernel, loop, store
 from tcomp.ir.polyhedral import in_range
-from tcomp.ir.polyhedral.in_range import safe_kernel, safe_tensors
+from tcomp.ir.polyhedral.in_range import quick_kernel, safe_kernel, safe_tensors
 from tcomp.ir.simplify import simplify
 from tcomp.ir.text.parser import parse_kernel
 from tests import own_programs
@@ -159,6 +159,33 @@ def test_sizes_of_a_program_are_checked_in_the_call() -> None:
     np.testing.assert_array_equal(b, [0, 1, 2, 3, 4, 0, 0])
     with pytest.raises(IndexError, match=r"`B\[i\]` is outside of `B` at m = 5, n = 7, i = 5|at n = 7, m = 5, i = 5"):
         tcomp.build(copied.kernel())(b, a)
+
+
+@tcomp.program(A="float64[n]", B="int64[n]", C="float64[m]")
+def copied_if(n, m, A, B, C):
+    for i in range(n):
+        if A[0] > 0.0:
+            C[i] = A[B[i]]
+
+
+def test_sizes_choose_the_code_where_data_decide() -> None:
+    """Whether C is large enough is asked once in a call, unless it is not; what B holds, in each iteration."""
+    kernel = copied_if.kernel()
+    quick, condition = quick_kernel(safe_kernel(kernel)[0])
+    assert own_programs.guards(kernel) == 2 and own_programs.guards(quick) == 1 and str(condition) == "n < m + 1"
+    f, a, b = tcomp.build(kernel), np.arange(1.0, 6.0), np.arange(5)[::-1].copy()
+    for size in (5, 7, 5):
+        f(a, b, c := np.zeros(size))
+        np.testing.assert_array_equal(c[:5], a[::-1])
+    f(-a, b, c := np.zeros(3))
+    assert not c.any()
+    for wrong in (lambda: f(a, b, np.zeros(3)), lambda: f(a, b + 1, np.zeros(5)), lambda: f(a, b - 1, np.zeros(3))):
+        with pytest.raises(OutOfRangeError):
+            wrong()
+    s = tcomp.Schedule(kernel)
+    s.split("i", 4)
+    tcomp.build(s)(a, b, c := np.zeros(9))
+    np.testing.assert_array_equal(c[:5], a[::-1])
 
 
 def test_a_program_may_state_what_it_assumes() -> None:

@@ -13,7 +13,7 @@ from typing import TypeAlias
 from tcomp.ir import expr as E
 from tcomp.ir.expr import Dim, Expr, as_dim, as_expr, bounds
 from tcomp.ir.loops import Accumulate, Allocate, Buffer, For, If, Stmt, Store, expressions, guarded_children, places, walk
-from tcomp.ir.simplify import difference, from_linear, linear, prove, same_shape, simplify
+from tcomp.ir.simplify import difference, from_linear, linear, prove, same_dim, same_shape, simplify
 
 Loops: TypeAlias = tuple[For, ...]
 
@@ -315,6 +315,15 @@ def _constant_extent(hull: Interval, sizes: Collection[Expr]) -> Dim | None:
 def within(index: Expr, extent: Dim) -> bool:
     """Whether 0 <= index < extent for all values of the loops around, whatever conditions say."""
     return prove(index >= 0) and prove(index < as_expr(extent))
+
+
+def clamped_check(e: Expr) -> Expr | None:
+    """The check in `max(min(checked(i, n), n - 1), 0)`, which clamps what is checked."""
+    if e.op != "max" or E.const(0) not in e.args:
+        return None
+    inner = next((a for a in e.args if a.op == "min"), e)
+    check = next((a for a in inner.args if a.op == "checked"), None)
+    return check if check is not None and any(same_dim(check.args[1] - 1, a) for a in inner.args) else None
 
 
 def in_range(indices: Sequence[Expr], shape: Sequence[Dim]) -> bool:

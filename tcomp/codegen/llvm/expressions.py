@@ -15,11 +15,11 @@ from typing import Any, NamedTuple
 from tcomp.codegen.llvm.builder import Builder, Module, Value, iota, literal
 from tcomp.codegen.llvm.math import ELEMENTARY, lower
 from tcomp.ir import expr as E, loops as L
-from tcomp.ir.access import in_range, linear_index
+from tcomp.ir.access import clamped_check, in_range, linear_index
 from tcomp.ir.dtypes import integer_range, is_integer, itemsize
 from tcomp.ir.expr import INDEX, Expr, const, substitute
 from tcomp.ir.loops import Buffer, Stmt
-from tcomp.ir.simplify import Linear, difference, from_linear, linear, same_dim, simplify
+from tcomp.ir.simplify import Linear, difference, from_linear, linear, simplify
 from tcomp.target import CpuTarget
 
 MAX_LANES = 64  # of a vectorized loop: bytes of the widest vector register
@@ -395,7 +395,7 @@ class Expressions(Builder):
                 return self.select(e)
             case "lt" | "le" if e.args[0].dtype == INDEX and self.varies((e,)):
                 return self.compare_lanes(e)
-        if (check := _clamped_check(e)) is not None and not self.module.target.unchecked:
+        if (check := clamped_check(e)) is not None and not self.module.target.unchecked:  # as it gives 0 where it reports, no more is done
             return self.checked(*map(self.value, check.args))
         if (other := self.module.lowered(e)) is not None:
             return self.value(other)
@@ -524,22 +524,13 @@ def _unknown(e: Expr, facts: Mapping[Expr, Any]) -> Iterable[Expr]:
     return (e,) if all(a in facts for a in e.args) else [node for node in E.walk(e) if node not in facts]
 
 
-def _clamped_check(e: Expr) -> Expr | None:
-    """The check in `max(min(checked(i, n), n - 1), 0)`: as it gives 0 where it reports, nothing is left to be done."""
-    if e.op != "max" or const(0) not in e.args:
-        return None
-    inner = next((a for a in e.args if a.op == "min"), e)
-    check = next((a for a in inner.args if a.op == "checked"), None)
-    return check if check is not None and any(same_dim(check.args[1] - 1, a) for a in inner.args) else None
-
-
 def _certain_checks(e: Expr) -> Iterator[Expr]:
     stack, seen = [e], set[Expr]()  # what is shared is looked at once
     while stack:
         if (node := stack.pop()) in seen:
             continue
         seen.add(node)
-        if node.op == "checked" or _clamped_check(node) is not None:
+        if node.op == "checked" or clamped_check(node) is not None:
             yield node  # with what its operands check
         else:
             stack.extend(node.args[:1] if node.op == "select" else node.args)

@@ -3,7 +3,8 @@
 The simplifier's ranges settle most accesses; isl decides the rest, given the loops and conditions around them. An access that leaves its
 array in some iteration, whatever the sizes, is refused. One that does so for some sizes makes a `Requirement`, checked once in a call. What
 depends on data, or is not affine, is over-approximated: proved all the same where conditions tell enough (`while j >= 0 and A[j] > x`);
-else its index is guarded, and is checked when the program runs.
+else its index is guarded, and is checked when the program runs. Where that is needed for some sizes only, which nothing but data decides on
+(`if A[0] > x: C[i] = ...`), `quick_kernel` makes another kernel for the sizes that do without.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ import islpy as isl
 
 from tcomp.errors import InputError, IRError, OutOfRangeError
 from tcomp.ir import expr as E, loops as L, te
+from tcomp.ir.access import clamped_check
 from tcomp.ir.expr import INDEX, Dim, Expr, as_expr, const
 from tcomp.ir.polyhedral.model import Formula, TooHard, limited
 from tcomp.ir.polyhedral.scanning import condition_of
@@ -48,6 +50,22 @@ def safe_kernel(kernel: L.Kernel) -> tuple[L.Kernel, tuple[Requirement, ...]]:
     prover = _Prover(f"kernel `{kernel.name}`", kernel.assumptions)
     body = prover.statement(kernel.body, _Scope())
     return kernel if body is kernel.body else kernel.with_body(body), prover.required()
+
+
+@lru_cache(maxsize=16)
+def quick_kernel(kernel: L.Kernel) -> tuple[L.Kernel, Expr] | None:
+    """One with fewer guards than a kernel that `safe_kernel` made has, and a condition on sizes for which it is as safe; None if there is
+    none."""
+
+    def bare(e: Expr) -> Expr | None:
+        return None if (check := clamped_check(e)) is None else check.args[0]
+
+    if all(e.op != "checked" for s in L.walk(kernel.body) for e in E.walk(*L.expressions(s))):
+        return None
+    prover = _Prover(f"kernel `{kernel.name}`", kernel.assumptions, conditional=True)
+    body = prover.statement(L.map_expressions(kernel.body, lambda e: E.rewrite(e, bare)), _Scope())
+    condition = simplify(reduce(lambda a, b: a & b, prover.conditions, const(True, "bool")))
+    return None if not prover.conditions or prove(E.unary("not", condition)) else (kernel.with_body(body), condition)
 
 
 def safe_tensors(outputs: Sequence[te.Tensor], assumptions: Sequence[Expr] = ()) -> tuple[list[te.Tensor], tuple[Requirement, ...]]:
@@ -147,9 +165,12 @@ class _Points(Formula):
 
 
 class _Prover:
-    def __init__(self, where: str, assumptions: Sequence[Expr]) -> None:
-        self.where, self.assumptions = where, assumptions
+    """Puts guards where they are needed. `conditional`: not where an access is in range for some sizes, which makes one of `conditions`."""
+
+    def __init__(self, where: str, assumptions: Sequence[Expr], conditional: bool = False) -> None:
+        self.where, self.assumptions, self.conditional = where, assumptions, conditional
         self.requirements: dict[Expr, Requirement] = {}
+        self.conditions: dict[Expr, None] = {}
         self.judged: dict[tuple[Expr, _Scope], frozenset[int]] = {}
 
     def required(self) -> tuple[Requirement, ...]:
@@ -259,17 +280,21 @@ class _Prover:
                 bad = isl.Set(f"{prefix}{{ {point} : {points.text(f'({place} < 0 or {place} >= {limit})')} }}")
                 if bad.is_empty():
                     return True
-                if not exact:
+                everywhere = isl.Set(context)
+                fits = everywhere.subtract(bad.params()).coalesce()
+                if not exact and (fits.is_empty() or not self.conditional):
                     return False
                 executed = isl.Set(f"{prefix}{{ {point} : {points.text()} }}").params()
                 why = _Outside(self.where, read, d, bad, [*sizes, *loops])
-                if executed.is_subset(bad.params()):
+                if exact and executed.is_subset(bad.params()):
                     raise why.error(IRError, {})
-                fits = isl.Set(context).subtract(bad.params()).coalesce().gist(isl.Set(context))
-                condition = simplify(condition_of(fits, {names[v]: v for v in sizes}))
+                condition = simplify(condition_of(fits.gist(everywhere), {names[v]: v for v in sizes}))
         except TooHard:
             return False
-        self.requirements.setdefault(condition, Requirement(condition, why.explain))
+        if exact:
+            self.requirements.setdefault(condition, Requirement(condition, why.explain))
+        else:
+            self.conditions[condition] = None
         return True
 
 
