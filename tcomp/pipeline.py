@@ -29,7 +29,7 @@ from tcomp.ir.program import Program
 from tcomp.ir.text.parser import parse_expr
 from tcomp.options import CompileOptions, Report
 from tcomp.packaging import assemble, collect_weights, manifest, symbolic_dims
-from tcomp.passes import algorithms, canonicalize, cse, dce, dead_elements, fold, layout, partition, quantized, simplify
+from tcomp.passes import algorithms, canonicalize, cse, dce, dead_elements, fold, half_floats, layout, partition, quantized, simplify
 from tcomp.passes.memory_plan import plan_memory
 from tcomp.passes.runner import run_passes
 from tcomp.runtime import Artifact, read_artifact, write_artifact
@@ -77,8 +77,13 @@ def graph_passes(options: CompileOptions, report: Report) -> list[tuple[str, Cal
         assert wanted.algorithms_for is not None
         return algorithms.choose_algorithms(g, wanted.algorithms_for, notes, choose, options.direct)
 
+    def widen(g: Graph) -> Graph:
+        assert wanted.algorithms_for is not None
+        return half_floats.widen_half_floats(g, wanted.widened, wanted.algorithms_for, notes)
+
     return [
         ("use-bytes", lambda g: quantized.use_bytes(g, notes)),
+        *([("widen-half-floats", widen)] if wanted.widened else []),
         ("fold", lambda g: fold.fold_constants(g, notes)),
         ("eliminate-dead-elements", lambda g: dead_elements.eliminate_dead_elements(g, notes)),
         ("canonicalize", lambda g: canonicalize.canonicalize(g, notes)),

@@ -34,7 +34,8 @@ class CpuBackend(Backend):
     @property
     def graph_options(self) -> GraphOptions:
         """All that graph passes can do."""
-        return GraphOptions(True, self.target, self.target.l2)
+        widened = ("bfloat16",) if self.target.half_arithmetic else ("float16", "bfloat16")
+        return GraphOptions(True, self.target, self.target.l2, widened=widened)
 
     def operand_layouts(self, kernel: Kernel, constants: frozenset[int], knobs: Knobs | None = None) -> Mapping[int, Layout]:
         """Panels of weights for register tiles."""

@@ -261,4 +261,5 @@ def _bitcast(x: Tensor, dtype: str) -> Tensor:
 
 
 POW, CLIP, CAST, BITCAST = Operator("pow", _pow), Operator("clip", _clip), Operator("cast", _cast), Operator("bitcast", _bitcast)
+ROUND_TO = _operator("round_to", lambda x, dtype: cast(cast(x, dtype), x.dtype))  # the nearest number of a 16-bit type
 FULL = Operator("full", lambda shape, value, dtype: te.compute(shape, lambda *i: const(value, dtype), "full"))

@@ -1,0 +1,113 @@
+"""16-bit floats by float32 arithmetic: rounded where the graph rounds, weights widened once, or kept where memory decides."""
+
+import ml_dtypes
+import numpy as np
+import pytest
+
+from tcomp.ir.expr import dim
+from tcomp.ir.graph import GraphBuilder
+from tcomp.ir.interpreters import graph as interpreter
+from tcomp.ops.elementwise import ADD, CAST, CLIP, DIV, EQUAL, MUL, SIGMOID, SUB
+from tcomp.ops.matmul import MATMUL
+from tcomp.ops.movement import TRANSPOSE
+from tcomp.options import CompileOptions
+from tcomp.passes.cse import merge_equal
+from tcomp.passes.half_floats import widen_half_floats
+from tcomp.pipeline import compile_graph
+from tcomp.runtime import Module
+from tcomp.target import CpuTarget
+
+DTYPES = {"float16": np.dtype(np.float16), "bfloat16": np.dtype(ml_dtypes.bfloat16)}
+HOST = CpuTarget.parse("cpu")
+RNG = np.random.default_rng(5)
+
+
+def widened(graph):
+    return widen_half_floats(graph, DTYPES, HOST)
+
+
+def operators(graph):
+    return [node.op.name for node in graph.nodes]
+
+
+def given(graph, inputs):
+    return {v.name: a for v, a in zip(graph.inputs, inputs, strict=True)}
+
+
+def interpreted(graph, inputs):
+    return list(interpreter.evaluate_graph(graph, given(graph, inputs)).values())
+
+
+def native(graph, inputs):
+    return list(Module(compile_graph(graph, CompileOptions(threads=1))).run(given(graph, inputs)).values())
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_chains_of_elementwise_operators_are_rounded_where_the_graph_rounds(dtype):
+    """Sums, products and quotients in float32 that are rounded again are the nearest numbers, so that nothing differs."""
+    b = GraphBuilder()
+    x, y = b.input("x", dtype, (7, 33)), b.input("y", dtype, (7, 33))
+    (s,), (p,) = b.add(ADD, [x, y]), b.add(MUL, [x, y])
+    (q,) = b.add(DIV, [s, p])
+    (d,) = b.add(SUB, [b.add(CLIP, [q, b.constant(np.array(-2, DTYPES[dtype]), dtype=dtype), None])[0], x])
+    (equal,) = b.add(EQUAL, [p, b.add(MUL, [y, x])[0]])
+    graph = b.build([d, equal])
+    after = widened(graph)
+    assert all(v.dtype in ("float32", "bool") for n in after.nodes if n.op is not CAST for v in n.outputs)
+    assert operators(merge_equal(after)).count("round_to") == 3 + 1  # of s, p, q (clipped numbers are none but these), and of y * x
+    inputs = [(RNG.standard_normal((7, 33)) * 4).astype(DTYPES[dtype]) for _ in range(2)]
+    expected = interpreted(graph, inputs)
+    for got in (interpreted(after, inputs), native(graph, inputs)):
+        for a, e in zip(got, expected, strict=True):
+            np.testing.assert_array_equal(a.view(np.uint8), e.view(np.uint8))
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_weights_are_widened_once(dtype):
+    b = GraphBuilder()
+    x, w = b.input("x", dtype, (5, 24)), b.constant(RNG.standard_normal((24, 17)).astype(DTYPES[dtype]), dtype=dtype)
+    (y,) = b.add(SIGMOID, b.add(MATMUL, [x, w]))
+    graph = b.build([y])
+    after = widened(graph)
+    assert {v.dtype for v in after.constants} == {"float32"}
+    inputs = [RNG.standard_normal((5, 24)).astype(DTYPES[dtype])]
+    (expected,) = interpreted(graph, inputs)
+    for (got,) in (interpreted(after, inputs), native(graph, inputs)):
+        np.testing.assert_allclose(got.astype(np.float32), expected.astype(np.float32), rtol=2 * float(ml_dtypes.finfo(DTYPES[dtype]).eps))
+
+
+@pytest.mark.parametrize("rows, kept", [(1, True), (256, False), ("n", True)])
+def test_large_weights_stay_where_few_rows_use_them(rows, kept):
+    b = GraphBuilder()
+    x = b.input("x", "float16", (dim("n") if rows == "n" else rows, 1024))
+    columns = HOST.l2 // 1024
+    (y,) = b.add(MATMUL, [x, b.constant(np.ones((1024, columns), np.float16))])
+    after = widened(b.build([y]))
+    assert ({v.dtype for v in after.constants} == {"float16"}) is kept
+
+
+def test_movements_do_not_round_and_casts_of_the_model_stay():
+    b = GraphBuilder()
+    x = b.input("x", "float32", (3, 4))
+    (half,) = b.add(CAST, [x], {"dtype": "float16"})
+    (moved,) = b.add(TRANSPOSE, [half], {"perm": (1, 0)})
+    (again,) = b.add(CAST, [moved], {"dtype": "float32"})
+    graph = b.build([b.add(MUL, [again, again])[0], b.add(CAST, [half], {"dtype": "int32"})[0]])
+    after = widened(graph)
+    assert operators(after).count("round_to") >= 1 and not any(v.dtype == "float16" for n in after.nodes for v in n.inputs if v)
+    inputs = [RNG.standard_normal((3, 4)).astype(np.float32) * 100]
+    for got in (interpreted(after, inputs), native(graph, inputs)):
+        for a, e in zip(got, interpreted(graph, inputs), strict=True):
+            np.testing.assert_array_equal(a, e)
+
+
+def test_overflow_is_infinite_as_in_16_bits():
+    b = GraphBuilder()
+    x = b.input("x", "float16", (4,))
+    (large,) = b.add(MUL, [x, x])
+    graph = b.build(b.add(DIV, [x, large]))
+    inputs = [np.array([1, 300, -2, 60000], np.float16)]
+    with np.errstate(over="ignore"):
+        (expected,) = interpreted(graph, inputs)
+    np.testing.assert_array_equal(native(graph, inputs)[0], expected)
+    assert expected[1] == 0
