@@ -188,6 +188,20 @@ def test_sizes_choose_the_code_where_data_decide() -> None:
     np.testing.assert_array_equal(c[:5], a[::-1])
 
 
+@tcomp.program(A="float64[1]", B="int64[n]", C="float64[n]")
+def first_of_one(n, A, B, C):
+    for i in range(n):
+        C[i] = A[B[i]]
+
+
+def test_an_array_of_one_element_is_guarded_too() -> None:
+    f, c = tcomp.build(first_of_one.kernel()), np.zeros(3)
+    f(np.ones(1), np.zeros(3, np.int64), c)
+    assert c.all()
+    with pytest.raises(OutOfRangeError, match="the index is 1, and there are 1 elements"):
+        f(np.ones(1), np.array([0, 1, 0]), c)
+
+
 def test_a_program_may_state_what_it_assumes() -> None:
     kernel = assuming.kernel()
     assert "assume" in str(kernel) and str(parse_kernel(str(kernel))) == str(kernel)

@@ -433,17 +433,21 @@ def _equation(op: str, gap: Linear) -> Expr:
 
 
 def _min_max(e: Expr) -> Expr:
-    """One flat chain in canonical order, without operands that another operand makes redundant."""
+    """One flat chain in canonical order, without operands that another operand makes redundant. What is checked is not redundant: clamped
+    to the only place there is, it reports other indices."""
 
     def precedes(a: Expr, b: Expr) -> bool:
         low, high = (a, b) if e.op == "min" else (b, a)
         return _at_least(_plus(linear(high), linear(low), -1), 0)
+
+    def checks(a: Expr) -> bool:
+        return a.op == "checked" or (a.op in _FLIPPED and any(x.op == "checked" for x in a.args))
 
     needed, stack = list[Expr](), list(e.args)
     while stack:
         a = stack.pop()
         if a.op == e.op:
             stack.extend(a.args)
-        elif not any(precedes(other, a) for other in needed):
-            needed = [other for other in needed if not precedes(a, other)] + [a]
+        elif checks(a) or not any(precedes(other, a) for other in needed):
+            needed = [other for other in needed if checks(other) or not precedes(a, other)] + [a]
     return reduce(partial(binary, e.op), sorted(needed, key=_order))

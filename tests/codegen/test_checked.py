@@ -127,6 +127,33 @@ def test_a_model_says_where_and_which(wrong: int, threads: int) -> None:
     np.testing.assert_array_equal(module.run({"ids": right})["y"], np.arange(20).reshape(5, 4)[right])
 
 
+@pytest.mark.parametrize(
+    "text",
+    [
+        "(float[1,4] t, int64[3] i) => (float[3,4] y) { y = Gather(t, i) }",
+        "(float[1] t, int64 i) => (float y) { y = Gather(t, i) }",
+        "(float[3,1,8] t, int64[5] i) => (float[3,5,8] y) { y = Gather<axis: int = 1>(t, i) }",
+        "(float[4,1] t, int64[4,1] i) => (float[4,1] y) { y = GatherElements<axis: int = 1>(t, i) }",
+        "(float[4,1] t, int64[3,2] i) => (float[3] y) { y = GatherND(t, i) }",
+        "(float[1,4] t, int64[1,1] i, float[1,4] u) => (float[1,4] y) { y = ScatterND(t, i, u) }",
+        "(float[1,4] t, int64[1,4] i, float[1,4] u) => (float[1,4] y) { y = ScatterElements(t, i, u) }",
+        "(float[1,16] t, int64[32] i, float[16,16] w) => (float[32,16] y) { z = Gather(t, i) y = MatMul(z, w) }",
+        "(float[1,16,8,8] t, int64[2] i, float[32,16,3,3] w) => (float[2,32,6,6] y) { z = Gather(t, i) y = Conv(z, w) }",
+        "(float[1,16] t, int64[32] i) => (float[1,1] y) { z = Gather(t, i) y = ReduceSum(z) }",
+    ],
+)
+def test_there_is_one_place_only(text: str) -> None:
+    """An axis of extent 1, of which all code that does not report takes the first place."""
+    model = onnx.parser.parse_model(f'<ir_version: 10, opset_import: ["" : 17]> g {text}')
+    module = tcomp.compile(model)
+    given = {spec.name: np.zeros(spec.shape, spec.dtype) for spec in module.inputs}
+    module.run(given)
+    for wrong in (1, -2):
+        given["i"] = np.full_like(given["i"], wrong)
+        with pytest.raises(OutOfRangeError, match=f"the index is {wrong}, and there are 1 elements"):
+            module.run(given)
+
+
 QUOTIENT = """
 <ir_version: 10, opset_import: ["" : 17]>
 quotient (int32[n] x, int32[n] w) => (int32[n] y) {{

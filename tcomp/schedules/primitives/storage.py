@@ -382,10 +382,12 @@ def collapse(kernel: L.Kernel) -> L.Kernel:
 
 
 def _without_units(kernel: L.Kernel) -> L.Kernel:
-    """Dimensions and loops of extent one vanish."""
+    """Dimensions and loops of extent one vanish, unless it is checked whether an index is 0."""
+    places = [place for s in L.walk(kernel.body) for place in L.places(s)]
+    checked = {(b, d) for b, indices in places for d, i in enumerate(indices) if any(e.op == "checked" for e in E.walk(i))}
     for b in editing.buffers_of(kernel).values():
         if 1 in b.shape:
-            longer = [n != 1 for n in b.shape]
+            longer = [n != 1 or (b, d) in checked for d, n in enumerate(b.shape)]
             slim = L.Buffer(b.name, b.dtype, [*compress(b.shape, longer)], b.scope)
             kernel = replace_buffer(kernel, b, slim, partial(compress, selectors=longer))
     units = {v: as_expr(0) for v, extent in loop_extents(kernel.body).items() if extent == 1}
