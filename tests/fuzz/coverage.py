@@ -8,6 +8,8 @@ from random import Random
 
 from tcomp.errors import TcompError
 
+READERS = ("tcomp.ir.text", "tcomp.runtime.", "tcomp.frontends.onnx", "tcomp.ir.verify", "tcomp.autotune.database")  # what is covered
+
 
 def explore(target: str, seed: int, seconds: int) -> int:
     """Fuzz one target for some time; what raises another error ends the process with its traceback, and is written to a file."""
@@ -19,7 +21,8 @@ def explore(target: str, seed: int, seconds: int) -> int:
 
     reader = TARGETS[target]
     corpus = reader.corpus
-    for name in [n for n in sys.modules if n.startswith(("tcomp.ir.text", "tcomp.runtime.", "tcomp.frontends.onnx", "tcomp.ir.verify"))]:
+    longest = max(20_000, 4 * max(map(len, corpus)))  # bytes
+    for name in [n for n in sys.modules if n.startswith(READERS)]:
         for value in list(vars(sys.modules[name]).values()):
             for function in [value, *vars(value).values()] if isinstance(value, type) and value.__module__ == name else [value]:
                 if hasattr(function, "__code__") and getattr(function, "__module__", "") == name:
@@ -31,7 +34,8 @@ def explore(target: str, seed: int, seconds: int) -> int:
 
     def once(data: bytes) -> None:
         try:
-            reader.read(data)
+            if reader.is_case(data):  # what libFuzzer tries first is not made by `mutator`
+                reader.read(data)
         except (TcompError, UnicodeDecodeError):
             pass
 
@@ -41,7 +45,7 @@ def explore(target: str, seed: int, seconds: int) -> int:
         except Exception:  # noqa: BLE001  some damage needs data that parses
             return reader.damage(Random(number), corpus[number % len(corpus)])[:largest]
 
-    options = [sys.argv[0], f"-max_total_time={seconds}", f"-seed={seed + 1}", "-max_len=20000", "-timeout=10", "-rss_limit_mb=4096"]
+    options = [sys.argv[0], f"-max_total_time={seconds}", f"-seed={seed + 1}", f"-max_len={longest}", "-timeout=10", "-rss_limit_mb=4096"]
     atheris.Setup(options, once, custom_mutator=mutator)
     atheris.Fuzz()
     return 0

@@ -26,6 +26,10 @@ class Target(ABC):
     def read(self, data: bytes) -> None:
         """Raises a TcompError, or works."""
 
+    def is_case(self, data: bytes) -> bool:
+        """Whether damage may make this."""
+        return True
+
     def show(self, data: bytes) -> str:
         """A case as a person reads it."""
         return repr(data)
@@ -45,6 +49,9 @@ class Folders(Target):
     def folder(self) -> Path:
         """Where files are written. The corpus is made with it, before a process is forked, so that the first process removes it."""
         return Path(self._temporary.name)
+
+    def is_case(self, data: bytes) -> bool:
+        return data[:1] == b"{" and data[-1:] == b"}"
 
     def write(self, data: bytes) -> None:
         """The files of a case."""
