@@ -22,6 +22,7 @@ import onnx
 from tests.fuzz_graphs.judge import FINDINGS, RIGHT, Found, batch, build
 
 BATCH = 50  # cases of a task
+TASKS = 20  # of a process: LLVM's pass managers, as llvmlite runs them, leak 0.1 MB a kernel
 
 
 def batches(seed: int, start: int, cases: int, jobs: int) -> Iterator[tuple[Counter[str], Counter[str], Found]]:
@@ -29,7 +30,7 @@ def batches(seed: int, start: int, cases: int, jobs: int) -> Iterator[tuple[Coun
     tasks = [(first, min(BATCH, start + cases - first)) for first in range(start, start + cases, BATCH)]
     context = multiprocessing.get_context("spawn")
     while tasks:
-        with ProcessPoolExecutor(jobs, mp_context=context) as pool:
+        with ProcessPoolExecutor(jobs, mp_context=context, max_tasks_per_child=TASKS) as pool:
             running = {pool.submit(batch, seed, *task): task for task in tasks}
             for future in as_completed(running):
                 try:
