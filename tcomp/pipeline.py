@@ -22,6 +22,7 @@ from tcomp.backends.kernel import CompiledKernel, listings, operand_layouts, pre
 from tcomp.backends.protocol import Backend
 from tcomp.backends.workers import compile_kernels
 from tcomp.errors import UnsupportedError
+from tcomp.garbage import seldom_collected
 from tcomp.ir.expr import as_dim
 from tcomp.ir.graph import IF, KERNEL, LOOP, Graph, Node, Value, canonical_graph_text
 from tcomp.ir.layout import Layout
@@ -40,6 +41,7 @@ if TYPE_CHECKING:
     from tcomp.frontends.onnx.importer import Source
 
 
+@seldom_collected()
 def compile_model(model: Source, options: CompileOptions | None = None) -> tuple[Artifact, Report]:
     """ONNX model -> artifact, and what happened. Raises as `tcomp.compile`."""
     options, report = options or CompileOptions(), Report()
@@ -55,6 +57,7 @@ def import_graph(model: Source, options: CompileOptions) -> Graph:
     return import_model(model, options.shapes, options.dims, {name: np.asarray(v) for name, v in (options.values or {}).items()})
 
 
+@seldom_collected()
 def compile_graph(graph: Graph, options: CompileOptions | None = None, report: Report | None = None) -> Artifact:
     """Graph -> artifact."""
     options, report = options or CompileOptions(), report or Report()

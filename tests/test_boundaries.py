@@ -16,7 +16,7 @@ ROOT = Path(__file__).parents[1] / "tcomp"
 FILES = sorted(ROOT.rglob("*.py"))
 
 LAYERS: list[set[str]] = [
-    {"errors"},
+    {"errors", "garbage"},
     {"runtime"},
     {"cache", "machines"},
     {"target"},

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, astuple, dataclass
 from math import prod
@@ -11,12 +12,13 @@ from typing import TYPE_CHECKING, Any
 
 from tcomp import cache
 from tcomp.backends.protocol import Backend
-from tcomp.errors import CodegenError
+from tcomp.errors import CodegenError, ScheduleError
 from tcomp.ir.dtypes import itemsize
 from tcomp.ir.expr import Dim, as_dim, as_expr
+from tcomp.ir.fallback import FallbackKind
 from tcomp.ir.graph import Graph, Node, canonical_graph_text
 from tcomp.ir.layout import Layout
-from tcomp.ir.loops import Buffer, hoist_temporaries
+from tcomp.ir.loops import Buffer, Kernel, hoist_temporaries
 from tcomp.ir.text.parser import parse_graph, parse_layout
 from tcomp.schedules.knobs import Decisions, Knobs
 
@@ -66,8 +68,24 @@ def compile_kernel(text: str, symbol: str, backend: Backend, decisions: Decision
 
 
 def build_loops(body: Graph, symbol: str, backend: Backend, knobs: Knobs | None = None) -> Schedule:
-    """The scheduled loop program of a KERNEL body."""
-    return backend.schedule(backend.lower(body, symbol), knobs)
+    """The scheduled loop program of a KERNEL body. Where the default schedule is refused as a whole, the loops stay as lowered, which its
+    `fallbacks` tell: a step that cannot be proved costs time, not the model. Raises `ScheduleError` for decisions that are refused."""
+    kernel = backend.lower(body, symbol)
+    try:
+        return backend.schedule(kernel, knobs)
+    except ScheduleError as error:
+        if knobs is not None and (knobs.given or knobs.decisions):
+            raise
+        return _as_lowered(kernel, error)
+
+
+def _as_lowered(kernel: Kernel, refused: ScheduleError) -> Schedule:
+    from tcomp.schedules.schedule import Schedule
+
+    logging.getLogger("tcomp").warning("a kernel runs slowly, as lowered: its default schedule was refused: %s", refused.reason)
+    s = Schedule(kernel)
+    s.fall_back(FallbackKind.LEFT_AS_LOWERED, ", ".join(b.name for b in kernel.outputs), refused.reason)
+    return s
 
 
 def compile_loops(schedule: Schedule, backend: Backend) -> CompiledKernel:
@@ -122,14 +140,19 @@ def listings(
 
 
 def operand_layouts(body: Graph, constants: frozenset[int], backend: Backend, knobs: Knobs | None = None) -> Mapping[int, Layout]:
-    """The layouts in which the schedule of a KERNEL body wants those of its inputs that are constants (given by number)."""
+    """The layouts in which the schedule of a KERNEL body wants those of its inputs that are constants (given by number); none where the
+    default schedule is refused."""
     if not constants:
         return {}
     if knobs is not None:
         return backend.operand_layouts(backend.lower(body, "kernel"), constants, knobs)
 
     def layouts() -> list[tuple[int, str]]:
-        return [(n, str(layout)) for n, layout in backend.operand_layouts(backend.lower(body, "kernel"), constants).items()]
+        try:
+            wanted = backend.operand_layouts(backend.lower(body, "kernel"), constants)
+        except ScheduleError:  # which `build_loops` will tell
+            return []
+        return [(n, str(layout)) for n, layout in wanted.items()]
 
     found = cache.recall("layouts", cache.name(canonical_graph_text(body), str(sorted(constants)), *backend.identity), layouts)
     return {n: parse_layout(text, len(body.inputs[n].shape)) for n, text in found}

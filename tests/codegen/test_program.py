@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings, strategies as st
 
+from tcomp.codegen.llvm import entry
 from tcomp.codegen.llvm.entry import emit_copy, emit_program
 from tcomp.codegen.llvm.kernel import emit_kernel
 from tcomp.codegen.llvm.machine_code import compile_ir
@@ -24,6 +25,13 @@ from tcomp.target import CpuTarget
 from tests.codegen.jit import HOST, kernel, load_objects
 
 N = E.dim("n", 1, 1000)
+
+
+@pytest.fixture(autouse=True, params=[entry.MANY_CALLS, 1], ids=["code", "tables"])
+def many_calls(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """From how many calls in a row on they are tables."""
+    monkeypatch.setattr(entry, "MANY_CALLS", request.param)
+
 
 
 def elementwise(name: str, inputs: int, function: Any, dtype: str = "float32") -> Kernel:
@@ -188,6 +196,22 @@ def test_profile() -> None:
     before = ticks.copy()
     model.run([x, np.zeros(1, np.uint8)], [y], ticks=ticks)
     assert (ticks[1:] > before[1:]).all()
+
+
+def test_tables_are_cut_where_slots_run_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Offsets that only the run knows, more of them than a table has slots."""
+    monkeypatch.setattr(entry, "SLOTS", 4)
+    steps = [Call("double", (data(), work(N * 4 * (k % 3))), (N,), "work") for k in range(5)]
+    steps += [Call("add", (work(N * 4 * (k % 3)), data(1, k * 4), out(k % 2, N * 4 * k)), (N,), "out") for k in range(7)]
+    model = Model(Program((N,), N * 12, ((N, 7), (N, 7)), tuple(steps)), [ADD, DOUBLE])
+    a, b = floats(5), floats(12)
+    y, z = np.zeros((7, 5), np.float32), np.zeros((7, 5), np.float32)
+    ticks = np.zeros(len(steps), np.int64)
+    for counted in (None, ticks):
+        model.run([a, b], [y, z], [5], counted)
+        for k in range(7):
+            np.testing.assert_array_equal((y, z)[k % 2][k], a * 2 + b[k : k + 5])
+    assert (ticks > 0).all()
 
 
 @pytest.mark.parametrize("target", ["aarch64", "cpu -mcpu=x86-64"])

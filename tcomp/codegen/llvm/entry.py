@@ -5,11 +5,15 @@
   each call, unless `events` is null
 - `i32 tcomp_bind(ptr inputs, ptr dims)`, in programs with dims that values of inputs give: writes these dims; tells which is out of range
 - `void tcomp_plan(ptr dims, ptr sizes)`: sizes[0] = bytes of workspace, then all output extents; below 0 as tcomp.h says
+
+Many calls in a row are a table that a loop goes through: code for each would take LLVM half a millisecond.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+import struct
+from collections.abc import Callable, Iterator, Sequence
+from itertools import groupby
 
 from tcomp.codegen.llvm.builder import CALL_FIELDS, Value, symbol
 from tcomp.codegen.llvm.events import EVENT_IR
@@ -24,6 +28,9 @@ from tcomp.ir.program import NUMBERED, Branch, Call, Copy, Program, Ref, Repeat,
 from tcomp.ir.verify import verify_program
 from tcomp.target import CpuTarget
 
+MANY_CALLS = 256  # in a row: from here on a table, when compiling their code would take a tenth of a second and more
+SLOTS = 1 << 11  # values that arguments in one table are computed from: 16 KiB of the stack
+
 
 def emit_program(program: Program, target: CpuTarget) -> str:
     """LLVM IR text of the entry functions. Raises `IRError` for a malformed program."""
@@ -34,8 +41,9 @@ def emit_program(program: Program, target: CpuTarget) -> str:
         module.declarations[call.symbol] = f"declare void {symbol(call.symbol)}({', '.join(types)})"
     if copies(program):
         module.declarations["tcomp_copy"] = "declare void @tcomp_copy(ptr, ptr, ptr, i64)"
-    _Entry(module, program).emit("tcomp_run")
-    _Entry(module, program).emit("tcomp_run_profiled", ", ptr %ticks, ptr %events")
+    tables: dict[str, str] = {}
+    _Entry(module, program, tables).emit("tcomp_run")
+    _Entry(module, program, tables).emit("tcomp_run_profiled", ", ptr %ticks, ptr %events")
     module.functions.append(EVENT_IR)
     _Plan(module, program).emit()
     if has_bind(program):
@@ -67,6 +75,19 @@ def _refs(steps: Sequence[Step]) -> Iterator[Ref]:
     return (ref for step in walk(steps) for ref in refs(step))
 
 
+def _rows(calls: Sequence[Call]) -> Iterator[list[Call]]:
+    """Calls cut into rows whose arguments are computed from few values, or which are a single call."""
+    row, values = list[Call](), set[tuple[str, int, Dim] | Expr]()
+    for call in calls:
+        own = {(r.base, r.index, 0 if isinstance(r.offset, int) else r.offset) for r in call.buffers} | {*call.scalars}
+        values |= own
+        if row and len(values) > SLOTS:
+            yield row
+            row, values = [], own
+        row.append(call)
+    yield row
+
+
 class _Sized(Function):
     """A function that reads dims from the call's array, which kernels may write: what was read before is then forgotten."""
 
@@ -80,10 +101,15 @@ class _Sized(Function):
 
 
 class _Entry(_Sized):
-    """`tcomp_run`, or with `ticks`, more parameters, `tcomp_run_profiled`."""
+    """`tcomp_run`, or with `ticks`, more parameters, `tcomp_run_profiled`. `tables`: the names of constants, by content."""
+
+    def __init__(self, module: KernelModule, program: Program, tables: dict[str, str]) -> None:
+        super().__init__(module, program)
+        self.tables, self.uses_slots = tables, False
 
     def emit(self, name: str, ticks: str = "") -> None:
         self.ticks, self.number, self.bases = ticks, 0, dict[tuple[str, int], str]()
+        self.done = "0"  # calls so far, as LLVM says it
         self.exits = list[str]()  # blocks in which the run may end, and the number of the kernel before
         fields = {name: self.op(f"load ptr, ptr {self.field(name)}") for name in CALL_FIELDS[:5]}
         self.pointers[self.dims] = fields["dims"]
@@ -94,6 +120,8 @@ class _Entry(_Sized):
                 self.bases[ref.base, ref.index] = self.element(fields[ref.base + "s"], ref.index) if numbered else fields[ref.base]
         self.steps(self.program.steps)
         self.line("ret i32 0")
+        if self.uses_slots:
+            self.slots += [f"  %slots = alloca [{SLOTS} x i64]", "  %record = alloca ptr"]
         if self.can_stop:
             self.start("stopped")
             number = self.op(f"phi i64 {', '.join(self.exits)}")
@@ -104,55 +132,139 @@ class _Entry(_Sized):
         self.module.functions.append(self.text(f"define i32 @{name}(ptr %call{ticks}) #0"))
 
     def stop_if_asked(self, label: str = "") -> None:
-        self.exits.append(f"[ {self.number}, %{self.block} ]")
+        self.exits.append(f"[ {self.done}, %{self.block} ]")
         super().stop_if_asked(label)
 
     def element(self, base: str, index: int) -> str:
         return self.op(f"load ptr, ptr {self.op(f'getelementptr ptr, ptr {base}, i64 {index}')}")
 
     def steps(self, steps: Sequence[Step]) -> None:
-        for step in steps:
-            match step:
-                case Call():
-                    self.run(step)
-                case Branch(cond, then, otherwise):
-                    yes, no, end = self.labels("then", "else", "end")
-                    self.branch(self.flag(cond), yes, no)
-                    for label, inner in ((yes, then), (no, otherwise)):
-                        self.start(label)
-                        with self.scope():
-                            self.steps(inner)
-                        self.jump(end)
-                    self.start(end)
-                case Repeat():
-                    self.repetition(step)
-                case Copy(dst, src, size):
-                    count = self.index(size)
-                    self.line(f'call void @"tcomp_copy"(ptr %call, ptr {self.place(src)}, ptr {self.place(dst)}, i64 {count})')
-                case SetIndex(dst, value):
-                    self.line(f"store i64 {self.index(value)}, ptr {self.place(dst)}")
-            self.forget_dims(step)
+        for plain, group in groupby(steps, lambda step: isinstance(step, Call) and not self.writes_dims(step)):
+            if plain:
+                for row in _rows([step for step in group if isinstance(step, Call)]):
+                    self.table(row) if len(row) >= MANY_CALLS else [self.run(call) for call in row]
+            else:
+                for step in group:
+                    self.step(step)
+
+    def step(self, step: Step) -> None:
+        match step:
+            case Call():
+                self.run(step)
+            case Branch(cond, then, otherwise):
+                yes, no, end = self.labels("then", "else", "end")
+                self.branch(self.flag(cond), yes, no)
+                for label, inner in ((yes, then), (no, otherwise)):
+                    self.start(label)
+                    with self.scope():
+                        self.steps(inner)
+                    self.jump(end)
+                self.start(end)
+            case Repeat():
+                self.repetition(step)
+            case Copy(dst, src, size):
+                count = self.index(size)
+                self.line(f'call void @"tcomp_copy"(ptr %call, ptr {self.place(src)}, ptr {self.place(dst)}, i64 {count})')
+            case SetIndex(dst, value):
+                self.line(f"store i64 {self.index(value)}, ptr {self.place(dst)}")
+        self.forget_dims(step)
+
+    def writes_dims(self, step: Step) -> bool:
+        return self.counts and any(ref.base == "dims" for ref in _refs((step,)))
 
     def forget_dims(self, step: Step) -> None:
-        if self.counts and any(ref.base == "dims" for ref in _refs((step,))):
+        if self.writes_dims(step):
             self.forget((self.dims,))
 
     def run(self, call: Call) -> None:
         arguments = ["ptr %call"] + [f"ptr {self.place(r)}" for r in call.buffers] + [f"i64 {self.index(s)}" for s in call.scalars]
-        text = f"call void {symbol(call.symbol)}({', '.join(arguments)})"
+        self.timed(str(self.number), lambda: self.line(f"call void {symbol(call.symbol)}({', '.join(arguments)})"))
         self.number += 1
+        self.done = str(self.number)
+        self.stop_if_asked()
+
+    def timed(self, number: str, calling: Callable[[], None]) -> None:
+        """The code of a call, and of what a profile tells of it."""
         if not self.ticks:
-            self.line(text)
-            return self.stop_if_asked()
+            return calling()
         start = self.clock()
-        self.line(text)
+        calling()
         end = self.clock()
-        self.line(f"call void @tcomp_event(ptr %events, i64 {self.number - 1}, i64 0, i64 {start}, i64 {end})")
+        self.line(f"call void @tcomp_event(ptr %events, i64 {number}, i64 0, i64 {start}, i64 {end})")
         taken = self.op(f"sub i64 {end}, {start}")
-        place = self.op(f"getelementptr i64, ptr %ticks, i64 {self.number - 1}")
+        place = self.op(f"getelementptr i64, ptr %ticks, i64 {number}")
         total = self.op(f"add i64 {self.op(f'load i64, ptr {place}')}, {taken}")
         self.line(f"store i64 {total}, ptr {place}")
-        self.stop_if_asked()
+
+    def table(self, row: Sequence[Call]) -> None:
+        """A loop over records: number of the kernel, of its arguments, and for each argument the number of a slot and what to add to it.
+        Slots hold addresses and sizes that only the run knows. The calling conventions of x86-64 and AArch64 pass both alike, as int64."""
+        kernels, slots = dict.fromkeys(call.symbol for call in row), dict[str, int]()
+        for number, name in enumerate(kernels):
+            kernels[name] = number
+        words, counts = list[int](), dict[int, None]()
+
+        def add(value: str, more: int) -> None:
+            words.extend((slots.setdefault(value, len(slots)), more))
+
+        for call in row:
+            count = len(call.buffers) + len(call.scalars)
+            counts[count] = None
+            words += kernels[call.symbol], count
+            for ref in call.buffers:
+                known = isinstance(ref.offset, int)
+                add(f"ptr {self.bases[ref.base, ref.index] if known else self.place(ref)}", ref.offset if known else 0)
+            for scalar in call.scalars:
+                known = scalar.op == "const"
+                add("i64 0" if known else f"i64 {self.index(scalar)}", int(scalar.attr) if known else 0)
+        content = struct.pack(f"<{len(words)}q", *words).hex("\\")
+        records = self.constant(f'[{8 * len(words)} x i8] c"\\{content}"')
+        functions = self.constant(f"[{len(kernels)} x ptr] [{', '.join(f'ptr {symbol(name)}' for name in kernels)}]")
+        for value, number in slots.items():
+            self.line(f"store {value}, ptr {self.op(f'getelementptr i64, ptr %slots, i64 {number}')}")
+        self.line(f"store ptr {records}, ptr %record")
+        self.uses_slots = True
+        v, (head, end) = E.loop_var("call", len(row)), self.labels("calls", "end")
+
+        def body() -> None:
+            record = self.op("load ptr, ptr %record")
+            number = self.op(f"add i64 {self.bound[v].ref}, {self.number}")
+            function = self.op(f"load ptr, ptr {self.op(f'getelementptr ptr, ptr {functions}, i64 {self.word(record, 0)}')}")
+            self.timed(number, lambda: self.call_of(record, function, [*counts]))
+            self.done = self.op(f"add i64 {number}, 1")
+            self.stop_if_asked()
+
+        self.jump(head)
+        self.counted(v, "0", str(len(row)), head, end, body)
+        self.number += len(row)
+        self.done = str(self.number)
+
+    def call_of(self, record: str, function: str, counts: Sequence[int]) -> None:
+        """The call that a record says, which has one of these numbers of arguments."""
+        labels, (end,) = self.labels(*["arguments"] * len(counts)), self.labels("called")
+        cases = " ".join(f"i64 {count}, label %{label}" for count, label in zip(counts, labels, strict=True))
+        self.line(f"switch i64 {self.word(record, 1)}, label %{labels[0]} [ {cases} ]")
+        for count, label in zip(counts, labels, strict=True):
+            self.start(label)
+            arguments = ["ptr %call"]
+            for n in range(2, 2 + 2 * count, 2):
+                slot = self.op(f"getelementptr i64, ptr %slots, i64 {self.word(record, n)}")
+                start = self.op(f"load i64, ptr {slot}")
+                arguments.append(f"i64 {self.op(f'add i64 {start}, {self.word(record, n + 1)}')}")
+            self.line(f"call void {function}({', '.join(arguments)})")
+            self.line(f"store ptr {self.op(f'getelementptr i64, ptr {record}, i64 {2 + 2 * count}')}, ptr %record")
+            self.jump(end)
+        self.start(end)
+
+    def word(self, record: str, number: int) -> str:
+        return self.op(f"load i64, ptr {self.op(f'getelementptr i64, ptr {record}, i64 {number}')}")
+
+    def constant(self, content: str) -> str:
+        """The name of a table, which both functions share."""
+        if content not in self.tables:
+            self.tables[content] = f"@table{len(self.tables)}"
+            self.module.functions.append(f"{self.tables[content]} = private unnamed_addr constant {content}, align 8")
+        return self.tables[content]
 
     def clock(self) -> str:
         # Arm's cycle counter is not for user programs; its system counter is.
