@@ -1,7 +1,7 @@
 """Garbage collection while the compiler runs.
 
-A compilation makes millions of small objects, most of which live until it ends, and few cycles. With Python's default thresholds the collector
-looks at them again and again and finds nothing: a sixth of the time of a large model. Cycles are still found, only later.
+A compilation makes millions of small objects, most of which live until it ends, and few cycles. With Python's default thresholds the
+collector looks at them again and again and finds nothing: a sixth of the time of a large model. Cycles are still found, only later.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-SELDOM = 200_000  # new objects, some 20 MB, between two collections of the youngest generation
+SELDOM = 1_000_000  # new objects, some 100 MB, between two collections of the youngest generation
 
 _lock = threading.Lock()
 _running = 0

@@ -316,7 +316,7 @@ def attributes_key(attrs: Mapping[str, Any]) -> Hashable:
             return tuple(map(key, attr))
         return attr if isinstance(attr, Expr) else (type(attr).__name__, attr.hex() if isinstance(attr, float) else attr)
 
-    return tuple((name, key(attrs[name])) for name in sorted(attrs))
+    return tuple((name, key(attrs[name])) for name in sorted(attrs)) if attrs else ()
 
 
 def infer(op: Operator, inputs: Sequence[Value | None], attrs: Mapping[str, Any], name: str = "") -> Application:

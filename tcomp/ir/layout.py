@@ -14,6 +14,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import cache
 
 import numpy as np
 
@@ -45,6 +46,7 @@ class Layout:
     pieces: tuple[Piece, ...]
 
     @staticmethod
+    @cache
     def identity(rank: int) -> Layout:
         """The row-major layout."""
         return Layout.permuted(range(rank))

@@ -33,7 +33,6 @@ def many_calls(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) 
     monkeypatch.setattr(entry, "MANY_CALLS", request.param)
 
 
-
 def elementwise(name: str, inputs: int, function: Any, dtype: str = "float32") -> Kernel:
     """out[i] = function(*inputs[i]) for i < n."""
     ins, out = [Buffer(f"a{k}", dtype, (N,)) for k in range(inputs)], Buffer("out", dtype, (N,))

@@ -29,6 +29,7 @@ from tcomp.ir.verify import verify_program
 from tcomp.target import CpuTarget
 
 MANY_CALLS = 256  # in a row: from here on a table, when compiling their code would take a tenth of a second and more
+Known = tuple[str, int, Dim] | Expr  # what only a run knows: the address of a place (as in `Ref`), or a size
 SLOTS = 1 << 11  # values that arguments in one table are computed from: 16 KiB of the stack
 
 
@@ -75,11 +76,16 @@ def _refs(steps: Sequence[Step]) -> Iterator[Ref]:
     return (ref for step in walk(steps) for ref in refs(step))
 
 
+def _split(ref: Ref) -> tuple[tuple[str, int, Dim], int]:
+    """A place as one that many share, and a number of bytes to add."""
+    return ((ref.base, ref.index, 0), ref.offset) if isinstance(ref.offset, int) else ((ref.base, ref.index, ref.offset), 0)
+
+
 def _rows(calls: Sequence[Call]) -> Iterator[list[Call]]:
     """Calls cut into rows whose arguments are computed from few values, or which are a single call."""
-    row, values = list[Call](), set[tuple[str, int, Dim] | Expr]()
+    row, values = list[Call](), set[Known]()
     for call in calls:
-        own = {(r.base, r.index, 0 if isinstance(r.offset, int) else r.offset) for r in call.buffers} | {*call.scalars}
+        own: set[Known] = {*(_split(ref)[0] for ref in call.buffers), *call.scalars}
         values |= own
         if row and len(values) > SLOTS:
             yield row
@@ -142,7 +148,11 @@ class _Entry(_Sized):
         for plain, group in groupby(steps, lambda step: isinstance(step, Call) and not self.writes_dims(step)):
             if plain:
                 for row in _rows([step for step in group if isinstance(step, Call)]):
-                    self.table(row) if len(row) >= MANY_CALLS else [self.run(call) for call in row]
+                    if len(row) >= MANY_CALLS:
+                        self.table(row)
+                    else:
+                        for call in row:
+                            self.run(call)
             else:
                 for step in group:
                     self.step(step)
@@ -199,12 +209,10 @@ class _Entry(_Sized):
     def table(self, row: Sequence[Call]) -> None:
         """A loop over records: number of the kernel, of its arguments, and for each argument the number of a slot and what to add to it.
         Slots hold addresses and sizes that only the run knows. The calling conventions of x86-64 and AArch64 pass both alike, as int64."""
-        kernels, slots = dict.fromkeys(call.symbol for call in row), dict[str, int]()
-        for number, name in enumerate(kernels):
-            kernels[name] = number
-        words, counts = list[int](), dict[int, None]()
+        kernels = {name: number for number, name in enumerate(dict.fromkeys(call.symbol for call in row))}
+        words, counts, slots = list[int](), dict[int, None](), dict[Known, int]()
 
-        def add(value: str, more: int) -> None:
+        def add(value: Known, more: int) -> None:
             words.extend((slots.setdefault(value, len(slots)), more))
 
         for call in row:
@@ -212,16 +220,15 @@ class _Entry(_Sized):
             counts[count] = None
             words += kernels[call.symbol], count
             for ref in call.buffers:
-                known = isinstance(ref.offset, int)
-                add(f"ptr {self.bases[ref.base, ref.index] if known else self.place(ref)}", ref.offset if known else 0)
+                add(*_split(ref))
             for scalar in call.scalars:
-                known = scalar.op == "const"
-                add("i64 0" if known else f"i64 {self.index(scalar)}", int(scalar.attr) if known else 0)
+                add(*((E.const(0), int(scalar.attr)) if scalar.op == "const" else (scalar, 0)))
+        for value, number in slots.items():
+            what = f"i64 {self.index(value)}" if isinstance(value, Expr) else f"ptr {self.place(Ref(*value))}"
+            self.line(f"store {what}, ptr {self.op(f'getelementptr i64, ptr %slots, i64 {number}')}")
         content = struct.pack(f"<{len(words)}q", *words).hex("\\")
         records = self.constant(f'[{8 * len(words)} x i8] c"\\{content}"')
         functions = self.constant(f"[{len(kernels)} x ptr] [{', '.join(f'ptr {symbol(name)}' for name in kernels)}]")
-        for value, number in slots.items():
-            self.line(f"store {value}, ptr {self.op(f'getelementptr i64, ptr %slots, i64 {number}')}")
         self.line(f"store ptr {records}, ptr %record")
         self.uses_slots = True
         v, (head, end) = E.loop_var("call", len(row)), self.labels("calls", "end")
