@@ -27,6 +27,7 @@ from tcomp.backends import backend_of
 from tcomp.backends.kernel import DEFAULT, CompiledKernel, compile_kernel
 from tcomp.backends.protocol import Backend
 from tcomp.errors import CodegenError, TcompError
+from tcomp.garbage import seldom_collected
 from tcomp.schedules.knobs import Decisions, decode, encode
 
 IN_PROCESS = 3  # up to so many missing kernels are compiled here: starting workers takes longer
@@ -136,6 +137,7 @@ class _Worker:
         return CompiledKernel.from_json(answer)
 
 
+@seldom_collected()
 def _serve() -> None:
     """The worker's loop."""
     signal.signal(signal.SIGINT, signal.SIG_DFL)  # Ctrl-C reaches the whole process group: end without a traceback

@@ -28,7 +28,7 @@ from tcomp.ir.program import NUMBERED, Branch, Call, Copy, Program, Ref, Repeat,
 from tcomp.ir.verify import verify_program
 from tcomp.target import CpuTarget
 
-MANY_CALLS = 256  # in a row: from here on a table, when compiling their code would take a tenth of a second and more
+MANY_CALLS = 64  # in a row: from here on a table, when compiling their code would take tens of milliseconds
 Known = tuple[str, int, Dim] | Expr  # what only a run knows: the address of a place (as in `Ref`), or a size
 SLOTS = 1 << 11  # values that arguments in one table are computed from: 16 KiB of the stack
 
