@@ -228,7 +228,8 @@ def manifest(graph: Graph, dims: SolvedDims, target: Target, threads: int | None
     counted = graph.counted()
     schedules: dict[str, list[str]] = {}  # of each distinct kernel, with the names of the nodes that it computes
     for node, compiled in kernels.items():
-        schedules.setdefault(compiled.schedule, []).append(node.name)
+        for schedule in (compiled.schedule, *compiled.versions):
+            schedules.setdefault(schedule, []).append(node.name)
 
     def extent(d: Dim) -> int | str:
         return d if isinstance(d, int) else d.name if d.op == "var" else str(d)

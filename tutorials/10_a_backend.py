@@ -18,7 +18,7 @@ import onnx
 
 import tcomp
 from tcomp.backends import Backend
-from tcomp.backends.protocol import InPlacePairs
+from tcomp.backends.protocol import InPlacePairs, Versions
 from tcomp.codegen.c import FLAGS, PRELUDE, CText, c_function
 from tcomp.errors import CodegenError, TargetError
 from tcomp.ir.expr import Expr, as_expr, substitute
@@ -47,7 +47,7 @@ class CBackend(Backend):
     def schedule(self, kernel: Kernel, knobs: Knobs | None = None) -> tcomp.Schedule:
         return tcomp.Schedule(kernel)
 
-    def emit(self, kernel: Kernel, trace: Sequence[object] = (), in_place: InPlacePairs = ()) -> bytes:
+    def emit(self, kernel: Kernel, trace: Sequence[object] = (), in_place: InPlacePairs = (), versions: Versions = ()) -> bytes:
         return c_function(kernel).encode()
 
     def listing(self, stage: str, schedule: tcomp.Schedule) -> str:

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar
 
 from tcomp import cache
-from tcomp.backends.protocol import Backend, CostModel, GraphOptions, InPlacePairs
+from tcomp.backends.protocol import Backend, CostModel, GraphOptions, InPlacePairs, Versions
 from tcomp.codegen import elf
 from tcomp.codegen.llvm import thread_pool
 from tcomp.target import CpuTarget
@@ -49,18 +49,24 @@ class CpuBackend(Backend):
 
         return default.schedule(kernel, self.target, knobs)
 
+    def versions(self, kernel: Kernel) -> Sequence[Mapping[Expr, int]]:
+        """See `tcomp.schedules.cpu.versions`."""
+        from tcomp.schedules.cpu import versions
+
+        return versions.versions(kernel)
+
     def reusable_in_place(self, schedule: Schedule) -> InPlacePairs:
         """Inputs of which each element is read for the last time before its place is written."""
         from tcomp.schedules.analysis.in_place import reusable_in_place
 
         return reusable_in_place(schedule.kernel)
 
-    def emit(self, kernel: Kernel, trace: Sequence[object] = (), in_place: InPlacePairs = ()) -> bytes:
+    def emit(self, kernel: Kernel, trace: Sequence[object] = (), in_place: InPlacePairs = (), versions: Versions = ()) -> bytes:
         """A relocatable object."""
         from tcomp.codegen.llvm.kernel import emit_kernel
         from tcomp.codegen.llvm.machine_code import compile_ir
 
-        return compile_ir(emit_kernel(kernel, self.target, in_place), self.target)
+        return compile_ir(emit_kernel(kernel, self.target, in_place, versions), self.target)
 
     def link(self, program: Program, kernels: Mapping[str, bytes]) -> bytes:
         """A shared object: the kernels, the entry function that calls them, and the thread pool."""

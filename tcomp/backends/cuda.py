@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, ClassVar
 
-from tcomp.backends.protocol import Backend, CostModel, GraphOptions, InPlacePairs
+from tcomp.backends.protocol import Backend, CostModel, GraphOptions, InPlacePairs, Versions
 from tcomp.errors import DeviceError
 from tcomp.ir.graph import IF, LOOP, Graph
 from tcomp.target import CudaTarget, capability
@@ -76,7 +76,7 @@ class CudaBackend(Backend):
 
         return default.schedule(kernel, self.target, knobs)
 
-    def emit(self, kernel: Kernel, trace: Sequence[object] = (), in_place: InPlacePairs = ()) -> bytes:
+    def emit(self, kernel: Kernel, trace: Sequence[object] = (), in_place: InPlacePairs = (), versions: Versions = ()) -> bytes:
         """Machine code of every architecture with its launches, as JSON."""
         from tcomp.codegen.cuda.launch_plan import kernel_code
 

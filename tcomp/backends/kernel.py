@@ -5,7 +5,8 @@ from __future__ import annotations
 import base64
 import logging
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, astuple, dataclass
+from dataclasses import asdict, astuple, dataclass, replace
+from itertools import zip_longest
 from math import prod
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
@@ -14,9 +15,9 @@ from tcomp import cache
 from tcomp.backends.protocol import Backend
 from tcomp.errors import CodegenError, ScheduleError
 from tcomp.ir.dtypes import itemsize
-from tcomp.ir.expr import Dim, as_dim, as_expr
+from tcomp.ir.expr import Dim, Expr, as_dim, as_expr, maximum
 from tcomp.ir.fallback import FallbackKind
-from tcomp.ir.graph import Graph, Node, canonical_graph_text
+from tcomp.ir.graph import Graph, Node, canonical_graph_text, with_sizes
 from tcomp.ir.layout import Layout
 from tcomp.ir.loops import Buffer, Kernel, hoist_temporaries
 from tcomp.ir.text.parser import parse_graph, parse_layout
@@ -34,7 +35,8 @@ class CompiledKernel:
 
     `scalars` are names of symbolic dims; `temporaries` are sizes in bytes, as printed expressions over dims; `schedule` is what
     `Schedule.to_json` says of the loops that the code was made of, `work` the fields of `schedules.cost.roofline.Work`, printed likewise.
-    `in_place` are pairs of numbers of buffers: the first, an input, may be the memory of the second, an output.
+    `in_place` are pairs of numbers of buffers: the first, an input, may be the memory of the second, an output. `versions` are like
+    `schedule`, of the loops for certain sizes.
     """
 
     symbol: str
@@ -44,6 +46,7 @@ class CompiledKernel:
     schedule: str
     work: tuple[str, ...]
     in_place: tuple[tuple[int, int], ...]
+    versions: tuple[str, ...] = ()
 
     def to_json(self) -> dict[str, Any]:
         """What `from_json` reads."""
@@ -54,7 +57,8 @@ class CompiledKernel:
         """Raises `ValueError`, `KeyError` or `TypeError` for what is no kernel."""
         code, in_place = base64.b64decode(record["code"], validate=True), tuple((int(n), int(m)) for n, m in record["in_place"])
         scalars, temporaries, todo = (tuple(map(str, record[field])) for field in ("scalars", "temporaries", "work"))
-        return cls(str(record["symbol"]), code, scalars, temporaries, str(record["schedule"]), todo, in_place)
+        versions = tuple(map(str, record["versions"]))
+        return cls(str(record["symbol"]), code, scalars, temporaries, str(record["schedule"]), todo, in_place, versions)
 
 
 def compile_kernel(text: str, symbol: str, backend: Backend, decisions: Decisions = DEFAULT) -> CompiledKernel:
@@ -62,7 +66,8 @@ def compile_kernel(text: str, symbol: str, backend: Backend, decisions: Decision
     from tcomp.ops import OPERATORS
 
     try:
-        return compile_loops(build_loops(parse_graph(text, OPERATORS, {}), symbol, backend, Knobs(decisions)), backend)
+        body = parse_graph(text, OPERATORS, {})
+        return compile_loops(build_loops(body, symbol, backend, Knobs(decisions)), backend, build_versions(body, symbol, backend))
     except RecursionError as error:
         raise CodegenError("the expressions of a kernel are nested too deeply", hint="compute parts of them on their own") from error
 
@@ -88,20 +93,37 @@ def _as_lowered(kernel: Kernel, refused: ScheduleError) -> Schedule:
     return s
 
 
-def compile_loops(schedule: Schedule, backend: Backend) -> CompiledKernel:
-    """Machine code of a scheduled kernel."""
+def build_versions(body: Graph, symbol: str, backend: Backend) -> list[tuple[Mapping[Expr, int], Schedule]]:
+    """The scheduled loop programs of a KERNEL body for certain sizes: see `Backend.versions`."""
+    wanted = backend.versions(backend.lower(body, symbol)) if body.dims() else ()
+    return [(sizes, build_loops(with_sizes(body, sizes), f"{symbol}.v{n}", backend)) for n, sizes in enumerate(wanted)]
+
+
+def compile_loops(schedule: Schedule, backend: Backend, versions: Sequence[tuple[Mapping[Expr, int], Schedule]] = ()) -> CompiledKernel:
+    """Machine code of a scheduled kernel, and of others for certain sizes."""
     from tcomp.schedules.cost.roofline import work
 
     kernel, temporaries = hoist_temporaries(schedule.kernel)
-    pairs = backend.reusable_in_place(schedule)
+    pairs, sizes = list(backend.reusable_in_place(schedule)), [*map(buffer_size, temporaries)]
+    others = list[tuple[Mapping[Expr, int], Kernel]]()
+    for known, version in versions:
+        loops, needed = hoist_temporaries(version.kernel)
+        others.append((known, loops))
+        sizes = [as_dim(maximum(as_expr(a), as_expr(b))) for a, b in zip_longest(sizes, map(buffer_size, needed), fillvalue=0)]
+        also = {(a.name, b.name) for a, b in backend.reusable_in_place(version)}
+        pairs = [pair for pair in pairs if (pair[0].name, pair[1].name) in also]
+    if more := [Buffer(f"temporary{n}", "uint8", (size,)) for n, size in enumerate(sizes) if n >= len(temporaries)]:
+        kernel = replace(kernel, buffers=(*kernel.buffers, *more), outputs=(*kernel.outputs, *more))
+    code = backend.emit(kernel, schedule.trace, pairs, others) if others else backend.emit(kernel, schedule.trace, pairs)
     return CompiledKernel(
         symbol=kernel.name,
-        code=backend.emit(kernel, schedule.trace, pairs),
+        code=code,
         scalars=tuple(v.name for v in kernel.scalars),
-        temporaries=tuple(str(buffer_size(b)) for b in temporaries),
+        temporaries=tuple(map(str, sizes)),
         schedule=schedule.to_json(),
         work=tuple(str(n) for n in astuple(work(schedule.source))),
         in_place=tuple((kernel.buffers.index(a), kernel.buffers.index(b)) for a, b in pairs),
+        versions=tuple(version.to_json() for _, version in versions),
     )
 
 
@@ -126,9 +148,12 @@ def listings(
 
         if stage == "te":
             return print_te(tensors_of(body)[1])
-        schedule = build_loops(body, compiled[text].symbol, backend, Knobs(decisions.get(text, {})))
-        own = {"schedule": schedule.trace, "loops": schedule.kernel}
-        return str(own[stage]) if stage in own else backend.listing(stage, schedule)
+        symbol = compiled[text].symbol
+        several = [build_loops(body, symbol, backend, Knobs(decisions.get(text, {})))]
+        several += [s for _, s in build_versions(body, symbol, backend)]
+        if stage == "schedule":
+            return "\n".join(str(s.trace) for s in several)
+        return "\n".join(str(s.kernel) if stage == "loops" else backend.listing(stage, s) for s in several)
 
     nodes = {text: node for node, text in reversed(list(texts.items()))}  # the first of each text
     result = {}

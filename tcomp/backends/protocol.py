@@ -33,6 +33,10 @@ InPlacePairs = Collection[tuple["Buffer", "Buffer"]]
 """Pairs of buffers of a kernel: the first, an input, may be the memory of the second, an output."""
 
 
+Versions = Sequence[tuple[Mapping["Expr", int], "Kernel"]]
+"""Sizes of dims, and the loops for these."""
+
+
 @dataclass(frozen=True, slots=True)
 class GraphOptions:
     """What graph passes do for a target.
@@ -112,14 +116,20 @@ class Backend(ABC):
     def schedule(self, kernel: Kernel, knobs: Knobs | None = None) -> Schedule:
         """Plain loops with the default schedule, or as the knobs decide."""
 
+    def versions(self, kernel: Kernel) -> Sequence[Mapping[Expr, int]]:
+        """Sizes of symbolic dims for which plain loops are to have code of their own, besides that for all sizes; the first that holds
+        is taken. `emit` is then given scheduled loops for each."""
+        return ()
+
     def reusable_in_place(self, schedule: Schedule) -> InPlacePairs:
         """Inputs that outputs may overwrite."""
         return ()
 
     @abstractmethod
-    def emit(self, kernel: Kernel, trace: Sequence[object] = (), in_place: InPlacePairs = ()) -> bytes:
-        """The code of scheduled loops (temporaries hoisted); `trace`, their schedule, is for comments. Raises `CodegenError` for loops that
-        the target has no code for."""
+    def emit(self, kernel: Kernel, trace: Sequence[object] = (), in_place: InPlacePairs = (), versions: Versions = ()) -> bytes:
+        """The code of scheduled loops (temporaries hoisted); `trace`, their schedule, is for comments. `versions`, none unless asked for by
+        `Backend.versions`, are loops for certain sizes, with the same first buffers. Raises `CodegenError` for loops that the target has
+        no code for."""
 
     @abstractmethod
     def link(self, program: Program, kernels: Mapping[str, bytes]) -> bytes:

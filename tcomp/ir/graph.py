@@ -34,7 +34,7 @@ from tcomp.errors import IRError, TcompError
 from tcomp.ir import te
 from tcomp.ir.dims import upper_bound
 from tcomp.ir.dtypes import NARROW
-from tcomp.ir.expr import Dim, Expr, as_dim, variables
+from tcomp.ir.expr import Dim, Expr, as_dim, const, substitute, variables
 from tcomp.ir.layout import Layout
 from tcomp.ir.text.printer import Names, Printer, quoted, unused
 
@@ -329,6 +329,40 @@ def infer(op: Operator, inputs: Sequence[Value | None], attrs: Mapping[str, Any]
 
 
 INLINE = 8  # elements: larger constants are printed as their `content_hash`
+
+
+def with_sizes(graph: Graph, sizes: Mapping[Expr, int]) -> Graph:
+    """The graph with symbolic dims fixed."""
+    known, values = {v: const(n) for v, n in sizes.items()}, dict[Value, Value]()
+
+    def fixed(part: Any) -> Any:
+        match part:
+            case Expr():
+                return as_dim(substitute(part, known))
+            case tuple() | list():
+                return tuple(map(fixed, part))
+        return part
+
+    def value(v: Value) -> Value:
+        return values.setdefault(v, Value(v.name, v.dtype, fixed(v.shape), v.layout))
+
+    def inside(g: Graph) -> Graph:
+        inputs = tuple(map(value, g.inputs))
+        nodes = tuple(
+            Node(
+                node.op,
+                tuple(None if v is None else value(v) for v in node.inputs),
+                tuple(map(value, node.outputs)),
+                {name: fixed(attr) for name, attr in node.attrs.items()},
+                node.name,
+                tuple(map(inside, node.bodies)),
+            )
+            for node in g.nodes
+        )
+        checks = {substitute(c, known): where for c, where in g.checks.items()}
+        return Graph(g.name, inputs, tuple(map(value, g.outputs)), nodes, {value(v): a for v, a in g.constants.items()}, checks)
+
+    return inside(graph)
 
 
 def canonical_graph_text(graph: Graph) -> str:

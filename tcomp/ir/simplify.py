@@ -327,7 +327,31 @@ def _at_least(terms: Linear, value: int) -> bool:
         _weakened_at_least(terms, value, False)
         or (any(a.op != "var" for m in terms for a in m) and _weakened_at_least(terms, value, True))
         or ((topped := _topped(terms)) is not terms and _weakened_at_least(topped, value, False))
+        or (any(len(m) > 1 or (m and m[0].op == "floordiv") for m in terms) and (least := _least_sum(terms)) is not None and least >= value)
     )
+
+
+def _least_sum(terms: Linear) -> int | None:
+    """A lower bound of a sum of products: with each atom written as the least that it can be plus a rest, no coefficient is negative, as of
+    4 * h * w - h - w, which is at least 2 where h and w are at least 1."""
+    total: Linear = {}
+    for m, k in terms.items():
+        parts: Linear = {(): k}
+        for atom in m:
+            if (least := _least(atom)) is None:
+                return None
+            parts = _plus({(*rest, atom): c for rest, c in parts.items()}, parts, least)
+        total = _plus(total, parts)
+    return total.get((), 0) if all(k > 0 for m, k in total.items() if m) else None
+
+
+def _least(atom: Expr) -> int | None:
+    """A lower bound of an atom."""
+    lo = bounds(atom)[0]
+    if atom.op != "floordiv" or atom.args[1].op != "const" or atom.args[1].attr <= 0:
+        return lo
+    least = _least_sum(linear(atom.args[0]))
+    return lo if least is None else least // int(atom.args[1].attr) if lo is None else max(least // int(atom.args[1].attr), lo)
 
 
 def _topped(terms: Linear) -> Linear:

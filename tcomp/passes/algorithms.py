@@ -17,15 +17,16 @@ otherwise.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Container, Sequence
+from collections.abc import Callable, Container, Mapping, Sequence
 from dataclasses import dataclass
 from math import prod
 
 import numpy as np
 
 from tcomp.ir.dtypes import FLOATS, itemsize
-from tcomp.ir.expr import Dim, as_dim, as_expr, bounds
+from tcomp.ir.expr import Dim, Expr, as_dim, as_expr, bounds, evaluate_int, variables
 from tcomp.ir.graph import Graph, LazyConstant, Node, Value
+from tcomp.ir.simplify import prove
 from tcomp.ops import bilinear
 from tcomp.ops.matmul import MATMUL, SOFTMAX_PRODUCT
 from tcomp.ops.movement import PAD, RESHAPE, TRANSPOSE
@@ -39,6 +40,7 @@ MAX_POINTS = {1: 8, 2: 6}  # along an axis, by the number of axes that are cut i
 MAX_STRIDE = 2  # of a window of three, a larger stride leaves nothing to save
 MAX_ERROR = 1e-3  # of the largest output: no algorithm is chosen that may be less exact
 MIN_KEYS = 256  # elements of a row of scores: two blocks of the schedule; a shorter row is one block, which nothing goes on from
+TYPICAL = 224  # elements of an axis of unknown size: pixels of an image
 UNBOUNDED = 1 << 20  # elements of a symbolic extent: where it may be larger, its bound says nothing about likely sizes
 MAX_TIME = 0.95  # of the time of the direct sum: below what the model cannot tell apart
 
@@ -86,7 +88,7 @@ def choose_algorithms(
 ) -> Graph:
     """The graph with other algorithms where these are faster, by the model or as `choose` says: Winograd's for convolutions of stride 1 or
     2 in float32, and Strassen's for products, unless all are to be `direct`; a product for transposed convolutions with few outputs."""
-    lanes = target.lanes(32)
+    lanes, sample = target.lanes(32), typical_dims(graph)
 
     def chosen(sizes: Sizes) -> int:
         suggested = fastest(sizes, target)
@@ -104,13 +106,20 @@ def choose_algorithms(
         even = all(n == (stride if size > 1 else 1) for n, size in zip(form.strides, window, strict=True))
         if not even or not _tiles(window, stride) or any(n != 1 for n in form.dilations):
             return None
-        batch, extents = output.shape[0], tuple(d for d in output.shape[2:] if isinstance(d, int))
-        if len(extents) != len(window):
-            return "the number of tiles is not known"
-        sizes = Convolution(batch if isinstance(batch, int) else 1, weights.shape[1], weights.shape[0], extents, window, stride)
+        batch, extents = output.shape[0], output.shape[2:]
+        likely = tuple(typical_size(d, sample) for d in extents)
+        sizes = Convolution(batch if isinstance(batch, int) else 1, weights.shape[1], weights.shape[0], likely, window, stride)
         if not (tile := chosen(sizes)):
             return "the direct sum is faster"
-        missing = [stride * (-d % n) for d, n in zip(extents, bilinear.tile_shape(tile, window), strict=True)]
+        whole = [(as_expr(d) + (n - 1)) // n * n for d, n in zip(extents, bilinear.tile_shape(tile, window), strict=True)]
+        if not prove(prod(whole, start=as_expr(1)) >= 1) or not all(prove(as_expr(d) >= 1) for d in extents):
+            return "the result may be empty"
+        missing = [as_dim((n - d) * stride) for d, n in zip(extents, whole, strict=True)]
+        steps = [stride if n > 1 else 1 for n in window]
+        for d, more, n, size, step in zip(x.shape[2:], missing, whole, window, steps, strict=True):
+            over = as_expr(d) + more - (n * step + size - step)  # pixels that no window reaches
+            if not prove(over >= 0) or not prove(over < step):
+                return "what lies under the last tiles is not known"
         source = _padded(x, missing, rewriter, node.name)
         attrs = {"tile": tile, "taps": window, "stride": stride}
         (points,) = rewriter.add(bilinear.WINOGRAD_INPUT, [source], attrs, f"{node.name}.tiles")
@@ -162,9 +171,26 @@ def choose_algorithms(
     return rewrite_graph(graph, (spread_product,) if direct else (winograd, strassen, spread_product), notes)
 
 
-def _padded(x: Value, missing: Sequence[int], rewriter: Rewriter, name: str) -> Value:
+def typical_dims(graph: Graph) -> dict[Expr, int]:
+    """A likely value of each symbolic dim in the shapes of a graph's inputs: what makes an axis of an input `TYPICAL` long."""
+    found = dict[Expr, int]()
+    for d in (as_expr(d) for value in graph.inputs for d in value.shape):
+        for v in variables(d):
+            unit = evaluate_int(d, dict.fromkeys(variables(d), 1)) if len(variables(d)) == 1 else 1
+            lo, hi = bounds(v)
+            likely = max(TYPICAL // max(unit, 1), lo or 0)
+            found[v] = min(likely, found.get(v, likely)) if hi is None else min(likely, hi)
+    return found
+
+
+def typical_size(extent: Dim, sample: Mapping[Expr, int]) -> int:
+    """A likely value of an extent; `TYPICAL` is taken for what a run counts."""
+    return max(1, evaluate_int(as_expr(extent), {v: sample.get(v, TYPICAL) for v in variables(as_expr(extent))}))
+
+
+def _padded(x: Value, missing: Sequence[Dim], rewriter: Rewriter, name: str) -> Value:
     """x with so many more zeros behind its spatial axes, by a wider pad where there is one."""
-    if not any(missing):
+    if all(isinstance(n, int) and n == 0 for n in missing):
         return x
     before, after = list[Dim]([0] * (2 + len(missing))), list[Dim]([0, 0, *missing])
     if (pad := zero_padding(x, rewriter)) is not None and (source := pad.inputs[0]) is not None:

@@ -98,3 +98,10 @@ def test_provable(condition):
 @pytest.mark.parametrize("condition", [I < 11, J * 3 <= I, X < N, E.equal(I % 2, 0), E.loop_var("q", N * 6) // 4 < N], ids=str)
 def test_not_provable(condition):
     assert not prove(condition)
+
+
+def test_products_of_sizes():
+    h, w = E.dim("h", 1), E.dim("w", 2)
+    area = (h * 4 - 1) * (w * 4 - 1)
+    assert prove(area >= 21) and not prove(area >= 22)  # of h = 1, w = 2
+    assert prove((area - 3) // 14 >= 0) and not prove(h * w - h * 3 >= 0)

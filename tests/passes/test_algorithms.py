@@ -89,13 +89,44 @@ def test_transposed_convolutions_side_by_side(unchanged, weights, strides, sprea
         assert operators(after) == (["conv", "reshape", "transpose", "reshape"] if spread else ["conv_transpose"])
 
 
-def test_a_symbolic_batch_is_fine_and_a_symbolic_size_is_not(unchanged):
-    n, h = te.var("n"), te.var("h", 64, 128)
-    before = graph_of((n, 64, 8, 12), array(64, 64, 3, 3))
+def test_a_symbolic_batch(unchanged):
+    before = graph_of((te.var("n"), 64, 8, 12), array(64, 64, 3, 3))
     assert operators(unchanged(before, choose_algorithms(before, CpuTarget.parse("cpu -mcpu=haswell")), rtol=1e-3)) == WINOGRAD
+
+
+@pytest.mark.parametrize("tile", (2, 4))
+@pytest.mark.parametrize("h, w", [(1, 1), (2, 5), (4, 3), (8, 7)])
+def test_symbolic_height_and_width(unchanged, monkeypatch, tile, h, w):
+    monkeypatch.setattr(algorithms, "fastest", lambda sizes, target: tile)
+    sizes = te.var("h", 1), te.var("w", 1)
+    before = graph_of((2, 5, *sizes), array(6, 5, 3, 3))
+    assert (
+        operators(unchanged(before, choose_algorithms(before, TARGET), rtol=1e-4, dims=dict(zip(sizes, (h, w), strict=True)))) == WINOGRAD
+    )
+
+
+def test_a_stride_of_two_over_a_symbolic_size(unchanged, monkeypatch):
+    """Where it is not known what lies under the last tiles, the sum stays direct."""
+    monkeypatch.setattr(algorithms, "fastest", lambda sizes, target: 2)
+    h, attrs = te.var("h", 1), {**PLAIN, "strides": (2, 2)}
+    even, any_size = (graph_of((1, 5, size, 8), array(6, 5, 3, 3), attrs) for size in (as_dim(as_expr(h) * 2), h))
+    assert "winograd_input" in operators(unchanged(even, choose_algorithms(even, TARGET), rtol=1e-4, dims={h: 3}))
+    for size in (1, 2, 3, 6, 7):
+        unchanged(any_size, choose_algorithms(any_size, TARGET), rtol=1e-4, dims={h: size})
+
+
+def test_a_result_that_may_be_empty_is_left_alone(monkeypatch):
+    monkeypatch.setattr(algorithms, "fastest", lambda sizes, target: 2)
     notes = Notes()
-    assert "conv" in operators(choose_algorithms(graph_of((1, 64, h, 56), array(64, 64, 3, 3)), TARGET, notes))
-    assert notes.lines == {"conv": ["winograd: the number of tiles is not known"]}
+    assert "conv" in operators(choose_algorithms(graph_of((1, 5, te.var("h", 1), 8), array(6, 5, 3, 3), pads=None), TARGET, notes))
+    assert notes.lines == {"conv": ["winograd: the result may be empty"]}
+
+
+def test_the_likely_size_of_an_image_decides():
+    sample = algorithms.typical_dims(graph_of((te.var("n"), 64, as_dim(as_expr(h := te.var("h", 1)) * 32), 56), array(64, 64, 3, 3)))
+    assert sample[h] == 7 and algorithms.typical_size(as_expr(h) * 4, sample) == 28
+    small = graph_of((1, 64, te.var("h", 1, 2), 3), array(64, 64, 3, 3))
+    assert "conv" in operators(choose_algorithms(small, TARGET))
 
 
 @pytest.mark.parametrize(

@@ -12,7 +12,8 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 from tcomp.codegen.llvm.builder import Value, iota, symbol
@@ -28,12 +29,45 @@ from tcomp.target import CpuTarget
 MAX_OPERATIONS = 1 << 12  # intrinsics that one instruction of a program may become: code beyond takes LLVM minutes
 
 
-def emit_kernel(kernel: Kernel, target: CpuTarget, over: Collection[tuple[Buffer, Buffer]] = ()) -> str:
+def emit_kernel(
+    kernel: Kernel,
+    target: CpuTarget,
+    over: Collection[tuple[Buffer, Buffer]] = (),
+    versions: Sequence[tuple[Mapping[Expr, int], Kernel]] = (),
+) -> str:
     """LLVM IR text of a kernel. The two of a pair in `over` may lie in the same memory: they are read and written in the order of the
-    program. Raises `CodegenError` naming the loop or buffer for what a CPU kernel cannot be."""
-    module = KernelModule(kernel.name, target, kernel.notes, frozenset(b for pair in over for b in pair))
-    define(module, kernel)
+    program. `versions` are loops for certain sizes of its scalars: their buffers are the first ones of the kernel, in its order. Raises
+    `CodegenError` naming the loop or buffer for what a CPU kernel cannot be."""
+    names = {b.name for pair in over for b in pair}
+    overlapping = frozenset(b for k in (kernel, *(k for _, k in versions)) for b in k.buffers if b.name in names)
+    module = KernelModule(kernel.name, target, kernel.notes, overlapping)
+    if versions:
+        _choose(module, kernel, versions)
+    else:
+        define(module, kernel)
     return module.text()
+
+
+def _choose(module: KernelModule, kernel: Kernel, versions: Sequence[tuple[Mapping[Expr, int], Kernel]]) -> None:
+    """Add a function that calls the first version whose sizes are those of the call, else the kernel, each a function of its own."""
+    several = [*versions, ({}, replace(kernel, name=f"{kernel.name}.any"))]
+    chooser = Function(module, (), kernel.scalars)
+    for sizes, version in several:
+        define(module, version, "internal")
+        arguments = ["ptr %call", *(f"ptr %b{n}" for n in range(len(version.buffers)))]
+        arguments += [f"i64 {chooser.bound[scalar].ref}" for scalar in version.scalars]
+        other = ""
+        for scalar, size in sizes.items():
+            this, other = chooser.labels("then", "else") if not other else (chooser.labels("then")[0], other)
+            chooser.branch(chooser.op(f"icmp eq i64 {chooser.bound[scalar].ref}, {size}"), this, other)
+            chooser.start(this)
+        chooser.line(f"tail call void {symbol(version.name)}({', '.join(arguments)}) noinline")
+        chooser.line("ret void")
+        if other:
+            chooser.start(other)
+    parameters = ["ptr %call", *(f"ptr %b{n}" for n in range(len(kernel.buffers)))]
+    parameters += [f"i64 {chooser.bound[scalar].ref}" for scalar in kernel.scalars]
+    module.functions.append(chooser.text(f"define void {symbol(kernel.name)}({', '.join(parameters)}) #0"))
 
 
 def define(module: KernelModule, kernel: Kernel, linkage: str = "") -> None:

@@ -14,7 +14,7 @@ from tcomp.ir import expr as E
 from tcomp.ir.access import stride
 from tcomp.ir.dtypes import is_float, itemsize
 from tcomp.ir.layout import Layout
-from tcomp.ir.loops import VECTORIZED, Accumulate, Buffer, For, If, walk
+from tcomp.ir.loops import SERIAL, UNROLLED, VECTORIZED, Accumulate, Buffer, For, If, walk
 from tcomp.schedules.analysis import access_patterns as patterns
 from tcomp.schedules.analysis.access_patterns import Nest, bytes_of, extent_of, is_product, reduction_nest, result_nest, row_axis
 from tcomp.schedules.cost.register_tiles import MAX_TILE_ROWS, Tile, choose_tile, outer_row_counts, tiles
@@ -115,8 +115,23 @@ def schedule(s: Schedule, result: str, acc: str, target: CpuTarget, knobs: Knobs
         if isinstance(x, For) and x.kind == VECTORIZED and isinstance(x.body, If) and isinstance(x.body.then, Accumulate):
             with suppress(ScheduleError):
                 s.unguard(x.var.name)
+    for name in _tested_steps(s):
+        s.set_kind(name, SERIAL)
     for names in shared if part is None else [[part]]:
         threads(s, names, work_partition.pays(nest), knobs)
+
+
+def _tested_steps(s: Schedule) -> list[str]:
+    """Unrolled steps of a reduction that accumulate under conditions on symbolic dims: those of the last tile of rows, of which it is not
+    known how many it has. Each step tests every row, so that unrolled ones are long, and no faster."""
+    symbolic, found = set(s.kernel.scalars), list[str]()
+    for x in walk(s.kernel.body):
+        if isinstance(x, For) and x.kind == UNROLLED:
+            tested = [y for y in walk(x.body) if isinstance(y, If) and isinstance(y.then, Accumulate)]
+            sums = [y.then for y in tested if not symbolic.isdisjoint(E.variables(y.cond))]
+            if sums and all(isinstance(y, Accumulate) and x.var not in E.variables(*y.indices) for y in sums):
+                found.append(x.var.name)
+    return found
 
 
 def tile_loops(s: Schedule, acc: str, lanes: int, loops: Sequence[str], update: bool) -> None:

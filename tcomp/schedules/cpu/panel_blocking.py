@@ -19,6 +19,7 @@ from tcomp.ir import expr as E
 from tcomp.ir.dtypes import itemsize
 from tcomp.schedules.analysis.access_patterns import Nest, bytes_of, is_product, stage_axes
 from tcomp.schedules.cpu.common import extent, partition_tails, size, split_tiles, unroll
+from tcomp.schedules.primitives.memory_latency import UNKNOWN_ITERATIONS
 from tcomp.schedules.schedule import Schedule
 from tcomp.target import CpuTarget
 
@@ -28,7 +29,6 @@ SUMS_SHARE = 32  # what waits for the next block is at most one part in so many 
 WHOLE_SHARE = 4  # a panel in one block is at most one part in so many of it, where blocks cannot be
 PANELS_PER_CORE = 4  # at least, for blocks: cores share panels then, not the rows of one, so that the last ones leave few cores idle
 MAX_SUMMED = 384  # products that are summed up one after the other: rounding errors grow with their number
-UNKNOWN_TILES = 2  # tiles of rows, where their number is not known: as many share what is prefetched (see `primitives.memory_latency`)
 UNROLL_FACTORS = (2, 4, 8)  # steps of a reduction between two prefetches: a line of the operand each
 
 
@@ -61,7 +61,7 @@ def panels(s: Schedule, nest: Nest, loops: Sequence[str], width: int, column: st
     operands = [set(E.variables(*r.args)) for r in nest.reads]
     inside_columns = {x.var for x in nest.spatial[:-1] if not all(x.var in used for used in operands)}
     large = [r for r in walked_by_lanes(nest, loops[-1]) if exceeds_cache(r, target) and inside_columns.isdisjoint(E.variables(*r.args))]
-    tiles = prod(extents.get(x, UNKNOWN_TILES) for x in rows)
+    tiles = prod(extents.get(x, UNKNOWN_ITERATIONS) for x in rows)
     steps = max((n for n in UNROLL_FACTORS if extents[loops[-1]] % n == 0 and n <= tiles), default=0)
     if len(large) != 1 or not steps:
         return None

@@ -17,6 +17,8 @@ from tcomp.schedules.handles import Loop, Stage
 from tcomp.schedules.primitives import editing
 from tcomp.schedules.primitives.editing import find_buffer, find_loop, reads, refuse, refuse_if, replaced, sequence, writes
 
+UNKNOWN_ITERATIONS = 8  # of a loop of unknown extent, among which prefetches are shared out: with fewer, the last ones are not prefetched
+
 
 def pipeline(kernel: L.Kernel, loop: Loop, stages: int, *buffers: Stage) -> tuple[L.Kernel, str]:
     """Fill buffers of a loop's body `stages - 1` iterations before they are read.
@@ -123,8 +125,8 @@ def prefetch(kernel: L.Kernel, buffer: Stage, loop: Loop, distance: int, at: Loo
     Legal where no index is read from memory: a prefetch reads nothing, and may point behind the end. Good for operands that no cache
     holds, such as weights: the hardware prefetcher stops at the end of a page. It costs an instruction for each vector, so it hurts where
     the operand is in a cache. `at` is for operands that are walked as a whole again and again before their next piece, which would be
-    waited for if it were prefetched at once. Of loops in between whose extent is not known, the iterations with even numbers, and those
-    with odd ones, prefetch the same.
+    waited for if it were prefetched at once. Of loops in between whose extent is not known, iterations `UNKNOWN_ITERATIONS` apart prefetch
+    the same.
 
     >>> A, k = te.placeholder((64, 8), name="A"), te.reduce_axis(64, "k")
     >>> s = Schedule(te.compute((8,), lambda i: te.sum(A[k, i], k), name="B"))
@@ -175,12 +177,12 @@ def prefetch(kernel: L.Kernel, buffer: Stage, loop: Loop, distance: int, at: Loo
 
 def _share(around: Sequence[L.For], walked: Sequence[tuple[L.For, int]]) -> dict[Expr, Expr] | None:
     """For the loops that a read walks, in the given steps, the iteration whose element an iteration of the loops around prefetches: shared
-    out evenly, in order (over two iterations, repeated, of a loop of unknown extent). None if the loops around have too few iterations."""
+    out evenly, in order (over `UNKNOWN_ITERATIONS` of a loop of unknown extent, repeated). None if these are too few."""
     if not walked:
         return {}
     if not all(isinstance(x.extent, int) for x, _ in walked):
         return None
-    given = {x: x.extent if isinstance(x.extent, int) else 2 for x in around}
+    given = {x: x.extent if isinstance(x.extent, int) else UNKNOWN_ITERATIONS for x in around}
     counts = {x: -(-int(x.extent) // step) for x, step in walked}
     rows = prod(counts.values())
     if not 0 < rows <= (total := prod(given.values())):

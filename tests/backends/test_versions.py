@@ -1,0 +1,97 @@
+"""Kernels with code of their own for some sizes: the same results at these sizes, next to them, and far away."""
+
+import numpy as np
+import pytest
+from onnx import TensorProto, helper, numpy_helper
+
+from tcomp.backends import backend_of
+from tcomp.backends.kernel import build_versions
+from tcomp.ir.expr import dim
+from tcomp.ir.graph import GraphBuilder, with_sizes
+from tcomp.ir.interpreters.graph import evaluate_graph
+from tcomp.ops.elementwise import RELU
+from tcomp.ops.matmul import MATMUL
+from tcomp.options import CompileOptions
+from tcomp.pipeline import compile_model, import_graph
+from tcomp.runtime import Module
+
+RNG = np.random.default_rng(3)
+
+
+def array(*shape):
+    return RNG.standard_normal(shape).astype(np.float32)
+
+
+def model(nodes, shape, weights):
+    ends = [helper.make_tensor_value_info("x", TensorProto.FLOAT, shape), helper.make_tensor_value_info("y", TensorProto.FLOAT, None)]
+    constants = [numpy_helper.from_array(w, name) for name, w in weights.items()]
+    graph = helper.make_graph(nodes, "g", ends[:1], ends[1:], constants)
+    return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8)
+
+
+def convolution(group, channels, outputs, window):
+    pads = [window // 2] * 4
+    nodes = [helper.make_node("Conv", ["x", "w", "b"], ["c"], pads=pads, group=group), helper.make_node("Relu", ["c"], ["y"])]
+    weights = {"w": array(outputs, channels // group, window, window), "b": array(outputs)}
+    return model(nodes, ["n", channels, "h", "w"], weights), (channels, 9, 11)
+
+
+def product(depth, columns):
+    nodes = [helper.make_node("MatMul", ["x", "w"], ["m"]), helper.make_node("Softmax", ["m"], ["y"])]
+    return model(nodes, ["n", depth], {"w": array(depth, columns)}), (depth,)
+
+
+def attention(length):
+    nodes = [
+        helper.make_node("Transpose", ["x"], ["t"], perm=[0, 2, 1]),
+        helper.make_node("MatMul", ["x", "t"], ["s"]),
+        helper.make_node("Softmax", ["s"], ["p"]),
+        helper.make_node("MatMul", ["p", "x"], ["y"]),
+    ]
+    return model(nodes, ["n", "l", 24], {}), (length, 24)
+
+
+CASES = {
+    "pointwise": lambda: convolution(1, 16, 40, 1),
+    "winograd": lambda: convolution(1, 32, 32, 3),
+    "depthwise": lambda: convolution(24, 24, 24, 3),
+    "product": lambda: product(40, 37),
+    "summed in blocks": lambda: product(900, 130),
+    "attention": lambda: attention(13),
+}
+
+
+@pytest.mark.parametrize("case", CASES)
+@pytest.mark.parametrize("threads", (1, 2))
+def test_the_same_at_all_sizes(case, threads):
+    proto, rest = CASES[case]()
+    artifact, _ = compile_model(proto, CompileOptions(threads=threads))
+    module, graph = Module.load(artifact, threads=threads), import_graph(proto, CompileOptions())
+    schedules = artifact.manifest.notes["schedules"]
+    assert len(schedules) > len({name for s in schedules for name in s["kernels"]})  # some have code for a size of their own
+    for n in (1, 2, 3, 17):
+        x = array(n, *rest)
+        found, expected = module.run({"x": x})["y"], evaluate_graph(graph, {"x": x})["y"]
+        np.testing.assert_allclose(found, expected, rtol=1e-4, atol=1e-4 * abs(expected).max())
+
+
+def test_versions_are_for_dims_that_may_be_one():
+    backend = backend_of("cpu -mcpu=haswell")
+
+    def versions(rows):
+        b = GraphBuilder()
+        x, w = b.input("x", "float32", (rows, 64)), b.input("w", "float32", (64, 32))
+        return build_versions(b.build(b.add(RELU, b.add(MATMUL, [x, w]))), "kernel", backend)
+
+    ((sizes, schedule),) = versions(n := dim("n", 0))
+    assert sizes == {n: 1} and schedule.kernel.scalars == () and schedule.kernel.name == "kernel.v0"
+    assert versions(5) == versions(dim("n", 2)) == versions(dim("n", 1) * 4) == []
+
+
+def test_a_graph_with_fixed_sizes():
+    proto, rest = attention(5)
+    graph = import_graph(proto, CompileOptions())
+    fixed = with_sizes(graph, {d: 3 for d in graph.dims() if d.name == "n"})
+    assert fixed.inputs[0].shape[0] == fixed.outputs[0].shape[0] == 3 and [d.name for d in fixed.dims()] == ["l"]
+    x = {"x": array(3, *rest)}
+    np.testing.assert_array_equal(evaluate_graph(fixed, x)["y"], evaluate_graph(graph, x)["y"])
