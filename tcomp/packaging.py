@@ -23,7 +23,22 @@ from tcomp.backends.kernel import CompiledKernel
 from tcomp.errors import CodegenError, ParseError, UnsupportedError
 from tcomp.ir import loops as L, program as P, te
 from tcomp.ir.dims import SolvedDims, solved_dims, upper_bound
-from tcomp.ir.expr import INDEX, Dim, Expr, as_dim, as_expr, bounds, loop_var, maximum, substitute, var, variables, walk, with_sources
+from tcomp.ir.expr import (
+    INDEX,
+    Dim,
+    Expr,
+    as_dim,
+    as_expr,
+    bounds,
+    loop_var,
+    maximum,
+    select,
+    substitute,
+    var,
+    variables,
+    walk,
+    with_sources,
+)
 from tcomp.ir.fallback import Fallback
 from tcomp.ir.given import elements_of, sizes_in
 from tcomp.ir.graph import IF, KERNEL, LOOP, SIZE, Application, Constant, Graph, Node, Value, application
@@ -83,7 +98,7 @@ def assemble(graph: Graph, dims: SolvedDims, kernels: Kernels, plan: Plan, weigh
 def _gap(condition: Expr) -> Dim:
     """A size that is 0 where a comparison holds."""
     if condition.op not in ("lt", "le", "eq"):
-        return 0 if prove(condition) else 1
+        return as_dim(select(condition, 0, 1))
     a, b = condition.args
     return as_dim(a - b if condition.op == "eq" else maximum(a - b + (condition.op == "lt"), 0))
 

@@ -231,7 +231,7 @@ def arange_from(start: Tensor, step: Tensor, *, count: Dim) -> Tensor:
 
 def dims(*, dims: Sequence[Dim], shape: Sequence[int], dtype: str = "int64") -> Tensor:
     """A tensor of `shape` whose elements, in row-major order, are the given sizes (or other scalar expressions)."""
-    values = [cast(as_expr(d), dtype) for d in dims] or [const(0, dtype)]
+    values = [cast(d, dtype) if isinstance(d, Expr) else const(d, dtype) for d in dims] or [const(0, dtype)]
     return te.compute(tuple(shape), lambda *index: pick(row_major(index, shape), values), name="dims")
 
 

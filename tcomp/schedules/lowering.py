@@ -14,7 +14,7 @@ from tcomp.errors import IRError
 from tcomp.ir import expr as E, loops as L, te
 from tcomp.ir.access import affine
 from tcomp.ir.dtypes import is_float, itemsize
-from tcomp.ir.expr import Expr, as_expr, loop_var
+from tcomp.ir.expr import Dim, Expr, as_expr, loop_var
 from tcomp.ir.graph import Graph, Value
 from tcomp.ir.layout import Layout
 from tcomp.ir.read_patterns import covers, reach
@@ -196,10 +196,20 @@ def _inline(t: Tensor, body: Expr, readers: Sequence[Tensor], uses: int) -> bool
     if sum(EXPENSIVE_COST if op in EXPENSIVE else 1 for op in operations) <= MAX_INLINED_COST:
         return True
     if len(readers) > 1:  # stored for all readers where a row of it fits a thread's stack; computed again otherwise
-        return not (t.shape and isinstance(t.shape[-1], int) and t.shape[-1] * itemsize(t.dtype) <= MAX_ROW_BYTES)
+        row = [*t.shape[-1:], *(n for r in readers for n in _reduced(r, t))]
+        sizes = [n for n in row if isinstance(n, int)]
+        return not (row and len(sizes) == len(row) and sizes[0] * itemsize(t.dtype) <= MAX_ROW_BYTES)
     # Not where a reader uses one element again and again: an axis of its iteration space is not in the index.
     reads = [(r, e) for r in readers if r.body is not None for e in E.reads(r.body) if e.attr is t]
     return all(E.bounds(v)[1] == 0 for r, e in reads for v in _axes(r) - set(E.variables(*e.args)))
+
+
+def _reduced(reader: Tensor, t: Tensor) -> list[Dim]:
+    """The extents of the axes of `t` along which a reader reduces it."""
+    assert reader.body is not None
+    along = {v for e in E.walk(reader.body) if e.op == "reduce" for v in e.attr[1]}
+    reads = [e for e in E.reads(reader.body) if e.attr is t]
+    return [n for e in reads for n, index in zip(t.shape, e.args, strict=True) if not along.isdisjoint(E.variables(index))]
 
 
 def _axes(t: Tensor) -> set[Expr]:

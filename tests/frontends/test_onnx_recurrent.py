@@ -185,8 +185,8 @@ def test_the_input_projection_is_outside_the_loop(make_model):
     ("change", "error", "message"),
     [
         ({"direction": "sideways"}, ImportModelError, "direction `sideways`"),
-        ({"direction": "bidirectional"}, ImportModelError, "do not fit direction"),
-        ({"hidden_size": 7}, ImportModelError, "hidden_size"),
+        ({"direction": "bidirectional"}, ImportModelError, "input 1 is %w.*; with direction `bidirectional`"),
+        ({"hidden_size": 7}, ImportModelError, "`hidden_size` 7 it has the shape"),
         ({"activations": ["Sigmoid"]}, ImportModelError, "1 activations"),
         ({"activations": ["Sigmoid", "Frobnicate", "Tanh"]}, UnsupportedError, "frobnicate"),
     ],

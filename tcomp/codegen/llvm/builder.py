@@ -456,6 +456,8 @@ class Builder:
         if source == "float16" and bits != half:
             ref = self.op(f"bitcast {bits} {ref} to {half}")
         ref = self.op(f"{'fpext' if BITS[source] < BITS[dtype] else 'fptrunc'} {old} {ref} to {new}")
+        if (source, dtype) == ("float64", "float32"):  # or else LLVM may join it with a conversion to `half`, for which it calls a function
+            ref = self.call("arithmetic.fence", new, (new, ref), suffix=(new,))
         if dtype == "float16" and bits != half:
             ref = self.op(f"bitcast {half} {ref} to {bits}")
         return Value(ref, dtype, lanes)

@@ -243,7 +243,7 @@ class Scope:
             return None
         given = [(v, p) for v, p in zip(inputs, made.inputs, strict=True) if v is not None and p is not None]
         arrays = {p: self.builder.constants[v] for v, p in given if v in self.builder.constants}
-        if len(arrays) == len(given) and sum(a.size for a in arrays.values()) <= 16 * FOLD_LIMIT and symbolic.closed(outputs):
+        if all(p in arrays for _, p in given) and sum(a.size for a in arrays.values()) <= 16 * FOLD_LIMIT and symbolic.closed(outputs):
             results = evaluate(outputs, arrays, {})
             return tuple(self.builder.constant(a, name, t.dtype) for a, t in zip(results, outputs, strict=True))
         if sum(map(prod, shapes)) > symbolic.LIMIT:
@@ -457,6 +457,12 @@ class Context:
         sizes = self.scope.sizes
         if not same_dim(a, b) and not ((isinstance(a, Expr) or isinstance(b, Expr)) and sizes is not None and sizes.meet(a, b, self.where)):
             raise self.unsupported(f"{a} and {b} have to be the same size", HINT)
+
+    def require(self, condition: Expr) -> None:
+        """Take note that a condition on sizes holds: other runs are refused. Raises `UnsupportedError` where that cannot be told before a
+        run."""
+        if not prove(condition) and not (self.scope.sizes is not None and self.scope.sizes.assume(condition, self.where)):
+            raise self.unsupported(f"it cannot be told before a run whether {condition}", HINT)
 
     def unsupported(self, why: str, hint: str = "") -> UnsupportedError:
         """The error to raise for a valid node that cannot be compiled."""

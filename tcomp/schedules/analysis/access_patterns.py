@@ -7,6 +7,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from math import prod
 
+from tcomp.errors import ScheduleError
 from tcomp.ir import expr as E
 from tcomp.ir.access import affine, coefficient, stride
 from tcomp.ir.dtypes import itemsize
@@ -131,13 +132,20 @@ def _top_level(stmt: Stmt) -> Iterator[Stmt]:
 
 
 def result_nest(kernel: Kernel, buffer: str) -> Nest:
-    """The nest that stores a buffer."""
-    return next(n for n in nests(kernel) if n.writes.name == buffer and not n.is_reduction)
+    """The nest that stores a buffer. Raises `ScheduleError` where it is no perfect nest without conditions."""
+    return _the_nest(kernel, buffer, False)
 
 
 def reduction_nest(kernel: Kernel, buffer: str) -> Nest:
-    """The nest that accumulates into a buffer."""
-    return next(n for n in nests(kernel) if n.writes.name == buffer and n.is_reduction)
+    """The nest that accumulates into a buffer. Raises as `result_nest`."""
+    return _the_nest(kernel, buffer, True)
+
+
+def _the_nest(kernel: Kernel, buffer: str, is_reduction: bool) -> Nest:
+    found = next((n for n in nests(kernel) if n.writes.name == buffer and n.is_reduction is is_reduction), None)
+    if found is None:
+        raise ScheduleError(f"no nest of loops alone writes `{buffer}`", where=f"kernel `{kernel.name}`")
+    return found
 
 
 def is_product(reduction: Nest) -> bool:

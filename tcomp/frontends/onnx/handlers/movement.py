@@ -149,6 +149,10 @@ def _squeeze(ctx: Context) -> Value:
     if (chosen := chosen_axes(ctx, given, len(x.shape))) is not None:
         ones = [~hit | te.equal(as_expr(d), 1) for hit, d in zip(chosen.hits, x.shape, strict=True)]
         return ctx.add(ops.VIEW, [x], shape=sized(ctx, chosen.kept(x.shape), "the result", every(and_, ones, chosen.valid) & chosen.valid))
+    if given is None:
+        for d in x.shape:  # the rank of the result depends on which sizes are 1
+            if isinstance(d, Expr):
+                ctx.require(te.not_equal(d, 1))
     axes = ctx.axes([n for n, d in enumerate(x.shape) if d == 1] if given is None else given)
     if wide := [n for n in axes if isinstance(x.shape[n], int) and x.shape[n] != 1]:
         raise ctx.invalid(f"axis {wide[0]} has extent {x.shape[wide[0]]} and cannot be squeezed")

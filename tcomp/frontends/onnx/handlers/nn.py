@@ -12,7 +12,7 @@ from tcomp.ir.dtypes import NARROW_FLOATS, is_float, lowest
 from tcomp.ir.expr import Dim, Expr, as_dim, as_expr, maximum, minimum
 from tcomp.ir.graph import Operator, Value
 from tcomp.ops import nn, reduction as ops
-from tcomp.ops.elementwise import ADD, CAST, MUL, RECIPROCAL, SCALE, SQRT
+from tcomp.ops.elementwise import ADD, CAST, HINT, MUL, RECIPROCAL, SCALE, SQRT
 from tcomp.ops.matmul import DET, EINSUM, MATMUL
 from tcomp.ops.quantization import CENTRED, DEQUANTIZE, DYNAMIC_RANGE, QUANTIZE, REQUANTIZE
 
@@ -54,19 +54,21 @@ def padded(ctx: Context, x: Value, pads: Pads, value: Value | None = None) -> Va
 def convolution(ctx: Context, x: Value, w: Value) -> Value:
     """Padding and convolution by the attributes of Conv; `x` and `w` have one dtype, zero is the neutral element."""
     strides, dilations = _steps(ctx, x, w)
-    kernel = ctx.attrs.get("kernel_shape") or list(w.shape[2:])
     if not all(isinstance(d, int) for d in w.shape):
-        raise ctx.unsupported(f"the shape of the weights, {list(map(str, w.shape))}, is symbolic")
-    if list(kernel) != list(w.shape[2:]):
-        raise ctx.invalid(f"attribute `kernel_shape` is {kernel}, the weights have {list(w.shape[2:])}")
-    pads = window_pads(ctx, x.shape[2:], kernel, strides, dilations)
+        raise ctx.unsupported(f"the shape of the weights, {list(map(str, w.shape))}, is symbolic", HINT)
+    pads = window_pads(ctx, x.shape[2:], nn.sizes(w.shape[2:], "weights"), strides, dilations)
     return ctx.add(nn.CONV, [padded(ctx, x, pads), w], strides=strides, dilations=dilations, group=ctx.attrs["group"])
 
 
 def _steps(ctx: Context, x: Value, w: Value) -> tuple[tuple[int, ...], tuple[int, ...]]:
-    """(strides, dilations) of a convolution."""
+    """(strides, dilations) of a convolution, whose weights have to have the sizes that `kernel_shape` says."""
     if len(x.shape) < 3 or len(w.shape) != len(x.shape):
         raise ctx.invalid(f"the input has {len(x.shape)} dimensions, the weights have {len(w.shape)}")
+    kernel = ctx.attrs.get("kernel_shape") or w.shape[2:]
+    if len(kernel) != len(x.shape) - 2 or any(isinstance(d, int) and d != k for d, k in zip(w.shape[2:], kernel, strict=True)):
+        raise ctx.invalid(f"attribute `kernel_shape` is {list(kernel)}, the weights have {list(map(str, w.shape[2:]))}")
+    for have, wanted in zip(w.shape[2:], kernel, strict=True):
+        ctx.require_same(have, wanted)
     return per_axis(ctx, "strides", len(x.shape) - 2), per_axis(ctx, "dilations", len(x.shape) - 2)
 
 

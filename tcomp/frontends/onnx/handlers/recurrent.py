@@ -7,6 +7,7 @@ from typing import Any, NamedTuple
 
 from tcomp.frontends.onnx.context import Context, Handler, Table
 from tcomp.frontends.onnx.handlers.movement import cut
+from tcomp.ir.expr import Dim
 from tcomp.ir.graph import LOOP, GraphBuilder, Operator, Value, loop_attrs
 from tcomp.ops.elementwise import ADD, FULL
 from tcomp.ops.movement import CONCAT, TRANSPOSE
@@ -57,18 +58,38 @@ class _Cell:
         if not self.reverse:
             raise ctx.invalid(f"direction `{direction}`")
         self.batch_first = bool(ctx.attrs.get("layout", 0))
-        x, w, r = (ctx.value(i) for i in range(3))
-        if {len(v.shape) for v in (x, w, r)} != {3} or w.shape[0] != len(self.reverse):
-            raise ctx.invalid(f"inputs {x}, {w}, {r} do not fit direction `{direction}`")
-        hidden = r.shape[2]
-        if not isinstance(hidden, int) or ctx.attrs.get("hidden_size", hidden) != hidden:
-            raise ctx.invalid(f"attribute `hidden_size` is {ctx.attrs.get('hidden_size')}, the weights have {hidden}")
-        if w.shape[1] != gates * hidden or r.shape[1] != gates * hidden:
-            raise ctx.invalid(f"weights {w} and {r} do not hold {gates} gates of {hidden}")
+        x, r, directions = ctx.value(0), ctx.value(2), len(self.reverse)
+        hidden = ctx.attrs.get("hidden_size", r.shape[-1] if r.shape else None)
+        if len(x.shape) != 3 or not isinstance(hidden, int):
+            raise ctx.invalid(f"the input is {x}, and `hidden_size` is {hidden}")
         self.hidden, self.x, self.lengths = hidden, self.swapped(x), ctx.input(4)
+        batch, _, inputs = x.shape if self.batch_first else (x.shape[1], x.shape[0], x.shape[2])
+        state = (batch, directions, hidden) if self.batch_first else (directions, batch, hidden)
+        shapes = {
+            1: (directions, gates * hidden, inputs),
+            2: (directions, gates * hidden, hidden),
+            3: (directions, 2 * gates * hidden),
+            4: (batch,),
+            5: state,
+            6: state,
+            7: (directions, 3 * hidden),
+        }
+        for number, shape in shapes.items():
+            self._require_shape(number, shape)
         self.steps, self.batch = self.x.shape[:2]
         self.functions = _activations(ctx, functions, len(self.reverse))
         self.clip = float(ctx.attrs["clip"]) if "clip" in ctx.attrs else None
+
+    def _require_shape(self, i: int, shape: Sequence[Dim]) -> None:
+        """Refuse an input of another shape; symbolic sizes have to be these."""
+        if (value := self.ctx.input(i)) is None:
+            return
+        pairs = list(zip(value.shape, shape, strict=False))
+        if len(value.shape) != len(shape) or any(isinstance(a, int) and isinstance(b, int) and a != b for a, b in pairs):
+            said = f"direction `{self.ctx.attrs.get('direction', 'forward')}` and `hidden_size` {self.hidden}"
+            raise self.ctx.invalid(f"input {i} is {value}; with {said} it has the shape [{', '.join(map(str, shape))}]")
+        for have, want in pairs:
+            self.ctx.require_same(have, want)
 
     def swapped(self, value: Value) -> Value:
         """`value` between the node's layout and [steps or directions, batch, ...]."""

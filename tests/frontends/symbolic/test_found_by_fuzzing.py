@@ -1,0 +1,96 @@
+"""Graphs with symbolic sizes that random ones (`tests.fuzz_graphs`) have shown to be compiled wrongly, or not at all."""
+
+import numpy as np
+import pytest
+from onnx import helper, numpy_helper
+from onnx.reference import ReferenceEvaluator
+
+import tcomp
+from tcomp.errors import ImportModelError, InputError
+
+RNG = np.random.default_rng(0)
+
+
+def model(nodes, inputs, outputs, **constants):
+    """`inputs`: dtype and shape by name."""
+    infos = [helper.make_tensor_value_info(n, helper.np_dtype_to_tensor_dtype(np.dtype(t)), shape) for n, (t, shape) in inputs.items()]
+    results = [helper.make_tensor_value_info(n, 0, None) for n in outputs]
+    held = [numpy_helper.from_array(a, n) for n, a in constants.items()]
+    graph = helper.make_graph([helper.make_node(*n[:3], **(n[3] if len(n) > 3 else {})) for n in nodes], "g", infos, results, held)
+    return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 21)], ir_version=10)
+
+
+def agrees(proto, inputs, rtol=1e-5):
+    expected = ReferenceEvaluator(proto).run(None, inputs)
+    for got, wanted in zip(tcomp.compile(proto, threads=1).run(inputs).values(), expected, strict=True):
+        assert got.shape == wanted.shape and got.dtype == wanted.dtype
+        np.testing.assert_allclose(got, wanted, rtol=rtol, atol=rtol)
+
+
+def test_a_constant_that_a_node_reads_twice():
+    """Its product with itself was taken for a formula of sizes, and an element that was 1.05 for the size 1."""
+    agrees(model([("Mul", ["c", "c"], ["m"]), ("Selu", ["m"], ["y"])], {}, ["y"], c=np.array([1.75, -3.25, 1, 4], np.float32)), {})
+
+
+def test_squeezed_sizes_that_may_be_one():
+    """Without axes, the rank of the result depends on them: runs in which one is 1 are refused, instead of keeping that axis."""
+    module = tcomp.compile(model([("Squeeze", ["x"], ["y"])], {"x": ("float32", ["n", 1, "h", 4])}, ["y"]), threads=1)
+    assert module.run({"x": np.ones((2, 1, 3, 4), np.float32)})["y"].shape == (2, 3, 4)
+    for shape, dim in (((1, 1, 3, 4), "n"), ((2, 1, 1, 4), "h")):
+        with pytest.raises(InputError, match=f"{dim} != 1 does not hold, in node"):
+            module.run({"x": np.ones(shape, np.float32)})
+
+
+@pytest.mark.parametrize("shape, node", [
+    ((3, "n", 1), ("Softmax", ["x"], ["y"], {"axis": 1})),
+    ((1, 4, "n", 5), ("InstanceNormalization", ["x", "one", "one"], ["y"])),
+])  # fmt: skip
+def test_rows_of_symbolic_length_that_several_passes_read(shape, node):
+    """What is stored of such a row has no constant size; it was stored where the last axis was short."""
+    proto = model(
+        [("Softsign", ["x"], ["s"]), (node[0], ["s", *node[1][1:]], *node[2:])],
+        {"x": ("float32", shape)},
+        ["y"],
+        one=np.ones(4, np.float32),
+    )
+    for n in (1, 7, 70):
+        agrees(proto, {"x": RNG.standard_normal([n if d == "n" else d for d in shape]).astype(np.float32)})
+
+
+def test_remainders_of_half_floats():
+    """LLVM joined two roundings into one by a function that no artifact has."""
+    proto = model(
+        [("Mod", ["x", "c"], ["y"], {"fmod": 1})], {"x": ("float16", (5, 2, 33))}, ["y"], c=np.array([[3.5], [-2.25]], np.float16)
+    )
+    agrees(proto, {"x": (RNG.standard_normal((5, 2, 33)) * 9).round(1).astype(np.float16)})
+
+
+@pytest.mark.parametrize("op, gates", [("LSTM", 4), ("GRU", 3), ("RNN", 1)])
+def test_weights_of_recurrent_operators_have_the_sizes_that_attributes_say(op, gates):
+    inputs = {
+        "x": ("float32", ["t", 2, "i"]),
+        "w": ("float32", ["d", "g", 3]),
+        "r": ("float32", ["d", "g", "h"]),
+        "h": ("float32", ["e", 2, "k"]),
+    }
+    node = (op, ["x", "w", "r", "", "", "h"], ["y"], {"hidden_size": 4, "direction": "bidirectional"})
+    module = tcomp.compile(model([node], inputs, ["y"]), threads=1)
+    arrays = {
+        n: RNG.standard_normal(s).astype(np.float32)
+        for n, s in {"x": (5, 2, 3), "w": (2, gates * 4, 3), "r": (2, gates * 4, 4), "h": (2, 2, 4)}.items()
+    }
+    assert module.run(arrays)["y"].shape == (5, 2, 2, 4)
+    with pytest.raises(InputError):  # one direction
+        module.run(arrays | {"h": arrays["h"][:1]})
+    with pytest.raises(ImportModelError, match="input 5 is %h"):
+        tcomp.compile(model([node], inputs | {"h": ("float32", [1, 2, 4])}, ["y"]))
+
+
+@pytest.mark.parametrize("op", ["Conv", "ConvTranspose"])
+def test_windows_have_the_sizes_that_kernel_shape_says(op):
+    proto = model(
+        [(op, ["x", "w"], ["y"], {"kernel_shape": [3, 2]})], {"x": ("float32", ["n", 3, 8, 8]), "w": ("float32", [3, 3, "k", "l"])}, ["y"]
+    )
+    agrees(
+        proto, {"x": RNG.standard_normal((2, 3, 8, 8)).astype(np.float32), "w": RNG.standard_normal((3, 3, 3, 2)).astype(np.float32)}, 1e-4
+    )
