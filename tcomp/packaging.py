@@ -27,7 +27,6 @@ from tcomp.ir.expr import (
     INDEX,
     Dim,
     Expr,
-    as_dim,
     as_expr,
     bounds,
     loop_var,
@@ -40,10 +39,10 @@ from tcomp.ir.expr import (
     with_sources,
 )
 from tcomp.ir.fallback import Fallback
-from tcomp.ir.given import elements_of, sizes_in
 from tcomp.ir.graph import IF, KERNEL, LOOP, SIZE, Application, Constant, Graph, Node, Value, application
 from tcomp.ir.layout import Layout
-from tcomp.ir.simplify import prove
+from tcomp.ir.shape_operands import elements_of, sizes_in
+from tcomp.ir.simplify import as_dim, prove
 from tcomp.ir.text.parser import parse_expr
 from tcomp.passes.memory_plan import Plan, byte_size
 from tcomp.runtime.artifact import plan_weights

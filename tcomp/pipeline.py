@@ -23,10 +23,10 @@ from tcomp.backends.protocol import Backend
 from tcomp.backends.workers import compile_kernels
 from tcomp.errors import UnsupportedError
 from tcomp.garbage import seldom_collected
-from tcomp.ir.expr import as_dim
 from tcomp.ir.graph import IF, KERNEL, LOOP, Graph, Node, Value, canonical_graph_text
 from tcomp.ir.layout import Layout
 from tcomp.ir.program import Program
+from tcomp.ir.simplify import as_dim
 from tcomp.ir.text.parser import parse_expr
 from tcomp.options import CompileOptions, Report
 from tcomp.packaging import assemble, collect_weights, manifest, symbolic_dims

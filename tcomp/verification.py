@@ -17,12 +17,13 @@ from tcomp.backends import Backend
 from tcomp.backends.workers import compile_kernels
 from tcomp.errors import ArtifactError, ScheduleError
 from tcomp.ir.dims import bind_dims
-from tcomp.ir.expr import Expr, as_dim
-from tcomp.ir.given import bind_given, sizes_in
+from tcomp.ir.expr import Expr
 from tcomp.ir.graph import KERNEL, Graph, Node, Value, canonical_graph_text
 from tcomp.ir.interpreters.graph import evaluate_graph
 from tcomp.ir.layout import Layout
 from tcomp.ir.loops import Kernel
+from tcomp.ir.shape_operands import bind_values, sizes_in
+from tcomp.ir.simplify import as_dim
 from tcomp.options import CompileOptions, Progress, Report
 from tcomp.pipeline import compile_graph, graph_passes, kernel_nodes, package
 from tcomp.runtime import Artifact, Module
@@ -166,7 +167,7 @@ def _judge_kernels(graph: Graph, options: CompileOptions, inputs: Mapping[str, A
     """Each node of a partitioned graph, in order. A node of control flow is judged as a whole."""
     values: dict[Value, Array] = {v: np.asarray(a) for v, a in graph.constants.items()} | {v: inputs[v.name] for v in graph.inputs}
     shapes = bind_dims([(v.name, v.shape, values[v].shape) for v in graph.inputs])
-    dims = bind_given(graph, [values[v] for v in graph.inputs], shapes)
+    dims = bind_values(graph, [values[v] for v in graph.inputs], shapes)
     uses, precision = Counter(v for node in graph.nodes for v in node.inputs if v is not None), options.backend.target.precision
     for number, node in enumerate(graph.nodes, 1):
         options.progress("kernels alone", number, len(graph.nodes))

@@ -47,8 +47,8 @@ SCHEDULE_LAYERS: list[set[str]] = [
     {"gpu"},
 ]
 
-KNOT = 4
-"""Files of tcomp.ir that may import each other: expressions print and simplify themselves, and conversions are written in them."""
+KNOT = 3
+"""Files of tcomp.ir that may import each other: expressions print themselves, and conversions of narrow types are written in expressions."""
 
 MOST_FILES = 20  # in one folder, without __init__.py
 

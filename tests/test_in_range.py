@@ -15,7 +15,7 @@ from tcomp.ir import expr as E, loops as L
 from tcomp.ir.loops import Buffer, Kernel, loop, store
 from tcomp.ir.polyhedral import in_range
 from tcomp.ir.polyhedral.in_range import quick_kernel, safe_kernel, safe_tensors
-from tcomp.ir.simplify import simplify
+from tcomp.ir.simplify import as_dim, simplify
 from tcomp.ir.text.parser import parse_kernel
 from tests import own_programs
 from tests.ir.index_programs import CONDITIONS, INDICES, VALUES, I, J, N, X, Y, values
@@ -250,7 +250,7 @@ def test_verdicts_are_those_of_every_iteration(index: E.Expr, extent: E.Expr, co
     given_that(defined.all())
     outside = executed & ((at < 0) | (at >= limit))
     prover = in_range._Prover("", ())
-    scope = in_range._Scope(((X, 6), (I, N), (J, E.as_dim(2 * N + 1))), tuple(simplify(c) for c in conditions))
+    scope = in_range._Scope(((X, 6), (I, N), (J, as_dim(2 * N + 1))), tuple(simplify(c) for c in conditions))
     read = E.read(Buffer("A", "float32", (extent,)), (index,))
     sizes = {(int(y), int(n)) for y, n in zip(VALUES[Y], VALUES[N], strict=True)}
     of = {size: (VALUES[Y] == size[0]) & (VALUES[N] == size[1]) for size in sizes}

@@ -15,11 +15,12 @@ from tcomp import cache
 from tcomp.backends.protocol import Backend
 from tcomp.errors import CodegenError, ScheduleError
 from tcomp.ir.dtypes import itemsize
-from tcomp.ir.expr import Dim, Expr, as_dim, as_expr, maximum
+from tcomp.ir.expr import Dim, Expr, as_expr, maximum
 from tcomp.ir.fallback import FallbackKind
 from tcomp.ir.graph import Graph, Node, canonical_graph_text, with_sizes
 from tcomp.ir.layout import Layout
 from tcomp.ir.loops import Buffer, Kernel, hoist_temporaries
+from tcomp.ir.simplify import as_dim
 from tcomp.ir.text.parser import parse_graph, parse_layout
 from tcomp.schedules.knobs import Decisions, Knobs
 

@@ -9,7 +9,6 @@ from tcomp.errors import InputError
 from tcomp.ir.expr import (
     Dim,
     Expr,
-    as_dim,
     as_expr,
     bounds,
     const,
@@ -21,7 +20,7 @@ from tcomp.ir.expr import (
     var,
     variables,
 )  # fmt: skip
-from tcomp.ir.simplify import Linear, from_linear, linear, prove, simplify
+from tcomp.ir.simplify import Linear, as_dim, from_linear, linear, prove, simplify
 
 
 def bind_dims(shapes: Iterable[tuple[str, Sequence[Dim], Sequence[int]]], dims: Mapping[Expr, int] | None = None) -> dict[Expr, int]:

@@ -14,8 +14,8 @@ from functools import reduce
 from math import gcd, lcm
 
 from tcomp.errors import IRError
-from tcomp.ir.expr import INDEX, Dim, Expr, as_dim, bounds, const, equal, evaluate_int, substitute, unary, var, variables, walk
-from tcomp.ir.simplify import Linear, difference, from_linear, linear, prove, simplify
+from tcomp.ir.expr import INDEX, Dim, Expr, bounds, const, equal, evaluate_int, substitute, unary, var, variables, walk
+from tcomp.ir.simplify import Linear, as_dim, difference, from_linear, linear, prove, simplify
 
 MAX_PERIOD = 1024  # residues that are tried: far more than the product of all strides of an image network
 

@@ -209,16 +209,6 @@ def as_expr(value: ExprLike, dtype: str = INDEX) -> Expr:
     return value if isinstance(value, Expr) else const(value, dtype)
 
 
-def as_dim(value: ExprLike) -> Dim:
-    """Simplified; a plain int where the value is known."""
-    if not isinstance(value, Expr):
-        return int(value)
-    from tcomp.ir.simplify import simplify
-
-    value = simplify(value)
-    return int(value.attr) if value.op == "const" else value
-
-
 def binary(op: str, a: ExprLike, b: ExprLike) -> Expr:
     """`a op b`; Python numbers take the dtype of the other side. Raises `IRError` when dtypes differ."""
     if not isinstance(a, Expr):

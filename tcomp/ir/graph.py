@@ -34,8 +34,9 @@ from tcomp.errors import IRError, TcompError
 from tcomp.ir import te
 from tcomp.ir.dims import upper_bound
 from tcomp.ir.dtypes import NARROW
-from tcomp.ir.expr import Dim, Expr, as_dim, const, substitute, variables
+from tcomp.ir.expr import Dim, Expr, const, substitute, variables
 from tcomp.ir.layout import Layout
+from tcomp.ir.simplify import as_dim
 from tcomp.ir.text.printer import Names, Printer, quoted, unused
 
 

@@ -21,9 +21,9 @@ from math import prod
 from tcomp.errors import IRError
 from tcomp.ir import expr as E
 from tcomp.ir.dtypes import is_float, itemsize
-from tcomp.ir.expr import Dim, Expr, as_dim, as_expr, loop_var
+from tcomp.ir.expr import Dim, Expr, as_expr, loop_var
 from tcomp.ir.loops import SCOPES, SERIAL, Accumulate, Buffer, For, Kernel, LoopPrinter, Stmt, Store, perfect
-from tcomp.ir.simplify import difference, prove, simplify
+from tcomp.ir.simplify import as_dim, difference, prove, simplify
 from tcomp.ir.text.printer import quoted
 
 WARP, WARPGROUP = 32, 128  # threads that execute an instruction together

@@ -18,8 +18,8 @@ from functools import cache
 
 import numpy as np
 
-from tcomp.ir.expr import Dim, Expr, ExprLike, as_dim, as_expr
-from tcomp.ir.simplify import simplify
+from tcomp.ir.expr import Dim, Expr, ExprLike, as_expr
+from tcomp.ir.simplify import as_dim, simplify
 
 LINE = 64  # bytes of a line of the cache
 

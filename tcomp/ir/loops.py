@@ -37,6 +37,7 @@ from tcomp.errors import IRError
 from tcomp.ir import expr as E
 from tcomp.ir.dtypes import itemsize
 from tcomp.ir.expr import Dim, Expr, ExprLike, Reducer, as_expr, standard_reducers
+from tcomp.ir.simplify import as_dim
 from tcomp.ir.text.printer import Names, Printer, quoted
 
 if TYPE_CHECKING:
@@ -55,7 +56,7 @@ class Buffer:
     __slots__ = ("__weakref__", "dtype", "name", "scope", "shape")
 
     def __init__(self, name: str, dtype: str, shape: Sequence[Dim], scope: str = "global") -> None:
-        self.name, self.dtype, self.shape, self.scope = name, dtype, tuple(E.as_dim(d) for d in shape), scope
+        self.name, self.dtype, self.shape, self.scope = name, dtype, tuple(as_dim(d) for d in shape), scope
 
     def __getitem__(self, indices: ExprLike | tuple[ExprLike, ...]) -> Expr:
         return E.read(self, indices if isinstance(indices, tuple) else (indices,))
@@ -209,7 +210,7 @@ def store(buffer: Buffer, indices: Sequence[ExprLike], value: ExprLike) -> Store
 def loop(name: str, extent: Dim, body: Callable[[Expr], Stmt], kind: str = SERIAL) -> Stmt:
     """`for name in range(extent): body(name)`, for programs written by hand."""
     v = E.loop_var(name, extent)
-    return For(v, E.as_dim(extent), body(v), kind)
+    return For(v, as_dim(extent), body(v), kind)
 
 
 def over(shape: Sequence[Dim], body: Callable[[tuple[Expr, ...]], Stmt], name: Callable[[int], str] = "i{}".format) -> Stmt:
@@ -217,7 +218,7 @@ def over(shape: Sequence[Dim], body: Callable[[tuple[Expr, ...]], Stmt], name: C
     variables = tuple(E.loop_var(name(n), extent) for n, extent in enumerate(shape))
     stmt = body(variables)
     for v, extent in zip(reversed(variables), reversed(shape), strict=True):
-        stmt = For(v, E.as_dim(extent), stmt)
+        stmt = For(v, as_dim(extent), stmt)
     return stmt
 
 
@@ -304,7 +305,7 @@ def map_expressions(stmt: Stmt, function: Callable[[Expr], Expr]) -> Stmt:
     stmt = with_children(stmt, [map_expressions(child, function) for child in children(stmt)])
     match stmt:
         case For(v, extent, body, kind):
-            return For(v, E.as_dim(function(as_expr(extent))), body, kind)
+            return For(v, as_dim(function(as_expr(extent))), body, kind)
         case If(cond=cond) | While(cond=cond):
             return replace(stmt, cond=function(cond))
         case Store(buffer, indices, value, non_temporal):

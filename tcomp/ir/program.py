@@ -24,7 +24,8 @@ from dataclasses import dataclass, fields, replace
 from typing import Any
 
 from tcomp.errors import CodegenError
-from tcomp.ir.expr import Dim, Expr, as_dim, as_expr, loop_var, substitute
+from tcomp.ir.expr import Dim, Expr, as_expr, loop_var, substitute
+from tcomp.ir.simplify import as_dim
 from tcomp.ir.text.printer import Printer, quoted
 
 MEMORIES = ("input", "output", "weights", "workspace", "dims")

@@ -16,7 +16,7 @@ from hashlib import sha256
 from math import gcd
 from operator import mul
 
-from tcomp.ir.expr import INDEX, Dim, Expr, binary, bounds, const, rewrite, select, walk
+from tcomp.ir.expr import INDEX, Dim, Expr, ExprLike, binary, bounds, const, rewrite, select, walk
 
 Monomial = tuple[Expr, ...]  # sorted atoms; () is the constant term
 Linear = dict[Monomial, int]  # monomial -> coefficient, no zero coefficients
@@ -37,6 +37,14 @@ def simplify(e: Dim) -> Expr:
         _keys.clear()
         _opaque.clear()
     return rewrite(e, _rule, _memo)
+
+
+def as_dim(value: ExprLike) -> Dim:
+    """Simplified; a plain int where the value is known."""
+    if not isinstance(value, Expr):
+        return int(value)
+    value = simplify(value)
+    return int(value.attr) if value.op == "const" else value
 
 
 def prove(condition: Expr) -> bool:

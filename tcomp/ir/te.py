@@ -19,8 +19,9 @@ from typing import Any, Protocol, TypeAlias, overload
 from tcomp.errors import IRError
 from tcomp.ir import expr as E
 from tcomp.ir.dtypes import BITS
-from tcomp.ir.expr import Dim, Expr, ExprLike, Reducer, as_dim, as_expr, cast, const, fma, loop_var, reduce, select, standard_reducers
+from tcomp.ir.expr import Dim, Expr, ExprLike, Reducer, as_expr, cast, const, fma, loop_var, reduce, select, standard_reducers
 from tcomp.ir.loops import Buffer, LoopPrinter, Stmt
+from tcomp.ir.simplify import as_dim
 
 __all__ = [
     "Dim", "Expr", "Extern", "Tensor", "abs", "acos", "acosh", "all", "all_of", "any", "asin", "asinh", "atan", "atanh", "cast", "ceil",

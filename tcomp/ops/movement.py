@@ -12,9 +12,9 @@ from operator import add, mod, mul
 
 from tcomp.errors import IRError
 from tcomp.ir import loops as L, te
-from tcomp.ir.expr import Dim, Expr, ExprLike, as_dim, as_expr, cast, checked, const, maximum, minimum, row_major, select
+from tcomp.ir.expr import Dim, Expr, ExprLike, as_expr, cast, checked, const, maximum, minimum, row_major, select
 from tcomp.ir.graph import Operator
-from tcomp.ir.simplify import prove, same_dim, simplify
+from tcomp.ir.simplify import as_dim, prove, same_dim, simplify
 from tcomp.ir.te import Tensor
 from tcomp.ops.elementwise import broadcast_read, broadcast_shape, pick, piecewise, require_same, widened
 

@@ -24,9 +24,9 @@ from math import prod
 import numpy as np
 
 from tcomp.ir.dtypes import FLOATS, itemsize
-from tcomp.ir.expr import Dim, Expr, as_dim, as_expr, bounds, evaluate_int, variables
+from tcomp.ir.expr import Dim, Expr, as_expr, bounds, evaluate_int, variables
 from tcomp.ir.graph import Graph, LazyConstant, Node, Value
-from tcomp.ir.simplify import prove
+from tcomp.ir.simplify import as_dim, prove
 from tcomp.ops import bilinear
 from tcomp.ops.matmul import MATMUL, SOFTMAX_PRODUCT
 from tcomp.ops.movement import PAD, RESHAPE, TRANSPOSE

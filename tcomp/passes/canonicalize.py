@@ -11,9 +11,9 @@ from typing import Any
 import numpy as np
 
 from tcomp.ir.dtypes import is_float
-from tcomp.ir.expr import as_dim, as_expr, bounds, const, row_major, substitute
+from tcomp.ir.expr import as_expr, bounds, const, row_major, substitute
 from tcomp.ir.graph import Graph, Node, Operator, Value
-from tcomp.ir.simplify import difference, same_dim, same_shape
+from tcomp.ir.simplify import as_dim, difference, same_dim, same_shape
 from tcomp.ops.elementwise import CAST, DIV, MUL, POW, RECIPROCAL
 from tcomp.ops.movement import PAD, RESHAPE, TRANSPOSE, product
 from tcomp.passes.rewrite import Notes, Replacement, Rewriter, rewrite_graph, rule_for

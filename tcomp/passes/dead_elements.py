@@ -17,7 +17,7 @@ from tcomp.errors import TcompError
 from tcomp.ir import expr as E, te
 from tcomp.ir.access import Box, without
 from tcomp.ir.graph import IF, LOOP, Application, Constant, Graph, Node, Value, application, materialised
-from tcomp.ir.simplify import difference, same_shape, simplify
+from tcomp.ir.simplify import as_dim, difference, same_shape, simplify
 from tcomp.ops.movement import RESHAPE, SLICE
 from tcomp.passes.canonicalize import uniform
 from tcomp.passes.rewrite import Notes, Rewriter
@@ -49,8 +49,8 @@ def eliminate_dead_elements(graph: Graph, notes: Notes | None = None) -> Graph:
         if steps is None and box == there:
             return now
         steps = steps or (1,) * len(v.shape)
-        starts = tuple(E.as_dim(difference(a, b)) for a, b in zip(box.base, there.base, strict=True))
-        shape = tuple(E.as_dim((E.as_expr(n) - 1) // step + 1) for n, step in zip(box.extent, steps, strict=True))
+        starts = tuple(as_dim(difference(a, b)) for a, b in zip(box.base, there.base, strict=True))
+        shape = tuple(as_dim((E.as_expr(n) - 1) // step + 1) for n, step in zip(box.extent, steps, strict=True))
         return rewriter.add(SLICE, [now], {"starts": starts, "steps": steps, "shape": shape}, f"{v.name}.part")[0]
 
     for original in graph.nodes:
@@ -108,14 +108,14 @@ def _slice_of_input(node: Node, box: Box, constants: Mapping[Value, Constant]) -
     axes, left = body.tensor.axes, [n for n, d in enumerate(body.tensor.shape) if d != 1]
     needs, steps = dict[int, tuple[E.Expr, E.Dim]](), list[int]()
     for d, index in enumerate(move.indices):
-        step, rest, (start, extent) = 1, index, (E.as_expr(0), E.as_dim(1))
+        step, rest, (start, extent) = 1, index, (E.as_expr(0), as_dim(1))
         if left and axes[left[0]] in E.variables(index):
             axis = left.pop(0)
             step, rest = without(index, axes[axis]) or (0, index)
             start, extent = box.base[axis], box.extent[axis]
         if step < 1 or E.reads(rest) or not set(axes).isdisjoint(E.variables(rest)):
             return None
-        needs[d] = simplify(rest + start * step), E.as_dim((E.as_expr(extent) - 1) * step + 1)
+        needs[d] = simplify(rest + start * step), as_dim((E.as_expr(extent) - 1) * step + 1)
         steps.append(step)
     part = Box.whole(move.source.shape).replaced(needs)
     return None if left or part.is_whole(move.source.shape) else _Part(node.outputs[0], box, {move.source: part}, None, tuple(steps))

@@ -13,7 +13,7 @@ from tcomp.errors import TcompError
 from tcomp.ir import access, expr as E, te
 from tcomp.ir.dtypes import BITS, NARROW_FLOATS, SIGNED, integer_range, is_float
 from tcomp.ir.graph import STRUCTURAL, Application, Node, Operator, Value, application
-from tcomp.ir.simplify import same_shape, simplify
+from tcomp.ir.simplify import as_dim, same_shape, simplify
 from tcomp.ops.matmul import MATMUL
 from tcomp.ops.nn import CONV, CONV_TRANSPOSE
 from tcomp.ops.reduction import SOFTMAX
@@ -300,7 +300,7 @@ def adjacent_windows(node: Node) -> bool:
     if not _contracts(node):
         return False
     x, w = (v.shape for v in node.inputs if v is not None)
-    spread = tuple(E.as_dim(E.as_expr(d) * E.as_expr(n)) for d, n in zip(x[2:], w[2:], strict=False))
+    spread = tuple(as_dim(E.as_expr(d) * E.as_expr(n)) for d, n in zip(x[2:], w[2:], strict=False))
     none, one = (0,) * len(spread), (1,) * len(spread)
     return computes(node, CONV_TRANSPOSE, {"strides": w[2:], "dilations": one, "group": 1, "before": none, "shape": spread})
 

@@ -18,7 +18,7 @@ from tcomp.ir.expr import Dim, Expr, as_expr, loop_var
 from tcomp.ir.graph import Graph, Value
 from tcomp.ir.layout import Layout
 from tcomp.ir.read_patterns import covers, reach
-from tcomp.ir.simplify import prove, simplify
+from tcomp.ir.simplify import as_dim, prove, simplify
 from tcomp.ir.te import Tensor
 from tcomp.ir.text.printer import unused
 
@@ -284,7 +284,7 @@ class _Lowering:
         layout, target = self.layout(t), self.buffers[t]
         reducer, axes = t.body.attr if t.body.op == "reduce" else (None, ())
         extents = [axis.attr.extent if axis.attr.extent is not None else axis.attr.hi + 1 for axis in axes]
-        inner = [E.as_dim(as_expr(n) - (p.before + p.after)) for p, n in zip(layout.pieces, target.shape, strict=True)]
+        inner = [as_dim(as_expr(n) - (p.before + p.after)) for p, n in zip(layout.pieces, target.shape, strict=True)]
 
         def names(prefix: str) -> list[str]:
             dims = [t.axes[p.axis].name + ("b" if p.div != 1 else "") for p in layout.pieces]

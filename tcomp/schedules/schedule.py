@@ -19,11 +19,12 @@ from typing import Any, Concatenate, ParamSpec, Self, TypeVar, TypeVarTuple, ove
 
 from tcomp.errors import IRError, ScheduleError
 from tcomp.ir import loops as L
-from tcomp.ir.expr import Expr, as_dim
+from tcomp.ir.expr import Expr
 from tcomp.ir.fallback import Fallback, FallbackKind
 from tcomp.ir.instruction import Instruction
 from tcomp.ir.layout import Layout
 from tcomp.ir.polyhedral.in_range import safe_tensors
+from tcomp.ir.simplify import as_dim
 from tcomp.ir.te import Tensor, is_placeholder, tensors
 from tcomp.ir.text.parser import parse_kernel
 from tcomp.ir.verify import verify_kernel

@@ -11,6 +11,7 @@ from tcomp.ir import expr as E
 from tcomp.ir.interpreters.program import interpreted, run_program
 from tcomp.ir.loops import Buffer, Kernel, loop, store
 from tcomp.ir.program import Branch, Call, Copy, Program, Ref, Repeat, SetIndex, calls
+from tcomp.ir.simplify import as_dim
 from tcomp.ir.text.parser import parse_program
 from tcomp.ir.verify import verify_program
 
@@ -58,7 +59,7 @@ def programs(draw):
         e = E.const(draw(st.integers(0, 1000)))
         for v in known:
             e = e + v * draw(st.integers(0, 9))
-        return E.as_dim(e)
+        return as_dim(e)
 
     def ref():
         base = draw(st.sampled_from(["input", "output", "weights", "workspace", "dims"]))

@@ -6,7 +6,7 @@ from hypothesis import given, settings, strategies as st
 
 from tcomp.errors import IRError
 from tcomp.ir import te
-from tcomp.ir.expr import as_dim
+from tcomp.ir.simplify import as_dim
 from tcomp.ops import nn
 
 

@@ -1,9 +1,9 @@
 import numpy as np
 
 from tcomp.ir import te
-from tcomp.ir.expr import as_dim
 from tcomp.ir.graph import Operator
 from tcomp.ir.interpreters.te import evaluate
+from tcomp.ir.simplify import as_dim
 from tcomp.ops import OPERATORS, elementwise, movement, nn, recurrent
 
 

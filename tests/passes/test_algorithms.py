@@ -8,8 +8,9 @@ from onnx.reference import ReferenceEvaluator
 import tcomp
 from tcomp.frontends.onnx import import_model
 from tcomp.ir import te
-from tcomp.ir.expr import as_dim, as_expr
+from tcomp.ir.expr import as_expr
 from tcomp.ir.graph import GraphBuilder
+from tcomp.ir.simplify import as_dim
 from tcomp.ops.elementwise import ADD, RELU
 from tcomp.ops.matmul import MATMUL
 from tcomp.ops.movement import PAD

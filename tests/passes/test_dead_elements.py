@@ -6,9 +6,10 @@ import numpy as np
 import pytest
 from hypothesis import given, settings, strategies as st
 
-from tcomp.ir.expr import as_dim, dim
+from tcomp.ir.expr import dim
 from tcomp.ir.graph import IF, GraphBuilder, Node, Value
 from tcomp.ir.interpreters.graph import evaluate_graph
+from tcomp.ir.simplify import as_dim
 from tcomp.ir.verify import verify_graph
 from tcomp.ops.elementwise import ADD, MUL, NEG, RELU
 from tcomp.ops.matmul import MATMUL

@@ -7,8 +7,9 @@ from collections.abc import Sequence
 from unittest.mock import patch
 
 from tcomp.ir import expr as E, te
-from tcomp.ir.expr import Dim, Expr, as_dim, as_expr, select
+from tcomp.ir.expr import Dim, Expr, as_expr, select
 from tcomp.ir.loops import Kernel
+from tcomp.ir.simplify import as_dim
 from tcomp.ir.te import Tensor
 from tcomp.schedules import lowering
 from tests.schedules.dice import Dice

@@ -15,9 +15,10 @@ from hypothesis import strategies as st
 
 from tcomp.ir import expr as E, te
 from tcomp.ir.dtypes import is_float, to_numpy
-from tcomp.ir.expr import Dim, Expr, as_dim, as_expr, cast, evaluate_int, select
+from tcomp.ir.expr import Dim, Expr, as_expr, cast, evaluate_int, select
 from tcomp.ir.layout import Layout
 from tcomp.ir.loops import Accumulate, Kernel, block, loop, store
+from tcomp.ir.simplify import as_dim
 from tcomp.ir.te import Tensor
 from tests.schedules.dice import Dice, Hypothesis
 

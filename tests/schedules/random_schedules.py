@@ -13,9 +13,9 @@ from itertools import pairwise
 from typing import Any
 
 from tcomp.ir import expr as E
-from tcomp.ir.expr import as_dim
 from tcomp.ir.loops import GPU_AXES, KINDS, SCOPES, Accumulate, Allocate, Block, For, If, Kernel, Store, expressions, perfect, walk
 from tcomp.ir.polyhedral.model import model
+from tcomp.ir.simplify import as_dim
 from tcomp.schedules.primitives.editing import find_buffer, find_loop, loops_of, sequence, writes
 from tcomp.schedules.primitives.loop_structure import TAILS
 from tcomp.schedules.schedule import PRIMITIVES

@@ -17,8 +17,9 @@ from tcomp.backends.cpu import CpuBackend
 from tcomp.backends.kernel import buffer_size
 from tcomp.errors import CodegenError, ScheduleError, TargetError
 from tcomp.ir import loops as L
-from tcomp.ir.expr import Expr, as_dim, as_expr, dim, evaluate_int, variables
+from tcomp.ir.expr import Expr, as_expr, dim, evaluate_int, variables
 from tcomp.ir.layout import LINE
+from tcomp.ir.simplify import as_dim
 from tcomp.ir.text.parser import parse_kernel
 from tcomp.schedules.knobs import Decisions, decode, encode
 from tcomp.target import CpuTarget

@@ -24,10 +24,10 @@ from tcomp.errors import ImportModelError, UnsupportedError
 from tcomp.frontends.onnx import symbolic
 from tcomp.frontends.onnx.reader import dtype_name
 from tcomp.frontends.onnx.signature import LARGEST
-from tcomp.ir import given
+from tcomp.ir import shape_operands
 from tcomp.ir.dtypes import NARROW, is_float, itemsize, to_numpy
 from tcomp.ir.equations import Sizes
-from tcomp.ir.expr import Dim, Expr, as_dim, as_expr, binary, bounds, const, dim, equal, variables, walk, with_sources
+from tcomp.ir.expr import Dim, Expr, as_expr, binary, bounds, const, dim, equal, variables, walk, with_sources
 from tcomp.ir.graph import (
     SIZE,
     STRUCTURAL,
@@ -45,7 +45,7 @@ from tcomp.ir.graph import (
     needs,
 )  # fmt: skip
 from tcomp.ir.interpreters.te import evaluate
-from tcomp.ir.simplify import prove, same_dim, simplify
+from tcomp.ir.simplify import as_dim, prove, same_dim, simplify
 from tcomp.ops.elementwise import HINT, SizeMismatch
 from tcomp.ops.movement import DIMS, RESHAPE, WITH_SHAPE
 
@@ -121,7 +121,7 @@ class Scope:
             return scope.given_elements(outer)
         if self.root is self and value in self.builder.inputs:
             number = self.builder.inputs.index(value)
-            found = [given.element(value.name, number, n, value.dtype) for n in range(prod(map(int, value.shape)))]
+            found = [shape_operands.element(value.name, number, n, value.dtype) for n in range(prod(map(int, value.shape)))]
             return tuple(binary("ne", e, 0) if value.dtype == "bool" else e for e in found)
         if node is None or not all(map(_few, node.outputs)):
             return None
@@ -133,7 +133,10 @@ class Scope:
     def size(self, value: Dim, what: str, name: str, least: int = 0, most: int | None = LARGEST, valid: Expr | None = None) -> Dim:
         """A size, with its range where it depends on values of inputs, or is computed by way of floats; equal ones are one. Runs for which
         it is not `valid` are refused."""
-        if not any(isinstance(e, Expr) and (given.is_given(e) or any(is_float(part.dtype) for part in walk(e))) for e in (value, valid)):
+        if not any(
+            isinstance(e, Expr) and (shape_operands.depends_on_values(e) or any(is_float(part.dtype) for part in walk(e)))
+            for e in (value, valid)
+        ):
             return as_dim(value)
         value, valid = simplify(value), None if valid is None or prove(valid) else simplify(valid)
         if late := self.root.counted_sizes.intersection(with_sources(variables(value, *([] if valid is None else [valid])))):
@@ -141,7 +144,7 @@ class Scope:
             raise UnsupportedError(f"{what} is not known before a run", why=why)
         sizes, key = self.root.given_sizes, (value, least, most, valid)  # of all graphs together, so that names differ
         if key not in sizes:
-            sizes[key] = given.derived(self.root.builder.fresh(f"{name}.size"), value, least, most, what, valid)
+            sizes[key] = shape_operands.derived(self.root.builder.fresh(f"{name}.size"), value, least, most, what, valid)
         return sizes[key]
 
     def from_elements(self, elements: Sequence[Expr], dtype: str, shape: Sequence[int], name: str) -> Value:
@@ -396,7 +399,7 @@ class Context:
         """`axis` as 0 <= result < rank, by default the rank of input 0; `end` allows the rank itself. Negative ones count from the end."""
         rank = len(self.value(0).shape) if rank is None else rank
         if not isinstance(axis, int):
-            given_by = "values of an input" if given.is_given(axis) else "a symbolic size"
+            given_by = "values of an input" if shape_operands.depends_on_values(axis) else "a symbolic size"
             raise self.unsupported(
                 f"an axis depends on {given_by}", "give that input's value when the model is compiled (values=, --value)"
             )

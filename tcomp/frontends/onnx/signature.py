@@ -11,7 +11,8 @@ from onnx import ValueInfoProto
 
 from tcomp.errors import InputError, UnsupportedError
 from tcomp.frontends.onnx import reader
-from tcomp.ir.expr import Dim, Expr, as_dim, as_expr, binary, dim
+from tcomp.ir.expr import Dim, Expr, as_expr, binary, dim
+from tcomp.ir.simplify import as_dim
 
 LARGEST = (1 << 29) - 1  # of a dim without a bound of its own: index arithmetic and shape arithmetic rely on some bound
 

@@ -27,10 +27,10 @@ from tcomp.frontends.python.translate import OPERATORS, translate
 from tcomp.frontends.python.values import Value, number
 from tcomp.ir import expr as E
 from tcomp.ir.dtypes import BITS
-from tcomp.ir.expr import Dim, Expr, as_dim, as_expr
+from tcomp.ir.expr import Dim, Expr, as_expr
 from tcomp.ir.loops import Buffer, Kernel
 from tcomp.ir.polyhedral.in_range import safe_kernel
-from tcomp.ir.simplify import prove
+from tcomp.ir.simplify import as_dim, prove
 from tcomp.ir.verify import verify_kernel
 
 Size = int | tuple[int | None, int | None]  # a value, or the lowest and highest one

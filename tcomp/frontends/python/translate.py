@@ -26,7 +26,7 @@ from tcomp.ir import expr as E, loops as L
 from tcomp.ir.dtypes import BITS, NARROW, is_float, is_integer, itemsize
 from tcomp.ir.expr import INDEX, Expr, as_expr, standard_reducers
 from tcomp.ir.loops import Buffer, Stmt
-from tcomp.ir.simplify import simplify
+from tcomp.ir.simplify import as_dim, simplify
 from tcomp.ir.text.printer import unused
 
 OPERATORS: dict[type[ast.AST], str] = {
@@ -223,7 +223,7 @@ class _Translator:
             self.refuse(stmt, "the step of a range is 0")
         saved, start = self.saved(start, f"{target.id}.start")
         span = stop - start if step > 0 else start - stop
-        extent = E.as_dim((span + (abs(step) - 1)) // abs(step))
+        extent = as_dim((span + (abs(step) - 1)) // abs(step))
         extent, name = max(extent, 0) if isinstance(extent, int) else extent, self.fresh(target.id)
         # An extent that is read from a buffer is the range of the variable only until the buffer is written.
         v = E.var(name, 0) if E.reads(as_expr(extent)) else E.loop_var(name, extent)
@@ -310,7 +310,7 @@ class _Translator:
                 why = f"it takes {size} bytes, the stack holds {L.STACK_LIMIT}"
                 self.refuse(stmt, f"the array `{target.id}` is too large for a loop", why, "make it before the loops")
         scope = "register" if self.depth else "global"
-        made = self.arrays[target.id] = Buffer(self.fresh(target.id), dtype, [E.as_dim(d) for d in shape], scope)
+        made = self.arrays[target.id] = Buffer(self.fresh(target.id), dtype, [as_dim(d) for d in shape], scope)
         return made
 
     def zeros(self, buffer: Buffer) -> Stmt:

@@ -14,10 +14,10 @@ from tcomp.errors import InputError, IRError, TcompError
 from tcomp.ir.dims import bind_dims
 from tcomp.ir.dtypes import to_numpy
 from tcomp.ir.expr import Expr, as_expr, evaluate_int
-from tcomp.ir.given import bind_given
 from tcomp.ir.graph import IF, KERNEL, SIZE, STRUCTURAL, Graph, Node, Value
 from tcomp.ir.interpreters.semantics import Array
 from tcomp.ir.interpreters.te import evaluate
+from tcomp.ir.shape_operands import bind_values
 
 Observer = Callable[[Value, Array], None]
 
@@ -38,7 +38,7 @@ def evaluate_graph(
         raise InputError(what, where=f"graph `{graph.name}`", hint=f"its inputs are {', '.join(names)}")
     arrays = [np.asarray(inputs[name]) for name in names]
     shapes = bind_dims([(v.name, v.shape, a.shape) for v, a in zip(graph.inputs, arrays, strict=True)], dims)
-    results = _run(graph, arrays, bind_given(graph, arrays, shapes), on_value)
+    results = _run(graph, arrays, bind_values(graph, arrays, shapes), on_value)
     return {v.name: array for v, array in zip(graph.outputs, results, strict=True)}
 
 

@@ -22,7 +22,7 @@ from tcomp.ir.access import clamped_check
 from tcomp.ir.expr import INDEX, Dim, Expr, as_expr, const
 from tcomp.ir.polyhedral.model import Formula, TooHard, limited
 from tcomp.ir.polyhedral.scanning import condition_of
-from tcomp.ir.simplify import prove, simplify
+from tcomp.ir.simplify import as_dim, prove, simplify
 
 MAX_SCOPES = 8  # of one expression that is used in several places; beyond, only the conditions that all of them share are known
 SMALL = 1 << 20  # the sizes of a witness are at most so large, where there is such a one
@@ -386,7 +386,7 @@ def _redirected(s: L.Stmt, replaced: Mapping[Expr, Expr]) -> L.Stmt:
 
     match s:
         case L.For(extent=extent):
-            return replace(s, extent=E.as_dim(new(as_expr(extent))))
+            return replace(s, extent=as_dim(new(as_expr(extent))))
         case L.If(cond=cond) | L.While(cond=cond):
             return replace(s, cond=new(cond))
         case L.Store(b, indices, value) | L.Accumulate(b, indices, value, _):

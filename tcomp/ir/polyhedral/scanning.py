@@ -16,10 +16,10 @@ import islpy as isl
 
 from tcomp.ir import expr as E, loops as L
 from tcomp.ir.access import indices_of, without
-from tcomp.ir.expr import Dim, Expr, as_dim, as_expr, bounds, const, loop_var
+from tcomp.ir.expr import Dim, Expr, as_expr, bounds, const, loop_var
 from tcomp.ir.loops import PARALLEL, SERIAL, Accumulate, Allocate, Buffer, For, If, Stmt, Store
 from tcomp.ir.polyhedral.model import Model
-from tcomp.ir.simplify import simplify
+from tcomp.ir.simplify import as_dim, simplify
 
 PLACE = "_"  # the name of a time dimension that is a place in a sequence
 _NODE: Any = isl.ast_node_type

@@ -24,9 +24,9 @@ from operator import mul
 from tcomp.ir import expr as E
 from tcomp.ir.access import Loops, accesses, by_buffer
 from tcomp.ir.dtypes import BITS, is_float, itemsize
-from tcomp.ir.expr import INDEX, Dim, Expr, as_dim, as_expr
+from tcomp.ir.expr import INDEX, Dim, Expr, as_expr
 from tcomp.ir.loops import Accumulate, For, Kernel, Store
-from tcomp.ir.simplify import simplify
+from tcomp.ir.simplify import as_dim, simplify
 from tcomp.machines import Core
 from tcomp.schedules.analysis.footprint import ENUMERATED, Footprints, instances
 from tcomp.target import CpuTarget, CudaTarget

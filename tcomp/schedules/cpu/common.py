@@ -10,6 +10,7 @@ from tcomp.ir import expr as E
 from tcomp.ir.access import stride
 from tcomp.ir.dtypes import itemsize
 from tcomp.ir.loops import VECTORIZED, Buffer, For, expressions, walk
+from tcomp.ir.simplify import as_dim
 from tcomp.schedules.analysis.access_patterns import Nest, extent_of
 from tcomp.schedules.knobs import Knobs
 from tcomp.schedules.primitives import editing
@@ -39,7 +40,7 @@ def divides(n: int, extent: E.Dim) -> bool:
 
 def whole_tiles(extent: E.Dim, n: int) -> E.Dim | None:
     """How many tiles of `n` elements of a loop are whole, where the last one may not be; None where all are."""
-    return None if divides(n, extent) else E.as_dim(E.as_expr(extent) // n)
+    return None if divides(n, extent) else as_dim(E.as_expr(extent) // n)
 
 
 def extent(s: Schedule, loop: str) -> E.Dim:

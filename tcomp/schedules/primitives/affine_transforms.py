@@ -8,10 +8,10 @@ from dataclasses import replace
 import islpy as isl
 
 from tcomp.ir import expr as E, loops as L
-from tcomp.ir.expr import as_dim, as_expr, loop_var
+from tcomp.ir.expr import as_expr, loop_var
 from tcomp.ir.polyhedral.model import Model, Relation, map_of, model
 from tcomp.ir.polyhedral.scanning import PLACE, scan
-from tcomp.ir.simplify import same_dim, simplify
+from tcomp.ir.simplify import as_dim, same_dim, simplify
 from tcomp.ir.text.printer import unused
 from tcomp.schedules.analysis.legality import Conflict, Dependence, conflict_of, dependences, violated
 from tcomp.schedules.handles import Loop, Stage

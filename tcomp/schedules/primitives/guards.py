@@ -8,8 +8,8 @@ from dataclasses import replace
 from tcomp.ir import expr as E, loops as L
 from tcomp.ir.access import coefficient, in_range, indices_of, within
 from tcomp.ir.dtypes import is_float
-from tcomp.ir.expr import INDEX, Dim, Expr, as_dim, as_expr, loop_var
-from tcomp.ir.simplify import difference, prove, simplify
+from tcomp.ir.expr import INDEX, Dim, Expr, as_expr, loop_var
+from tcomp.ir.simplify import as_dim, difference, prove, simplify
 from tcomp.schedules.analysis.legality import out_of_bounds
 from tcomp.schedules.handles import Loop, LoopCopy, Stage
 from tcomp.schedules.primitives import editing

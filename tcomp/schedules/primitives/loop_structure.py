@@ -9,9 +9,9 @@ from math import gcd
 from tcomp.errors import IRError, ScheduleError
 from tcomp.ir import expr as E, loops as L
 from tcomp.ir.access import within
-from tcomp.ir.expr import INDEX, Dim, Expr, as_dim, as_expr, loop_var
+from tcomp.ir.expr import INDEX, Dim, Expr, as_expr, loop_var
 from tcomp.ir.instruction import Instruction, match
-from tcomp.ir.simplify import prove, quotient, same_dim, simplify
+from tcomp.ir.simplify import as_dim, prove, quotient, same_dim, simplify
 from tcomp.ir.text.parser import parse_expr
 from tcomp.schedules.analysis.legality import disorder, race
 from tcomp.schedules.handles import Loop, LoopCopy, Size

@@ -9,8 +9,8 @@ import numpy as np
 
 from tcomp.ir import expr as E, loops as L
 from tcomp.ir.dtypes import is_float
-from tcomp.ir.expr import Expr, as_dim, as_expr, loop_var
-from tcomp.ir.simplify import prove, same_dim, simplify
+from tcomp.ir.expr import Expr, as_expr, loop_var
+from tcomp.ir.simplify import as_dim, prove, same_dim, simplify
 from tcomp.schedules.analysis.access_patterns import Nest, nest_of
 from tcomp.schedules.analysis.inverse_maps import holds, inverse
 from tcomp.schedules.handles import Loop, Stage

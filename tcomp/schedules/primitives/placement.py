@@ -9,8 +9,8 @@ from itertools import chain, count, pairwise
 
 from tcomp.ir import expr as E, loops as L
 from tcomp.ir.access import Box, box_touched, in_range, indices_of, interval
-from tcomp.ir.expr import Dim, Expr, as_dim, as_expr
-from tcomp.ir.simplify import difference, prove, same_dim, simplify
+from tcomp.ir.expr import Dim, Expr, as_expr
+from tcomp.ir.simplify import as_dim, difference, prove, same_dim, simplify
 from tcomp.schedules.analysis.access_patterns import Nest
 from tcomp.schedules.analysis.inverse_maps import Inverse, Solution, holds, inverse
 from tcomp.schedules.handles import Loop, Stage

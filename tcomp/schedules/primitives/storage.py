@@ -15,10 +15,10 @@ import islpy as isl
 from tcomp.errors import IRError
 from tcomp.ir import expr as E, loops as L
 from tcomp.ir.access import box_touched, indices_of, loop_extents
-from tcomp.ir.expr import Dim, Expr, as_dim, as_expr, loop_var
+from tcomp.ir.expr import Dim, Expr, as_expr, loop_var
 from tcomp.ir.layout import Layout
 from tcomp.ir.polyhedral.model import REDUCE, model
-from tcomp.ir.simplify import prove, simplify
+from tcomp.ir.simplify import as_dim, prove, simplify
 from tcomp.ir.text.parser import parse_layout
 from tcomp.schedules.analysis.legality import conflict_of, dependences, race
 from tcomp.schedules.handles import BufferCopy, Loop, Stage

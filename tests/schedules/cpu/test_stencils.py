@@ -9,8 +9,9 @@ import numpy as np
 import pytest
 
 from tcomp.ir import expr as E, te
-from tcomp.ir.expr import Dim, Expr, as_dim, dim
+from tcomp.ir.expr import Dim, Expr, dim
 from tcomp.ir.loops import PARALLEL, STACK_LIMIT, VECTORIZED, Allocate, For, Kernel, Store, walk
+from tcomp.ir.simplify import as_dim
 from tcomp.ir.te import Tensor
 from tcomp.schedules.cpu import stencils
 from tcomp.schedules.cpu.default import schedule

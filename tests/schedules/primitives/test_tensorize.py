@@ -14,10 +14,11 @@ from tcomp.codegen.llvm.kernel import emit_kernel
 from tcomp.codegen.llvm.machine_code import assembly
 from tcomp.errors import IRError, ScheduleError
 from tcomp.ir import te
-from tcomp.ir.expr import Expr, as_dim
+from tcomp.ir.expr import Expr
 from tcomp.ir.instruction import Instruction, Operand, VectorOp, match
 from tcomp.ir.interpreters.loops import run_kernel
 from tcomp.ir.loops import Accumulate, Buffer, Call, Kernel, block, loop, store, walk
+from tcomp.ir.simplify import as_dim
 from tcomp.ir.text.parser import parse_kernel
 from tcomp.ir.verify import verify_kernel
 from tcomp.schedules import Schedule

@@ -18,10 +18,10 @@ from tcomp.frontends.onnx.handlers.movement import cut, reshaped
 from tcomp.frontends.onnx.reader import tensor_type
 from tcomp.frontends.onnx.signature import LARGEST
 from tcomp.ir.dims import upper_bound
-from tcomp.ir.expr import Dim, Expr, as_dim, as_expr, bounds, const, maximum, minimum, select, variables
-from tcomp.ir.given import is_given
+from tcomp.ir.expr import Dim, Expr, as_expr, bounds, const, maximum, minimum, select, variables
 from tcomp.ir.graph import IF, LOOP, Graph, Value, loop_attrs
-from tcomp.ir.simplify import difference, prove, same_dim, same_shape
+from tcomp.ir.shape_operands import depends_on_values
+from tcomp.ir.simplify import as_dim, difference, prove, same_dim, same_shape
 from tcomp.ops.elementwise import ADD, CAST, FULL, MAX, MIN, WHERE
 from tcomp.ops.movement import AT_MOST, RESHAPE, TRANSPOSE
 from tcomp.ops.recurrent import STACK
@@ -102,7 +102,7 @@ def _loop(ctx: Context) -> tuple[Value, ...]:
     if first is None:
         count = ctx.add(WHERE, [reshaped(ctx, ctx.value(1), ()), _extent(ctx.scope, trips, ctx.name), ctx.constant(0)])
         trips = ctx.counted(count, trips)
-    elif first.op != "const" or is_given(trips):
+    elif first.op != "const" or depends_on_values(trips):
         stacks = len(ctx.attrs["body"].output) > len(ctx.inputs) - 1
         trips = ctx.size(select(first, maximum(as_expr(trips), 0), 0), "the trip count", most=LARGEST if stacks else None)
     states = [ctx.value(i) for i in range(2, len(ctx.inputs))]

@@ -6,8 +6,9 @@ import numpy as np
 
 from tcomp.frontends.onnx.context import Context, Table
 from tcomp.frontends.onnx.handlers.movement import cut, reshaped
-from tcomp.ir.expr import Dim, as_dim, as_expr, minimum
+from tcomp.ir.expr import Dim, as_expr, minimum
 from tcomp.ir.graph import Value
+from tcomp.ir.simplify import as_dim
 from tcomp.ops import counting as ops
 from tcomp.ops.movement import GATHER, TRANSPOSE, product
 

@@ -12,10 +12,10 @@ from tcomp.frontends.onnx.context import Context, Table, flag, forward
 from tcomp.frontends.onnx.handlers.movement import cut
 from tcomp.frontends.onnx.handlers.runtime_axes import sized
 from tcomp.ir import te
-from tcomp.ir.expr import INDEX, Dim, Expr, as_dim, as_expr, cast
-from tcomp.ir.given import is_given
+from tcomp.ir.expr import INDEX, Dim, Expr, as_expr, cast
 from tcomp.ir.graph import Value
-from tcomp.ir.simplify import same_dim
+from tcomp.ir.shape_operands import depends_on_values
+from tcomp.ir.simplify import as_dim, same_dim
 from tcomp.ops import image as ops
 from tcomp.ops.elementwise import WHERE
 from tcomp.ops.interpolation import RESIZE_TABLE, ratio, real, window_width
@@ -132,7 +132,7 @@ def _resampled(
     if wanted is None or len(wanted) != len(axes) or any(isinstance(s, float) and s <= 0 for s in wanted):
         raise ctx.invalid("one positive scale, or one size, for every resized axis is needed")
     policy, cropped = ctx.attrs.get("keep_aspect_ratio_policy", "stretch"), rule.coordinates == "tf_crop_and_resize"
-    if (sizes is None and value is not None) or any(map(is_given, sizes or ())) or (cropped and ctx.known(1) is None):
+    if (sizes is None and value is not None) or any(map(depends_on_values, sizes or ())) or (cropped and ctx.known(1) is None):
         return _by_tables(ctx, rule, axes, scales, value, sizes)
     factors = [s for s in scales or () if isinstance(s, float)]
     if any(isinstance(d, Expr) for d in (*(x.shape[axis] for axis in axes), *(sizes or ()))):

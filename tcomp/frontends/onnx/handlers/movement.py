@@ -15,10 +15,10 @@ from tcomp.frontends.onnx.signature import LARGEST
 from tcomp.frontends.onnx.symbolic import MAX_SIZES
 from tcomp.ir import te
 from tcomp.ir.dtypes import SCALE, is_float
-from tcomp.ir.expr import INDEX, Dim, Expr, as_dim, as_expr, bounds, cast, const, maximum, minimum, select, variables
-from tcomp.ir.given import is_given
+from tcomp.ir.expr import INDEX, Dim, Expr, as_expr, bounds, cast, const, maximum, minimum, select, variables
 from tcomp.ir.graph import Operator, Value
-from tcomp.ir.simplify import simplify
+from tcomp.ir.shape_operands import depends_on_values
+from tcomp.ir.simplify import as_dim, simplify
 from tcomp.ops import movement as ops
 from tcomp.ops.elementwise import FULL
 from tcomp.ops.movement import product
@@ -105,7 +105,7 @@ def _reshape(ctx: Context) -> Value:
     """0 copies the input's extent (unless `allowzero`), -1 is what is left."""
     x = ctx.value(0)
     wanted = list(ctx.attrs["shape"] if ctx.opset < 5 else ctx.given_dims(1, "the shape"))
-    if any(map(is_given, wanted)):
+    if any(map(depends_on_values, wanted)):
         return _given_reshape(ctx, x, wanted)
     if not ctx.attrs.get("allowzero"):
         if any(d == 0 and n >= len(x.shape) for n, d in enumerate(wanted)):
@@ -212,7 +212,7 @@ def _slice(ctx: Context) -> Value:
     stride: list[Dim] = [1] * len(x.shape)
     shape = list(x.shape)
     for axis, start, end, step in zip(axes, starts, ends, steps, strict=True):
-        if any(map(is_given, (start, end, step))):
+        if any(map(depends_on_values, (start, end, step))):
             first[axis], stride[axis], shape[axis] = _given_slice(ctx, axis, as_expr(start), as_expr(end), as_expr(step), valid)
             continue
         if not isinstance(step, int):
@@ -286,7 +286,7 @@ def _split(ctx: Context) -> tuple[Value, ...]:
 def parts(ctx: Context, x: Value, axis: int, sizes: Sequence[Dim]) -> tuple[Value, ...]:
     """A value cut along an axis into parts of these sizes."""
     extent = x.shape[axis]
-    if any(map(is_given, sizes)):
+    if any(map(depends_on_values, sizes)):
         inside = [(as_expr(0) <= d) & (as_expr(d) <= extent) for d in sizes]
         whole = te.equal(every(add, [*map(as_expr, sizes)], const(0)), as_expr(extent))
         sizes = [ctx.size(d, f"part {n}", valid=every(and_, inside, TRUE) & whole) for n, d in enumerate(sizes)]
@@ -360,7 +360,7 @@ def _center_crop_pad(ctx: Context) -> Value:
 
 def _expand(ctx: Context) -> Value:
     x, wanted = ctx.value(0), ctx.given_dims(1, "the shape")
-    if not any(map(is_given, wanted)):
+    if not any(map(depends_on_values, wanted)):
         return ctx.add(ops.EXPAND, [x], shape=wanted)
     rank = max(len(wanted), len(x.shape))
     shape: list[Dim] = []
@@ -430,7 +430,7 @@ def _top_k(ctx: Context) -> tuple[Value, ...]:
         k = ctx.counted(ctx.add(ops.AT_MOST, [ctx.value(1)], most=extent), extent)
     else:
         k = ctx.given_dims(1, "k")[0]
-    k = ctx.size(k, "k", valid=as_expr(k) <= extent) if is_given(k) else k
+    k = ctx.size(k, "k", valid=as_expr(k) <= extent) if depends_on_values(k) else k
     if isinstance(k, int) and (k < 0 or (isinstance(extent, int) and k > extent)):
         raise ctx.invalid(f"k is {k}, the axis has {extent} elements")
     return ctx.add_several(ops.TOP_K, [x], k=k, axis=axis, largest=bool(ctx.attrs.get("largest", 1)))

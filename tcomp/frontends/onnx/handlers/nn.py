@@ -9,8 +9,9 @@ from tcomp.frontends.onnx.context import Context, Table, attribute, axis_of, for
 from tcomp.frontends.onnx.handlers import movement
 from tcomp.frontends.onnx.handlers.runtime_axes import sized
 from tcomp.ir.dtypes import NARROW_FLOATS, is_float, lowest
-from tcomp.ir.expr import Dim, Expr, as_dim, as_expr, maximum, minimum
+from tcomp.ir.expr import Dim, Expr, as_expr, maximum, minimum
 from tcomp.ir.graph import Operator, Value
+from tcomp.ir.simplify import as_dim
 from tcomp.ops import nn, reduction as ops
 from tcomp.ops.elementwise import ADD, CAST, HINT, MUL, RECIPROCAL, SCALE, SQRT
 from tcomp.ops.matmul import DET, EINSUM, MATMUL

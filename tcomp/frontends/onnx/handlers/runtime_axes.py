@@ -11,9 +11,10 @@ from functools import reduce
 from operator import add, mul, or_
 
 from tcomp.frontends.onnx.context import Context
-from tcomp.ir.expr import Dim, Expr, as_dim, as_expr, const, select
-from tcomp.ir.given import is_given
+from tcomp.ir.expr import Dim, Expr, as_expr, const, select
 from tcomp.ir.graph import Value
+from tcomp.ir.shape_operands import depends_on_values
+from tcomp.ir.simplify import as_dim
 from tcomp.ir.te import equal
 from tcomp.ops.movement import VIEW
 
@@ -79,7 +80,7 @@ def every(combine: Callable[[Expr, Expr], Expr], parts: Sequence[Expr], identity
 
 def chosen_axes(ctx: Context, axes: Sequence[Dim] | None, rank: int, behind: int = 0) -> Chosen | None:
     """The chosen ones of the first `rank` axes, with `behind` more behind these; None where they are known when the model is compiled."""
-    return Chosen(ctx, axes, rank, behind) if axes is not None and any(map(is_given, axes)) else None
+    return Chosen(ctx, axes, rank, behind) if axes is not None and any(map(depends_on_values, axes)) else None
 
 
 def sized(ctx: Context, shape: Sequence[Dim], what: str, valid: Expr = TRUE) -> tuple[Dim, ...]:

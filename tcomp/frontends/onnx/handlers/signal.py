@@ -7,9 +7,9 @@ import numpy as np
 from tcomp.frontends.onnx.context import Context, Handler, Table
 from tcomp.frontends.onnx.handlers.movement import reshaped
 from tcomp.frontends.onnx.handlers.runtime_axes import chosen_axes, sized
-from tcomp.ir.expr import Dim, as_dim, as_expr, select
+from tcomp.ir.expr import Dim, as_expr, select
 from tcomp.ir.graph import Value
-from tcomp.ir.simplify import same_dim
+from tcomp.ir.simplify import as_dim, same_dim
 from tcomp.ops import signal as ops
 from tcomp.ops.movement import VIEW
 

@@ -22,8 +22,9 @@ from tcomp.frontends.onnx.handlers.microsoft.common import (
 from tcomp.frontends.onnx.handlers.movement import cut, padded, reshaped
 from tcomp.frontends.onnx.handlers.nn import product
 from tcomp.ir.dtypes import lowest
-from tcomp.ir.expr import Dim, as_dim, as_expr, maximum
+from tcomp.ir.expr import Dim, as_expr, maximum
 from tcomp.ir.graph import Value
+from tcomp.ir.simplify import as_dim
 from tcomp.ops import elementwise as ew
 from tcomp.ops.matmul import MATMUL
 from tcomp.ops.movement import ARANGE, CONCAT, EXPAND, GATHER, TENSOR_SCATTER

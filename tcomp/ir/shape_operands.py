@@ -19,7 +19,6 @@ from tcomp.ir.expr import (
     Dim,
     Expr,
     Source,
-    as_dim,
     as_expr,
     bounds,
     const,
@@ -32,7 +31,7 @@ from tcomp.ir.expr import (
 )
 from tcomp.ir.graph import Graph
 from tcomp.ir.interpreters.te import evaluate
-from tcomp.ir.simplify import simplify
+from tcomp.ir.simplify import as_dim, simplify
 from tcomp.runtime.loaded_model import misfit
 
 
@@ -42,7 +41,7 @@ def element(name: str, position: int, number: int, dtype: str) -> Expr:
     return var(f"{name}.{number}", dtype=dtype if is_float(dtype) else INDEX, source=source)
 
 
-def is_given(e: Dim) -> bool:
+def depends_on_values(e: Dim) -> bool:
     """Whether an expression depends on values of inputs."""
     return isinstance(e, Expr) and any(v.attr.source is not None for v in variables(e))
 
@@ -86,7 +85,7 @@ def sizes_in(graph: Graph) -> dict[Expr, None]:
     return found
 
 
-def bind_given(graph: Graph, inputs: Sequence[np.ndarray[Any, Any]], dims: Mapping[Expr, int]) -> dict[Expr, int]:
+def bind_values(graph: Graph, inputs: Sequence[np.ndarray[Any, Any]], dims: Mapping[Expr, int]) -> dict[Expr, int]:
     """`dims`, with the sizes of a graph that are given by the values of its inputs. Raises `InputError` where one is out of its range."""
     known: dict[Expr, Any] = dict(dims)
     wanted = {**sizes_in(graph), **dict.fromkeys(variables(*graph.checks))}
@@ -99,7 +98,7 @@ def bind_given(graph: Graph, inputs: Sequence[np.ndarray[Any, Any]], dims: Mappi
         value = substitute(source.value, {d: const(n, d.dtype) for d, n in known.items()})
         (result,) = evaluate([te.compute((), lambda value=value: as_expr(value), v.name)], {})
         known[v] = int(result)
-        check_given(v, known[v], [value.name for value in graph.inputs])
+        check_value(v, known[v], [value.name for value in graph.inputs])
     return {v: int(n) for v, n in known.items() if v.dtype == INDEX}
 
 
@@ -108,7 +107,7 @@ def elements_of(v: Expr) -> list[int]:
     return sorted({u.attr.source.input for u in with_sources([v]) if u.attr.source is not None and u.attr.source.value is None})
 
 
-def check_given(v: Expr, value: int, names: Sequence[str]) -> None:
+def check_value(v: Expr, value: int, names: Sequence[str]) -> None:
     """Raises `InputError` where the size `v` would be out of its range; `names` are those of the inputs."""
     lo, hi = v.attr.lo, v.attr.hi
     if (lo is None or value >= lo) and (hi is None or value <= hi):
