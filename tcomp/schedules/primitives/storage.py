@@ -162,7 +162,7 @@ def precompute(kernel: L.Kernel, buffer: Stage, name: str) -> tuple[L.Kernel, Bu
     refuse_if(source not in kernel.buffers, f"`{buffer}` is a temporary", "it is for inputs")
     refuse_if(writes(kernel.body, source), f"`{buffer}` is written", "it is for inputs")
     why = f"`{buffer}` holds {source.dtype}: what is computed from elements that nothing reads might fail"
-    refuse_if(not source.dtype.startswith("float"), why)
+    refuse_if(source.dtype not in _HARMLESS, why)
     if (wanted := computed_from(source, *(e for s in L.walk(kernel.body) for e in L.expressions(s)))) is None:
         raise refuse(f"nothing is computed from elements of `{buffer}` alone")
     local = L.Buffer(fresh(kernel, name), wanted.dtype, source.shape)
@@ -181,12 +181,15 @@ def precompute(kernel: L.Kernel, buffer: Stage, name: str) -> tuple[L.Kernel, Bu
     return kernel.with_body(L.Allocate(local, L.block(stage, body))), BufferCopy(local.name, loads=loops)
 
 
+_HARMLESS = ("float16", "float32", "float64")  # any bits may be computed with: nothing divides by zero or is out of range
+
+
 def computed_from(source: L.Buffer, *roots: Expr) -> Expr | None:
     """The largest expression that is computed from one element of a buffer, and constants; None where elements are only read."""
     element, sizes = E.var("element", dtype=source.dtype), dict[Expr, int]()
     for e in E.walk(*roots):
         found = E.reads(e)
-        if e.op != "read" and e.dtype.startswith("float") and len(found) == 1 and found[0].attr is source:
+        if e.op != "read" and e.dtype in _HARMLESS and len(found) == 1 and found[0].attr is source:
             without = E.substitute(e, {found[0]: element})
             if E.variables(without) == (element,):
                 sizes[e] = sum(1 for _ in E.walk(without))
