@@ -418,12 +418,14 @@ def unguarded() -> Iterator[None]:
 def least(runs: Sequence[Callable[[], Any]], seconds: float) -> list[float]:
     """The least seconds of each of some calls, which take turns for a time."""
     best, end = [float("inf")] * len(runs), time.perf_counter() + seconds
-    for turn in itertools.count():
+    turn = 0
+    while True:
         for n, run in enumerate(runs):
             start = time.perf_counter()
             run()
             best[n] = min(best[n], time.perf_counter() - start)
-        if turn >= 2 and time.perf_counter() > end:
+        turn += 1
+        if turn > 2 and time.perf_counter() > end:
             return best
 
 
