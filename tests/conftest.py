@@ -49,9 +49,9 @@ def pytest_configure() -> None:
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """The smoke test first: where it fails, nothing else is worth reading. Then the tutorials, the longest tests of all: at the end, one
-    worker of pytest-xdist would wait for the other one."""
-    first = ["test_smoke.py", "test_tutorials.py"]
+    """The smoke test first: where it fails, nothing else is worth reading. Then the longest tests of all: at the end, workers of pytest-xdist
+    would wait for the one that has them."""
+    first = ["test_smoke.py", "test_conformance.py", "test_tutorials.py"]
     items.sort(key=lambda item: first.index(item.path.name) if item.path.name in first else len(first))
 
 

@@ -21,11 +21,12 @@ from tcomp.ir.expr import as_expr, bounds
 from tcomp.ir.graph import Graph, Node, Value, application
 from tcomp.ops.elementwise import CAST, ROUND_TO
 from tcomp.passes.rewrite import Notes, Replacement, Rewriter, rewrite_graph, rule_for
-from tcomp.passes.structure import Body, body_of, movement, structural
+from tcomp.passes.structure import Body, body_of, structural
 from tcomp.target import CpuTarget
 
 WIDE = "float32"
-_SELECTING = frozenset(["read", "select", "max", "min", "neg", "abs"])  # operators whose results hold no new numbers but negatives
+_MOVING = frozenset(["read", "select"])  # operators whose results are operands
+_SELECTING = _MOVING | {"max", "min", "neg", "abs"}  # or their negatives: they need no rounding
 
 
 def widen_half_floats(graph: Graph, dtypes: Collection[str], target: CpuTarget, notes: Notes | None = None) -> Graph:
@@ -37,8 +38,9 @@ def widen_half_floats(graph: Graph, dtypes: Collection[str], target: CpuTarget, 
         halves = [v for v in node.inputs if v is not None and v.dtype in dtypes]
         if not halves or structural(node) or len({v.dtype for v in halves}) > 1 or _cast_dtype(node) in (WIDE, *dtypes):
             return None
-        if movement(body := body_of(node)) is not None and not any(rewriter.producer(v, CAST) for v in halves):
-            return None  # what is only moved is moved as it is
+        body, kind = body_of(node), halves[0].dtype
+        if _made_of(_MOVING, body, kind) and not all(v in rewriter.constants or rewriter.producer(v, CAST) for v in halves):
+            return None  # what comes from outside and is only moved, as a cache to which a row is joined, is moved as it is
         if any(v in rewriter.constants and is_streamed(v, node, target) for v in halves):
             return "its weights are read too rarely for the time of conversions to matter"
         types = {v: Value(v.name, WIDE, v.shape, v.layout) for v in halves}
@@ -46,11 +48,11 @@ def widen_half_floats(graph: Graph, dtypes: Collection[str], target: CpuTarget, 
             results = application(node.op, [None if v is None else types.get(v, v) for v in node.inputs], node.attrs).outputs
         except TcompError:  # an operator on floats of this type alone
             return None
-        if any(t.dtype != (WIDE if v.dtype == halves[0].dtype else v.dtype) for t, v in zip(results, node.outputs, strict=True)):
+        if any(t.dtype != (WIDE if v.dtype == kind else v.dtype) for t, v in zip(results, node.outputs, strict=True)):
             return None
         wide = {v: _as_float32(v, node, rewriter) for v in dict.fromkeys(halves)}
         values = rewriter.add(node.op, [None if v is None else wide.get(v, v) for v in node.inputs], node.attrs, node.name)
-        if body is not None and _selects(body, halves[0].dtype):
+        if _made_of(_SELECTING, body, kind):
             exact.update(values)
         return [
             new if new.dtype == old.dtype else rewriter.add(CAST, [new], {"dtype": old.dtype}, old.name)[0]
@@ -76,11 +78,11 @@ def _cast_dtype(node: Node) -> str:
     return str(node.attrs["dtype"]) if node.op is CAST else ""
 
 
-def _selects(body: Body, dtype: str) -> bool:
-    """Whether the elements of a result are those of inputs, their negatives, or constants of the type."""
+def _made_of(operators: Collection[str], body: Body | None, dtype: str) -> bool:
+    """Whether floats are made of those of inputs, and of constants of the type, by these operators alone."""
     number = to_numpy(dtype)
-    return all(
-        float(number.type(e.attr)) == e.attr if e.op == "const" and is_float(e.dtype) else e.op in _SELECTING or not is_float(e.dtype)
+    return body is not None and all(
+        float(number.type(e.attr)) == e.attr if e.op == "const" and is_float(e.dtype) else e.op in operators or not is_float(e.dtype)
         for e in E.walk(body.expr, operands=lambda e: () if e.op == "read" else e.args)
     )
 

@@ -9,7 +9,7 @@ from tcomp.ir.graph import GraphBuilder
 from tcomp.ir.interpreters import graph as interpreter
 from tcomp.ops.elementwise import ADD, CAST, CLIP, DIV, EQUAL, MUL, SIGMOID, SUB
 from tcomp.ops.matmul import MATMUL
-from tcomp.ops.movement import TRANSPOSE
+from tcomp.ops.movement import CONCAT, TRANSPOSE
 from tcomp.options import CompileOptions
 from tcomp.passes.cse import merge_equal
 from tcomp.passes.half_floats import widen_half_floats
@@ -99,6 +99,20 @@ def test_movements_do_not_round_and_casts_of_the_model_stay():
     for got in (interpreted(after, inputs), native(graph, inputs)):
         for a, e in zip(got, interpreted(graph, inputs), strict=True):
             np.testing.assert_array_equal(a, e)
+
+
+def test_caches_are_joined_as_they_are():
+    """A row is rounded and joined to what comes from outside in 16 bits: it is that which goes out and is read again."""
+    b = GraphBuilder()
+    past, row = b.input("past", "float16", (9, 8)), b.input("row", "float16", (1, 8))
+    (new,) = b.add(MUL, [row, row])
+    (joined,) = b.add(CONCAT, [past, new], {"axis": 0})
+    graph = b.build([joined, b.add(MATMUL, [new, b.add(TRANSPOSE, [joined], {"perm": (1, 0)})[0]])[0]])
+    after = widened(graph)
+    assert [v.dtype for n in after.nodes if n.op is CONCAT for v in n.outputs] == ["float16"]
+    inputs = [RNG.standard_normal((rows, 8)).astype(np.float16) for rows in (9, 1)]
+    for got, expected in zip(native(graph, inputs), interpreted(graph, inputs), strict=True):
+        np.testing.assert_allclose(got.astype(np.float32), expected.astype(np.float32), rtol=2e-3, atol=2e-3)
 
 
 def test_overflow_is_infinite_as_in_16_bits():
