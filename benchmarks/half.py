@@ -10,8 +10,7 @@ from __future__ import annotations
 import argparse
 import math
 import tempfile
-import time
-from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -22,14 +21,16 @@ import onnx.version_converter
 from onnx import TensorProto, numpy_helper
 
 import tcomp
-from benchmarks.models import MODELS, load_arrays, obtain
+from benchmarks.models import MODELS, Arrays, load_arrays, obtain
+from benchmarks.timing import Call, geomean, least_times
+from benchmarks.worker import difference, load_onnxruntime, load_openvino
 
 NETWORKS = (
     "squeezenet", "mobilenet_v2", "efficientnet_b0", "ppocr_cls", "mtcnn_onet", "unet", "yolov8n", "minilm", "lstm", "llama_block",
 )  # fmt: skip
 FLOATS = {"float16": np.dtype(np.float16), "bfloat16": np.dtype(ml_dtypes.bfloat16)}
+ROUNDS = 10  # turns of each contender
 BFLOAT16_OPSET = 22  # the first in which convolutions and pooling take it
-Call = Callable[[], Any]
 
 
 def converted(model: onnx.ModelProto, dtype: str) -> onnx.ModelProto:
@@ -60,65 +61,38 @@ def _to_bfloat16(graph: onnx.GraphProto) -> None:
                 _to_bfloat16(attribute.g)
 
 
-def least(calls: dict[str, Call], seconds: float) -> dict[str, float]:
-    """The least seconds of each call, made in turns for so long."""
-    found, end = dict.fromkeys(calls, math.inf), time.perf_counter() + seconds
-    while time.perf_counter() < end:
-        for name, call in calls.items():
-            start = time.perf_counter()
-            call()
-            found[name] = min(found[name], time.perf_counter() - start)
-    return found
-
-
-def onnxruntime_call(path: str, inputs: dict[str, np.ndarray], threads: int) -> Call:
-    """A run by ONNX Runtime. Raises its own exceptions for what it cannot run."""
-    import onnxruntime
-
-    options = onnxruntime.SessionOptions()
-    options.intra_op_num_threads, options.log_severity_level = threads, 4
-    session = onnxruntime.InferenceSession(path, options, providers=["CPUExecutionProvider"])
-    return lambda: session.run(None, inputs)
-
-
-def openvino_call(path: str, inputs: dict[str, np.ndarray], threads: int) -> Call:
-    """A run by OpenVINO, computing in float32. Raises its own exceptions for what it cannot run."""
-    import openvino
-
-    model = openvino.Core().read_model(path)
-    model.reshape({name: list(array.shape) for name, array in inputs.items()})
-    config = {"INFERENCE_NUM_THREADS": threads, "PERFORMANCE_HINT": "LATENCY", "INFERENCE_PRECISION_HINT": "f32"}
-    request = openvino.Core().compile_model(model, "CPU", config).create_infer_request()
-    given = {
-        n: openvino.Tensor(a.view(np.uint8), a.shape, openvino.Type.bf16) if a.dtype == FLOATS["bfloat16"] else a for n, a in inputs.items()
-    }
-    return lambda: request.infer(given)
-
-
 def measure(name: str, dtype: str, threads: int, seconds: float) -> tuple[dict[str, float], float]:
     """The least seconds by peer ("float32": tcomp with the model as it was), and the error of tcomp's results."""
     path = obtain(next(m for m in MODELS if m.name == name))
     wide = load_arrays(path, "inputs")
     inputs = {n: a.astype(FLOATS[dtype]) if a.dtype == np.float32 else a for n, a in wide.items()}
+    shapes = {n: list(a.shape) for n, a in inputs.items()}
     with tempfile.TemporaryDirectory() as folder:
-        half = str(Path(folder) / "half.onnx")
+        half = Path(folder) / "half.onnx"
         onnx.save(converted(onnx.load(path), dtype), half)
-        before = tcomp.compile(path, threads=threads, shapes={n: a.shape for n, a in wide.items()})
-        module = tcomp.compile(half, threads=threads, shapes={n: a.shape for n, a in wide.items()})
+        before = tcomp.compile(path, threads=threads, shapes=shapes)
+        module = tcomp.compile(half, threads=threads, shapes=shapes)
         calls: dict[str, Call] = {"tcomp": module.bind(inputs).run, "float32": before.bind(wide).run}
-        for peer, make in (("onnxruntime", onnxruntime_call), ("openvino", openvino_call)):
+        for peer, load in (("onnxruntime", load_onnxruntime), ("openvino", load_openvino)):
             try:
-                call = make(half, inputs, threads)
-                call()
-                calls[peer] = call
+                run = load(half, half, threads, {"fixed": {}, "shapes": shapes}, inputs)
+                calls[peer] = partial(run, openvino_tensors(inputs) if peer == "openvino" else inputs)
+                calls[peer]()
             except Exception as error:  # noqa: BLE001  whatever a peer cannot do
+                calls.pop(peer, None)
                 print(f"{name} {dtype}: {peer} cannot run it: {str(error).splitlines()[0]:.100}")
-        found = least(calls, seconds)
+        found = least_times(calls, seconds / ROUNDS / len(calls), ROUNDS)
     exact = before.run(wide)
-    differences = [
-        np.abs(a.astype(np.float64) - exact[n]).max() / max(1e-30, np.abs(exact[n]).max()) for n, a in module.run(inputs).items()
-    ]
-    return found, float(max(differences))
+    return found, difference({n: a.astype(exact[n].dtype) for n, a in module.run(inputs).items()}, exact)
+
+
+def openvino_tensors(inputs: Arrays) -> dict[str, Any]:
+    """Arrays of bfloat16 as tensors, whose type OpenVINO does not know from NumPy."""
+    import openvino
+
+    return {
+        n: openvino.Tensor(a.view(np.uint8), a.shape, openvino.Type.bf16) if a.dtype == FLOATS["bfloat16"] else a for n, a in inputs.items()
+    }
 
 
 def main() -> None:
@@ -148,7 +122,7 @@ def main() -> None:
         known = [ratio for ratio in ratios if not math.isnan(ratio)]
         if known:
             print(
-                f"{dtype}: geomean of {len(known)} networks {math.exp(sum(map(math.log, known)) / len(known)):.3f} of the best peer",
+                f"{dtype}: geomean of {len(known)} networks {geomean(known):.3f} of the best peer",
                 flush=True,
             )
 

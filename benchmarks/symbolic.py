@@ -3,9 +3,8 @@
     python -m benchmarks.symbolic --only 'squeezenet,vit*' --batch 1,8 --json symbolic.json
 
 Each input of a model gets as many free sizes as its graph allows (batch, sequence, height, width): the first of `freed` with which the model
-is imported, keeps one, and needs no check of them at run time. Both run in this process, in turns, on the same inputs; reported are the least times of many runs, since what disturbs
-only adds, with the seconds that compiling
-took and the size of the machine code. A batch larger than that of the file repeats the
+is imported, keeps one, and needs no check of them at run time. Both run in this process, in turns, on the same inputs; reported are the least
+times of many runs, with the seconds that compiling took and the size of the machine code. A batch larger than that of the file repeats the
 inputs; it is measured where the batch is free. Both results are compared with each other.
 """
 
@@ -13,9 +12,9 @@ from __future__ import annotations
 
 import argparse
 import json
-import math
 import time
 from collections.abc import Iterator, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -33,6 +32,7 @@ from tcomp.pipeline import compile_model, import_graph
 from tcomp.runtime import LoadedModel, Module
 
 from .models import Arrays, Model, Unavailable, load_arrays, obtain, select
+from .timing import geomean, least_times
 from .worker import difference
 
 Shapes = dict[str, Sequence[int | str]]
@@ -106,20 +106,6 @@ def compiled(proto: onnx.ModelProto, threads: int, arguments: Mapping[str, Any])
     return Module.load(artifact, threads=threads), time.perf_counter() - start, len(artifact.code)
 
 
-def least_times(modules: Sequence[LoadedModel], feeds: Arrays, seconds: float, rounds: int) -> list[float]:
-    """Milliseconds of the fastest run of each, in turns of `seconds`."""
-    best, given = [math.inf] * len(modules), [{i.name: feeds[i.name] for i in m.inputs} for m in modules]
-    for turn in range(rounds):
-        for n in range(len(modules)) if turn % 2 else reversed(range(len(modules))):
-            modules[n].run(given[n])
-            end, runs = time.perf_counter() + seconds, 0
-            while runs < 3 or time.perf_counter() < end:
-                start = time.perf_counter()
-                modules[n].run(given[n])
-                best[n], runs = min(best[n], (time.perf_counter() - start) * 1e3), runs + 1
-    return best
-
-
 def measure(model: Model, batches: Sequence[int], threads: int, seconds: float, rounds: int) -> Iterator[dict[str, Any]]:
     """One row a batch."""
     path = obtain(model)
@@ -130,10 +116,11 @@ def measure(model: Model, batches: Sequence[int], threads: int, seconds: float, 
         scaled = {n: np.repeat(a, batch, 0) if batch and n not in model.fixed and a.ndim > 1 else a for n, a in feeds.items()}
         shapes = {n: scaled[n].shape for n in arguments["shapes"]}
         fixed, fixed_s, fixed_bytes = compiled(proto, threads, {**arguments, "shapes": shapes})
-        results = [m.run({i.name: scaled[i.name] for i in m.inputs}) for m in (general, fixed)]
-        times = least_times((general, fixed), scaled, seconds, rounds)
+        calls = {kind: partial(m.run, {i.name: scaled[i.name] for i in m.inputs}) for kind, m in (("symbolic", general), ("fixed", fixed))}
+        results = [call() for call in calls.values()]
+        symbolic_ms, fixed_ms = (t * 1e3 for t in least_times(calls, seconds, rounds).values())
         yield {
-            "model": model.name, "free": names, "batch": batch, "symbolic_ms": times[0], "fixed_ms": times[1], "ratio": times[0] / times[1],
+            "model": model.name, "free": names, "batch": batch, "symbolic_ms": symbolic_ms, "fixed_ms": fixed_ms, "ratio": symbolic_ms / fixed_ms,
             "difference": difference(*results), "compile_s": [general_s, fixed_s], "code": [general_bytes, fixed_bytes],
         }  # fmt: skip
 
@@ -168,8 +155,7 @@ def main() -> None:
     console.print(table)
     if ratios := [row["ratio"] for row in rows]:
         worst = max(rows, key=lambda row: float(row["ratio"]))
-        mean = math.exp(sum(map(math.log, ratios)) / len(ratios))
-        console.print(f"{len(ratios)} cases: geomean {mean:.3f}, worst {worst['ratio']:.3f} ({worst['model']})", highlight=False)
+        console.print(f"{len(ratios)} cases: geomean {geomean(ratios):.3f}, worst {worst['ratio']:.3f} ({worst['model']})", highlight=False)
 
 
 if __name__ == "__main__":

@@ -82,11 +82,11 @@ def graph_passes(options: CompileOptions, report: Report) -> list[tuple[str, Cal
 
     def widen(g: Graph) -> Graph:
         assert wanted.algorithms_for is not None
-        return half_floats.widen_half_floats(g, wanted.widened, wanted.algorithms_for, notes)
+        return half_floats.widen_half_floats(g, wanted.algorithms_for, notes)
 
     return [
         ("use-bytes", lambda g: quantized.use_bytes(g, notes)),
-        *([("widen-half-floats", widen)] if wanted.widened else []),
+        *([("widen-half-floats", widen)] if wanted.algorithms_for else []),
         ("fold", lambda g: fold.fold_constants(g, notes)),
         ("eliminate-dead-elements", lambda g: dead_elements.eliminate_dead_elements(g, notes)),
         ("canonicalize", lambda g: canonicalize.canonicalize(g, notes)),

@@ -34,8 +34,7 @@ class CpuBackend(Backend):
     @property
     def graph_options(self) -> GraphOptions:
         """All that graph passes can do."""
-        widened = ("bfloat16",) if self.target.half_arithmetic else ("float16", "bfloat16")
-        return GraphOptions(True, self.target, self.target.l2, widened=widened)
+        return GraphOptions(True, self.target, self.target.l2)
 
     def operand_layouts(self, kernel: Kernel, constants: frozenset[int], knobs: Knobs | None = None) -> Mapping[int, Layout]:
         """Panels of weights for register tiles."""

@@ -68,7 +68,8 @@ def compile_kernel(text: str, symbol: str, backend: Backend, decisions: Decision
 
     try:
         body = parse_graph(text, OPERATORS, {})
-        return compile_loops(build_loops(body, symbol, backend, Knobs(decisions)), backend, build_versions(body, symbol, backend))
+        schedule = build_loops(body, symbol, backend, Knobs(decisions))
+        return compile_loops(schedule, backend, build_versions(body, schedule, backend))
     except RecursionError as error:
         raise CodegenError("the expressions of a kernel are nested too deeply", hint="compute parts of them on their own") from error
 
@@ -94,10 +95,10 @@ def _as_lowered(kernel: Kernel, refused: ScheduleError) -> Schedule:
     return s
 
 
-def build_versions(body: Graph, symbol: str, backend: Backend) -> list[tuple[Mapping[Expr, int], Schedule]]:
-    """The scheduled loop programs of a KERNEL body for certain sizes: see `Backend.versions`."""
-    wanted = backend.versions(backend.lower(body, symbol)) if body.dims() else ()
-    return [(sizes, build_loops(with_sizes(body, sizes), f"{symbol}.v{n}", backend)) for n, sizes in enumerate(wanted)]
+def build_versions(body: Graph, schedule: Schedule, backend: Backend) -> list[tuple[Mapping[Expr, int], Schedule]]:
+    """The scheduled loop programs for certain sizes of a KERNEL body whose schedule for all sizes is given: see `Backend.versions`."""
+    wanted = backend.versions(schedule.source) if body.dims() else ()
+    return [(sizes, build_loops(with_sizes(body, sizes), f"{schedule.source.name}.v{n}", backend)) for n, sizes in enumerate(wanted)]
 
 
 def compile_loops(schedule: Schedule, backend: Backend, versions: Sequence[tuple[Mapping[Expr, int], Schedule]] = ()) -> CompiledKernel:
@@ -115,10 +116,9 @@ def compile_loops(schedule: Schedule, backend: Backend, versions: Sequence[tuple
         pairs = [pair for pair in pairs if (pair[0].name, pair[1].name) in also]
     if more := [Buffer(f"temporary{n}", "uint8", (size,)) for n, size in enumerate(sizes) if n >= len(temporaries)]:
         kernel = replace(kernel, buffers=(*kernel.buffers, *more), outputs=(*kernel.outputs, *more))
-    code = backend.emit(kernel, schedule.trace, pairs, others) if others else backend.emit(kernel, schedule.trace, pairs)
     return CompiledKernel(
         symbol=kernel.name,
-        code=code,
+        code=backend.emit(kernel, schedule.trace, pairs, others),
         scalars=tuple(v.name for v in kernel.scalars),
         temporaries=tuple(map(str, sizes)),
         schedule=schedule.to_json(),
@@ -150,8 +150,8 @@ def listings(
         if stage == "te":
             return print_te(tensors_of(body)[1])
         symbol = compiled[text].symbol
-        several = [build_loops(body, symbol, backend, Knobs(decisions.get(text, {})))]
-        several += [s for _, s in build_versions(body, symbol, backend)]
+        general = build_loops(body, symbol, backend, Knobs(decisions.get(text, {})))
+        several = [general, *(s for _, s in build_versions(body, general, backend))]
         if stage == "schedule":
             return "\n".join(str(s.trace) for s in several)
         return "\n".join(str(s.kernel) if stage == "loops" else backend.listing(stage, s) for s in several)

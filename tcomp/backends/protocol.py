@@ -43,15 +43,13 @@ class GraphOptions:
 
     `halos`: values may get zeros around them, and indices may be quotients of others, because schedules of the target split such axes.
     `algorithms_for`: the machine that Winograd's and Strassen's algorithms are chosen for; None: direct ones only. `attention_bytes`:
-    attention whose scores need more than these is one kernel; `attention_blocks`: what GPU blocks compute of it. `widened`: floats that
-    the CPU of `algorithms_for` computes with as float32.
+    attention whose scores need more than these is one kernel; `attention_blocks`: what GPU blocks compute of it.
     """
 
     halos: bool = False
     algorithms_for: CpuTarget | None = None
     attention_bytes: int = 1 << 20
     attention_blocks: AttentionTiles | None = None
-    widened: Collection[str] = ()
 
 
 @dataclass(frozen=True, slots=True)

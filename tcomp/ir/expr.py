@@ -31,7 +31,9 @@ from dataclasses import dataclass
 from typing import Any, TypeVar
 
 from tcomp.errors import IRError
+from tcomp.ir import intervals
 from tcomp.ir.dtypes import BITS, NARROW, SIGNED, highest, integer_range, is_float, is_integer, lowest
+from tcomp.ir.intervals import Bounds
 
 INDEX = "int64"  # dtype of loop variables, indices and dims
 T = TypeVar("T")
@@ -603,8 +605,6 @@ def reads(*roots: Expr) -> tuple[Expr, ...]:
 
 # ---------------------------------------------------------------- ranges
 
-Bounds = tuple[int | None, int | None]  # inclusive; None = unbounded
-
 
 def bounds(e: Dim) -> Bounds:
     """The inclusive range of an integer expression, derived from the ranges of its variables; cached on the node."""
@@ -645,58 +645,17 @@ def _bounds_of(e: Expr) -> Bounds:
         case "var":
             return e.attr.lo, e.attr.hi
         case "neg":
-            found = _bounds_of_binary("sub", (0, 0), bounds(e.args[0]))
+            found = intervals.of_binary("sub", (0, 0), bounds(e.args[0]))
         case "select":
-            (a, b), (c, d) = bounds(e.args[1]), bounds(e.args[2])
-            return _if_known(min, a, c), _if_known(max, b, d)
+            return intervals.hull(bounds(e.args[1]), bounds(e.args[2]))
         case "cast" if not is_float(e.args[0].dtype):
             (a, b), (lo, hi) = bounds(e.args[0]), integer_range(e.dtype)
             found = (a, b) if a is not None and b is not None and lo <= a and b <= hi else None
         case op if op in ARITHMETIC:
-            found = _bounds_of_binary(e.op, bounds(e.args[0]), bounds(e.args[1]))
+            found = intervals.of_binary(e.op, bounds(e.args[0]), bounds(e.args[1]))
     if found is not None:
         return found
     return (None, None) if e.dtype == INDEX else integer_range(e.dtype)
-
-
-def _bounds_of_binary(op: str, x: Bounds, y: Bounds) -> Bounds | None:
-    """None where nothing is known but the type."""
-    (a, b), (c, d) = x, y
-    below = None if d is None else d - 1  # the largest remainder
-    match op:
-        case "add":
-            return _if_known(operator.add, a, c), _if_known(operator.add, b, d)
-        case "sub":
-            return _if_known(operator.sub, a, d), _if_known(operator.sub, b, c)
-        case "mul" if a is not None and b is not None and c is not None and d is not None:
-            products = a * c, a * d, b * c, b * d
-            return min(products), max(products)
-        case "mul" if a is not None and a >= 0 and c is not None and c >= 0:
-            return a * c, _if_known(operator.mul, b, d)
-        case "floordiv" | "truncdiv" if c is not None and c > 0 and (op == "floordiv" or (a is not None and a >= 0)):
-            # Towards the divisor that makes it smallest (largest); an unbounded divisor drives the quotient to 0 or -1.
-            lo = None if a is None else (a // c if a < 0 else (a // d if d is not None else 0))
-            hi = None if b is None else (b // c if b >= 0 else (b // d if d is not None else -1))
-            return lo, hi
-        case "mod" if c is not None and c > 0:
-            if a is None or a < 0 or b is None:
-                return 0, below
-            return (a, b) if b < c else (0, _of_known(min, b, below))
-        case "truncmod" if a is not None and a >= 0 and c is not None and c > 0:
-            return 0, _of_known(min, b, below)
-        case "min":
-            return _if_known(min, a, c), _of_known(min, b, d)
-        case "max":
-            return _of_known(max, a, c), _if_known(max, b, d)
-    return None
-
-
-def _if_known(function: Callable[[int, int], int], a: int | None, b: int | None) -> int | None:
-    return None if a is None or b is None else function(a, b)
-
-
-def _of_known(pick: Callable[[int, int], int], a: int | None, b: int | None) -> int | None:
-    return b if a is None else a if b is None else pick(a, b)
 
 
 # ---------------------------------------------------------------- evaluation

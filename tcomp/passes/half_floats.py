@@ -29,8 +29,9 @@ _MOVING = frozenset(["read", "select"])  # operators whose results are operands
 _SELECTING = _MOVING | {"max", "min", "neg", "abs"}  # or their negatives: they need no rounding
 
 
-def widen_half_floats(graph: Graph, dtypes: Collection[str], target: CpuTarget, notes: Notes | None = None) -> Graph:
-    """The graph with float32 arithmetic in the place of that on floats of `dtypes`."""
+def widen_half_floats(graph: Graph, target: CpuTarget, notes: Notes | None = None) -> Graph:
+    """The graph with float32 arithmetic in the place of that on 16-bit floats that the processor cannot compute with."""
+    dtypes = ("bfloat16",) if target.half_arithmetic else ("float16", "bfloat16")
     exact = set[Value]()  # float32 values that need no rounding
 
     def widened(node: Node, rewriter: Rewriter) -> Replacement:

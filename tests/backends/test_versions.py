@@ -5,7 +5,7 @@ import pytest
 from onnx import TensorProto, helper, numpy_helper
 
 from tcomp.backends import backend_of
-from tcomp.backends.kernel import build_versions
+from tcomp.backends.kernel import build_loops, build_versions
 from tcomp.ir.expr import dim
 from tcomp.ir.graph import GraphBuilder, with_sizes
 from tcomp.ir.interpreters.graph import evaluate_graph
@@ -81,7 +81,8 @@ def test_versions_are_for_dims_that_may_be_one():
     def versions(rows):
         b = GraphBuilder()
         x, w = b.input("x", "float32", (rows, 64)), b.input("w", "float32", (64, 32))
-        return build_versions(b.build(b.add(RELU, b.add(MATMUL, [x, w]))), "kernel", backend)
+        body = b.build(b.add(RELU, b.add(MATMUL, [x, w])))
+        return build_versions(body, build_loops(body, "kernel", backend), backend)
 
     ((sizes, schedule),) = versions(n := dim("n", 0))
     assert sizes == {n: 1} and schedule.kernel.scalars == () and schedule.kernel.name == "kernel.v0"

@@ -23,7 +23,7 @@ RNG = np.random.default_rng(5)
 
 
 def widened(graph):
-    return widen_half_floats(graph, DTYPES, HOST)
+    return widen_half_floats(graph, HOST)
 
 
 def operators(graph):

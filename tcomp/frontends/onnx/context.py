@@ -455,6 +455,15 @@ class Context:
             return tuple(results)
         return tuple(self.scope.with_shape(v, v.shape, condition, self.name) for v in results)
 
+    def can_be(self, shape: Sequence[Dim], wanted: Sequence[Dim]) -> bool:
+        """Whether a shape can be another. Where it can, this takes note that it is: symbolic sizes have to be those wanted."""
+        pairs = list(zip(shape, wanted, strict=False))
+        if len(shape) != len(wanted) or any(isinstance(a, int) and isinstance(b, int) and a != b for a, b in pairs):
+            return False
+        for have, want in pairs:
+            self.require_same(have, want)
+        return True
+
     def require_same(self, a: Dim, b: Dim) -> None:
         """Take note that two sizes are equal. Raises `UnsupportedError` where that cannot be told before a run."""
         sizes = self.scope.sizes

@@ -7,13 +7,11 @@ collected, values that depend on it are set aside, and at the end one `Unsupport
 
 from __future__ import annotations
 
-import heapq
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from copy import deepcopy
 from dataclasses import dataclass, field, replace
 from functools import partial
-from graphlib import CycleError, TopologicalSorter
 from os import PathLike
 from typing import Any
 
@@ -44,10 +42,11 @@ from tcomp.frontends.onnx.handlers import (
     trees,
 )
 from tcomp.frontends.onnx.handlers.microsoft import attention, experts, fused, misc, quantized
+from tcomp.frontends.onnx.names import Reads, check_names, initializers, ordered
 from tcomp.frontends.onnx.schema import find_schema
 from tcomp.frontends.onnx.signature import LARGEST, Range, Shape, signature
 from tcomp.ir.equations import Contradiction, Sizes
-from tcomp.ir.expr import Dim, Expr, bounds, postorder, variables
+from tcomp.ir.expr import Dim, Expr, bounds, variables
 from tcomp.ir.graph import Graph, Inputs, Node, Value
 from tcomp.ops.elementwise import HINT
 from tcomp.ops.movement import IDENTITY
@@ -203,7 +202,7 @@ class _Importer:
         self.model, self.tensors, self.sizes, self.distinct = model, tensors, sizes, distinct
         self.records: list[NodeRecord] = []
         self.reported: set[str] = set()  # names in the records
-        self.reads = _Reads()
+        self.reads = Reads()
         self.count = self.streams = 0
         self.titled: set[Value] = set()  # values that bear the name the model gives them
         self.opsets = _opsets(model.opset_import)
@@ -214,8 +213,8 @@ class _Importer:
         """The graph; None where something of it cannot be compiled."""
         proto = self.model.graph
         frame = Frame(Scope(proto.name or "model", self.sizes), self.opsets)
-        initializers, builder = set(_initializers(proto)), frame.scope.builder
-        _check_names(proto)
+        defaults, builder = set(initializers(proto)), frame.scope.builder
+        check_names(proto)
         for info in [*proto.input, *proto.output]:
             builder.fresh(info.name)  # reserves the names of the signature
         fixed = {i.name: i for i in proto.input if i.name in values}
@@ -223,7 +222,7 @@ class _Importer:
             raise InputError(f"the model has no input `{unknown[0]}`", hint=f"its inputs are {', '.join(i.name for i in proto.input)}")
         for name, info in fixed.items():
             frame.values[name] = builder.constant(_fitting(values[name], info), name)
-        free = [i for i in proto.input if i.name not in initializers and i.name not in fixed]
+        free = [i for i in proto.input if i.name not in defaults and i.name not in fixed]
         tensors = {i.name: elements(i, shapes) for i in free}
         infos = [t for group in tensors.values() for t in group]
         declared = {d.dim_param for i in infos for d in i.type.tensor_type.shape.dim}
@@ -258,10 +257,10 @@ class _Importer:
         for sparse in proto.sparse_initializer:
             name = sparse.values.name
             self.constant(frame, name, partial(self.tensors.dense, sparse, f"sparse tensor `{name}`"))
-        ordered = _ordered(proto.node, [o.name for o in proto.output], where := f"graph `{proto.name}`", self.reads)
-        if frame.depth == 0 and len(ordered) < len(proto.node):
-            self.check_unused(frame, proto, {o for node in ordered for o in node.output}, where)
-        for node in ordered:
+        nodes = ordered(proto.node, [o.name for o in proto.output], where := f"graph `{proto.name}`", self.reads)
+        if frame.depth == 0 and len(nodes) < len(proto.node):
+            self.check_unused(frame, proto, {o for node in nodes for o in node.output}, where)
+        for node in nodes:
             self.node(frame, node, reserved)
         return [frame.lookup(o.name) for o in proto.output]
 
@@ -384,7 +383,7 @@ class _Importer:
         inner.values.update((p, v) for p, v in zip(formal, inputs, strict=False) if v is not None)
         absent = {p for p in formal if p not in inner.values}
         wanted = [o for o, actual in zip(function.output, node.output, strict=False) if actual]
-        for step in _ordered(function.node, wanted, f"function `{function.name}`", self.reads):
+        for step in ordered(function.node, wanted, f"function `{function.name}`", self.reads):
             if absent.intersection(step.input):
                 step = deepcopy(step)
                 step.input[:] = ["" if n in absent else n for n in step.input]
@@ -441,80 +440,11 @@ class _Bodies:
         frame.values.update((i.name, v) for i, v in zip(proto.input, inputs, strict=True))
         if frame.depth > MAX_DEPTH:
             raise ImportModelError("graphs are nested too deeply", where=f"node `{self.name}`", why=f"more than {MAX_DEPTH} levels")
-        _check_names(proto)
+        check_names(proto)
         outputs = self.importer.graph(frame, proto)
         if any(v is _POISON for v in outputs):
             raise _Poisoned("its body contains something that cannot be compiled")
         return outputs
-
-
-def _check_text(*names: str | bytes) -> None:
-    """The protobuf library returns strings that are not UTF-8 as bytes."""
-    for name in names:
-        if not isinstance(name, str):
-            raise ImportModelError(f"the name {name!r} is not valid UTF-8")
-
-
-def _initializers(proto: GraphProto) -> list[str]:
-    return [*(t.name for t in proto.initializer), *(t.values.name for t in proto.sparse_initializer)]
-
-
-def _check_names(proto: GraphProto) -> None:
-    """Raises `ImportModelError` where two values of a graph have one name, or a name is no text."""
-    _check_text(proto.name, *(i.name for i in (*proto.input, *proto.output)), *(t.name for t in proto.initializer))
-    where, inputs = f"graph `{proto.name}`", [i.name for i in proto.input]
-    defaults = set(inputs)  # an initializer of the same name is the default of an input
-    named = [(name, where) for name in (*inputs, *(n for n in _initializers(proto) if n not in defaults))]
-    if not all(name for name, _ in named):
-        raise ImportModelError("a value has no name", where=where)
-    seen: set[str] = set()
-    for name, place in (*named, *((o, f"{where}, node `{node.name}`") for node in proto.node for o in node.output if o)):
-        if name in seen:
-            raise ImportModelError(f"two values are called `{name}`", where=place)
-        seen.add(name)
-
-
-class _Reads:
-    """What the nodes of a model read from the graph they are in: a sub-graph is walked once, however deep it lies."""
-
-    def __init__(self) -> None:
-        self.free: dict[int, tuple[GraphProto, set[str]]] = {}  # by identity; the graphs are held, so that none takes another's place
-
-    def of_node(self, node: NodeProto) -> set[str]:
-        """Names a node uses, those that its sub-graphs take from outside included."""
-        graphs = (a.g for a in node.attribute if a.type == AttributeProto.GRAPH)
-        return {name for name in node.input if name}.union(*map(self.of_graph, graphs))
-
-    def of_graph(self, graph: GraphProto) -> set[str]:
-        """Names a graph uses and does not define."""
-        if (found := self.free.get(id(graph))) is None:
-            used = {o.name for o in graph.output}.union(*map(self.of_node, graph.node))
-            used.difference_update((i.name for i in graph.input), _initializers(graph), *(node.output for node in graph.node))
-            found = self.free[id(graph)] = graph, used
-        return found[1]
-
-
-def _ordered(nodes: Sequence[NodeProto], outputs: Iterable[str], where: str, reads: _Reads) -> list[NodeProto]:
-    """The nodes that the outputs need, in topological order (the given one where it is). Raises `ImportModelError` on a cycle."""
-    for node in nodes:
-        _check_text(node.op_type, node.domain, node.name, *node.input, *node.output)
-    producer = {o: i for i, node in enumerate(nodes) for o in node.output if o}
-    needs = {i: {producer[n] for n in reads.of_node(node) if n in producer} for i, node in enumerate(nodes)}
-    wanted = set(postorder([producer[o] for o in outputs if o in producer], lambda i: list(needs[i])))
-    sorter = TopologicalSorter(needs)
-    try:
-        sorter.prepare()
-    except CycleError as error:
-        stuck = nodes[error.args[1][0]]
-        raise ImportModelError("the graph has a cycle", where=f"{where}, through node `{stuck.name}` ({stuck.op_type})") from None
-    ready, order = list[int](), list[NodeProto]()
-    while sorter.is_active():
-        for i in sorter.get_ready():
-            heapq.heappush(ready, i)
-        first = heapq.heappop(ready)
-        order += [nodes[first]] if first in wanted else []
-        sorter.done(first)
-    return order
 
 
 def _domain(domain: str) -> str:

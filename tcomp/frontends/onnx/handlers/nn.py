@@ -66,10 +66,8 @@ def _steps(ctx: Context, x: Value, w: Value) -> tuple[tuple[int, ...], tuple[int
     if len(x.shape) < 3 or len(w.shape) != len(x.shape):
         raise ctx.invalid(f"the input has {len(x.shape)} dimensions, the weights have {len(w.shape)}")
     kernel = ctx.attrs.get("kernel_shape") or w.shape[2:]
-    if len(kernel) != len(x.shape) - 2 or any(isinstance(d, int) and d != k for d, k in zip(w.shape[2:], kernel, strict=True)):
+    if not ctx.can_be(w.shape[2:], kernel):
         raise ctx.invalid(f"attribute `kernel_shape` is {list(kernel)}, the weights have {list(map(str, w.shape[2:]))}")
-    for have, wanted in zip(w.shape[2:], kernel, strict=True):
-        ctx.require_same(have, wanted)
     return per_axis(ctx, "strides", len(x.shape) - 2), per_axis(ctx, "dilations", len(x.shape) - 2)
 
 

@@ -7,7 +7,6 @@ from typing import Any, NamedTuple
 
 from tcomp.frontends.onnx.context import Context, Handler, Table
 from tcomp.frontends.onnx.handlers.movement import cut
-from tcomp.ir.expr import Dim
 from tcomp.ir.graph import LOOP, GraphBuilder, Operator, Value, loop_attrs
 from tcomp.ops.elementwise import ADD, FULL
 from tcomp.ops.movement import CONCAT, TRANSPOSE
@@ -75,21 +74,12 @@ class _Cell:
             7: (directions, 3 * hidden),
         }
         for number, shape in shapes.items():
-            self._require_shape(number, shape)
+            if (value := ctx.input(number)) is not None and not ctx.can_be(value.shape, shape):
+                said = f"direction `{ctx.attrs.get('direction', 'forward')}` and `hidden_size` {hidden}"
+                raise ctx.invalid(f"input {number} is {value}; with {said} it has the shape [{', '.join(map(str, shape))}]")
         self.steps, self.batch = self.x.shape[:2]
         self.functions = _activations(ctx, functions, len(self.reverse))
         self.clip = float(ctx.attrs["clip"]) if "clip" in ctx.attrs else None
-
-    def _require_shape(self, i: int, shape: Sequence[Dim]) -> None:
-        """Refuse an input of another shape; symbolic sizes have to be these."""
-        if (value := self.ctx.input(i)) is None:
-            return
-        pairs = list(zip(value.shape, shape, strict=False))
-        if len(value.shape) != len(shape) or any(isinstance(a, int) and isinstance(b, int) and a != b for a, b in pairs):
-            said = f"direction `{self.ctx.attrs.get('direction', 'forward')}` and `hidden_size` {self.hidden}"
-            raise self.ctx.invalid(f"input {i} is {value}; with {said} it has the shape [{', '.join(map(str, shape))}]")
-        for have, want in pairs:
-            self.ctx.require_same(have, want)
 
     def swapped(self, value: Value) -> Value:
         """`value` between the node's layout and [steps or directions, batch, ...]."""
