@@ -42,8 +42,8 @@ def text_as_code() -> Iterator[None]:
 class HostDevice(CupyDevice):
     """What a `CudaModule` asks of a `CupyDevice`. Memory is NumPy's; launches run one after the other, threads in ascending or descending order."""
 
-    def __init__(self, descending: bool = False, optimise: str = "-O1") -> None:
-        self.descending, self.optimise = descending, optimise
+    def __init__(self, descending: bool = False) -> None:
+        self.descending = descending
         self.launches: list[str] = []
         self.captured = 0
 
@@ -62,7 +62,7 @@ class HostDevice(CupyDevice):
     def launch(self, function: Any, grid: tuple[int, ...], block: tuple[int, ...], arguments: Sequence[int]) -> None:
         text, name = function
         self.launches.append(name)
-        cuda_host.launch(text, name, grid, block, arguments, self.descending, self.optimise)
+        cuda_host.launch(text, name, grid, block, arguments, self.descending)
 
     def copy(self, target: int, source: int, size: int) -> None:
         _at(target, size)[:] = _at(source, size)

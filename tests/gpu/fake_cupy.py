@@ -227,7 +227,7 @@ class FakeCupy:
             if LOST in text:
                 self.lost = "cudaErrorIllegalAddress: an illegal memory access was encountered"
             else:
-                cuda_host.launch(text, name, (x, y, z), (bx, by, bz), values, False, "-O1")
+                cuda_host.launch(text, name, (x, y, z), (bx, by, bz), values)
 
         self.streams[stream].add(work)
 

@@ -19,220 +19,18 @@ from __future__ import annotations
 import ctypes
 import functools
 import hashlib
+import os
 import re
 import shutil
 import subprocess
 import tempfile
+import threading
 from collections.abc import Sequence
 from pathlib import Path
 
-HEADER = r"""
-#include <cmath>
-#include <cstdint>
-#include <cstdio>
-#include <cstdlib>
-#include <cstring>
-#include <deque>
-#include <functional>
-#include <initializer_list>
-#include <map>
-#include <memory>
-#include <ucontext.h>
-#include <vector>
-using std::memcpy;
-#define __global__
-#define __device__
-#define __forceinline__ inline
-#define __shared__ static
-#define __launch_bounds__(n)
-#define __restrict__ __restrict
-#define __align__(n) __attribute__((aligned(n)))
-struct dim3_ { int x, y, z; };
-static dim3_ threadIdx, blockIdx;
-static inline int __popcll(unsigned long long x) { return __builtin_popcountll(x); }
-
-struct Fiber { ucontext_t context; std::vector<char> stack; dim3_ place; bool done; };
-static std::vector<Fiber> fibers;
-static ucontext_t scheduler;
-static Fiber *current;
-static void (*job)();
-static void enter() { job(); current->done = true; swapcontext(&current->context, &scheduler); }
-static void __syncthreads() { swapcontext(&current->context, &scheduler); threadIdx = current->place; }
-
-// Copies of each thread from global to shared memory: those of the group that is not complete, and the groups not waited for.
-struct Copy { char *to; const char *from; int bytes, size; };
-struct Copies { std::vector<Copy> started; std::deque<std::vector<Copy>> groups; };
-static std::map<int, Copies> copies;
-static bool misaligned;
-static char origin;
-static inline Copies &mine() { return copies[(threadIdx.z * 1024 + threadIdx.y) * 1024 + threadIdx.x]; }
-static std::map<unsigned, const char *> places;  // what a descriptor says of an address -> the last one of which it was said
-static inline int __cvta_generic_to_shared(const void *p) {
-  const int at = (int)((const char *)p - &origin);
-  places[(at & 0x3ffff) >> 4] = (const char *)p - (at & 15);  // the lowest bits are lost
-  return at;
-}
-static inline unsigned long long __cvta_generic_to_global(const void *p) { return (unsigned long long)p; }
-static void copy_later(unsigned to, unsigned long long from, int bytes, int size) {
-  char *const place = &origin + (int)to;
-  misaligned |= (unsigned long long)place % bytes || (size && from % bytes);
-  memset(place, 0x7f, bytes);
-  mine().started.push_back({place, (const char *)from, bytes, size});
-}
-static void commit_copies() { Copies &c = mine(); c.groups.push_back(c.started); c.started.clear(); }
-static void wait_copies(size_t pending) {
-  for (auto &groups = mine().groups; groups.size() > pending; groups.pop_front())
-    for (const Copy &c : groups.front()) { memcpy(c.to, c.from, c.size); memset(c.to + c.size, 0, c.bytes - c.size); }
-}
-
-// Copies in bulk, by the barrier objects that count their bytes.
-struct Group { int threads, missing, phase; long long announced, copied; std::vector<Copy> started, there; };
-static std::map<unsigned, Group> bulk;
-static bool together, stuck;
-static void prepare_group(unsigned at, int threads) { bulk[at] = {threads, threads, 0, 0, 0, {}, {}}; }
-static void announce_bytes(unsigned at, int bytes) { bulk.at(at).announced += bytes; }
-static void copy_in_bulk(unsigned to, unsigned long long from, int bytes, unsigned at) {
-  Group &g = bulk.at(at);
-  char *const place = &origin + (int)to;
-  misaligned |= (unsigned long long)place % 16 || from % 16 || bytes % 16;
-  stuck |= (g.copied += bytes) > g.announced;
-  memset(place, 0x7f, bytes);
-  g.started.push_back({place, (const char *)from, bytes, bytes});
-}
-static void arrive_at(unsigned at) {
-  Group &g = bulk.at(at);
-  if (--g.missing || g.copied != g.announced) return;
-  stuck |= !g.there.empty();  // nobody has waited for the phase before
-  g = {g.threads, g.threads, g.phase + 1, 0, 0, {}, g.started};
-}
-static unsigned wait_at(unsigned at, unsigned parity) {  // all threads wait for a group alike
-  if (together) __syncthreads();
-  Group &g = bulk.at(at);
-  stuck |= g.phase % 2 == parity;
-  for (const Copy &c : g.there) memcpy(c.to, c.from, c.size);
-  g.there.clear();
-  return 1;
-}
-
-// A warp that is executed together: its threads leave their registers and read those of the others when all have. Written from the
-// figures of the PTX ISA (mma.m16n8k8, .m16n8k16, .m16n8k32), not from the compiler's fragments.
-struct Warp { unsigned a[32][4], b[32][2]; };
-static Warp warps[32][32];
-static inline float half_bits(unsigned x) {
-  const int e = x >> 10 & 31, m = x & 1023;
-  const float v = e == 31 ? (m ? NAN : INFINITY) : e ? ldexpf(1024 + m, e - 25) : ldexpf(m, -24);
-  return x & 0x8000 ? -v : v;
-}
-static inline float word(unsigned x) { float f; memcpy(&f, &x, 4); return f; }
-template <class T> T warp_value(const char *op, unsigned x, int n) {  // element n of a register
-  if (strstr(op, "tf32")) return (T)word(x & 0xffffe000u);
-  if (strstr(op, "bf16")) return (T)word((x >> 16 * n) << 16);
-  if (strstr(op, "f16")) return (T)half_bits(x >> 16 * n & 0xffff);
-  return strstr(op, "u8") ? (T)(unsigned char)(x >> 8 * n) : (T)(signed char)(x >> 8 * n);
-}
-template <class T> void warp_mma(const char *op, T *d, const unsigned *a, const unsigned *b) {
-  Warp &warp = warps[threadIdx.z][threadIdx.y];
-  const int lane = threadIdx.x, per = strstr(op, "tf32") ? 1 : strstr(op, "s8") ? 4 : 2, k = 8 * per;
-  for (int n = 0; n < 4; ++n) warp.a[lane][n] = a[n];
-  for (int n = 0; n < 2; ++n) warp.b[lane][n] = b[n];
-  __syncthreads();
-  const T before[4] = {d[0], d[1], d[2], d[3]};
-  for (int n = 0; n < 4; ++n) {
-    const int row = n < 2 ? lane / 4 : lane / 4 + 8, column = lane % 4 * 2 + n % 2;
-    T sum = before[n];
-    for (int x = 0; x < k; ++x) {
-      const int half = x / (k / 2), within = x % (k / 2);
-      const int owner = within / per, slot = within % per;
-      const unsigned left = warp.a[row % 8 * 4 + owner][(row >= 8) + 2 * half], right = warp.b[column * 4 + owner][half];
-      sum += warp_value<T>(op, left, slot) * warp_value<T>(strstr(op, "s8") ? "s8" : op, right, slot);
-    }
-    d[n] = sum;
-  }
-  __syncthreads();
-}
-
-// A warpgroup that is executed together reads factors from shared memory, as descriptors say: written from the text of the PTX ISA on core
-// matrices without swizzling (K-major), and its figure of the fragments of D. Each thread adds to its elements alone.
-struct Product { std::function<void()> read, add; };
-static std::map<int, std::vector<Product>> products;
-static std::vector<Product> &my_products() { return products[(threadIdx.z * 1024 + threadIdx.y) * 1024 + threadIdx.x]; }
-static bool late;
-static const char *element(unsigned long long descriptor, int row, int k, int bytes) {
-  const unsigned along = (descriptor >> 16 & 0x3fff) << 4, across = (descriptor >> 32 & 0x3fff) << 4;
-  const int core = k * bytes / 16, within = k * bytes % 16;
-  return places.at(descriptor & 0x3fff) + core * along + row / 8 * across + row % 8 * 16 + within;
-}
-template <class T> T loaded_value(const char *op, const char *p, int bytes) {
-  unsigned x = 0;
-  memcpy(&x, p, bytes);
-  return warp_value<T>(op, x, 0);
-}
-template <class T> void group_mma(const char *op, std::initializer_list<T *> list, unsigned long long a, unsigned long long b) {
-  int n, depth;
-  sscanf(strstr(op, ".m64n") + 5, "%dk%d", &n, &depth);
-  const int bytes = 32 / depth, lane = threadIdx.x % 32, warp = threadIdx.x / 32;
-  const std::vector<T *> d(list);
-  auto sums = std::make_shared<std::vector<T>>(d.size());
-  if ((int)d.size() != n / 2) abort();
-  Product product;
-  product.read = [=] {
-    for (int e = 0; e < n / 2; ++e) {
-      const int row = 16 * warp + lane / 4 + 8 * (e % 4 / 2), column = 8 * (e / 4) + lane % 4 * 2 + e % 2;
-      T sum = 0;
-      for (int k = 0; k < depth; ++k)
-        sum += loaded_value<T>(op, element(a, row, k, bytes), bytes) * loaded_value<T>(strstr(op, "s8") ? "s8" : op, element(b, column, k, bytes), bytes);
-      (*sums)[e] = sum;
-    }
-  };
-  product.add = [=] { for (int e = 0; e < n / 2; ++e) *d[e] += (*sums)[e]; };
-  if (!late) product.read();
-  my_products().push_back(product);
-}
-static void wait_products() {
-  for (const Product &p : my_products()) { if (late) p.read(); p.add(); }
-  my_products().clear();
-}
-
-template <class F> int run(bool barriers, bool descending, const int *grid, const int *block, F body) {
-  static F *the; the = &body; job = [] { (*the)(); };
-  const int threads = block[0] * block[1] * block[2];
-  late = descending;
-  together = barriers;
-  stuck = misaligned = false;
-  if (barriers && (int)fibers.size() < threads) {
-    fibers.resize(threads);
-    for (auto &f : fibers) f.stack.resize(1 << 18);
-  }
-  for (int n = 0; n < grid[0] * grid[1] * grid[2]; ++n) {
-    copies.clear();
-    bulk.clear();
-    blockIdx = {n % grid[0], n / grid[0] % grid[1], n / grid[0] / grid[1]};
-    for (int m = 0; m < threads; ++m) {
-      const int t = descending ? threads - 1 - m : m;
-      const dim3_ place = {t % block[0], t / block[0] % block[1], t / block[0] / block[1]};
-      if (!barriers) { threadIdx = place; job(); continue; }
-      Fiber &f = fibers[t];
-      f.place = place; f.done = false;
-      getcontext(&f.context);
-      f.context.uc_stack.ss_sp = f.stack.data(); f.context.uc_stack.ss_size = f.stack.size(); f.context.uc_link = nullptr;
-      makecontext(&f.context, enter, 0);
-    }
-    for (bool some = barriers; some;) {
-      int alive = 0;
-      for (int m = 0; m < threads; ++m) {
-        Fiber &f = fibers[descending ? threads - 1 - m : m];
-        if (f.done) continue;
-        current = &f; threadIdx = f.place;
-        swapcontext(&scheduler, &f.context);
-        alive += !f.done;
-      }
-      if (alive && alive < threads) return 1;  // some threads wait at a barrier that others never reach
-      some = alive;
-    }
-  }
-  return stuck ? 3 : misaligned ? 2 : 0;
-}
-"""
+HERE = Path(__file__).parent
+# No contraction and no strict aliasing assumptions, as on the device.
+FLAGS = ("-std=c++17", "-fPIC", "-ffp-contract=off", "-fno-strict-aliasing", "-O1", "-w")
 
 
 def _group_mma(found: re.Match[str]) -> str:
@@ -267,25 +65,31 @@ def compiler() -> str | None:
 
 
 @functools.cache
-def library(text: str, optimise: str = "-O1") -> ctypes.CDLL:
+def library(text: str) -> ctypes.CDLL:
     """The text compiled for the host; each `__global__` function `f` is called through `f_run(descending, grid, block, args)`."""
-    folder = Path(tempfile.gettempdir()) / "tcomp-cuda-host"
-    folder.mkdir(exist_ok=True)
-    key = hashlib.sha256((HEADER + text + optimise).encode()).hexdigest()[:24]
     text = re.sub(r"extern __shared__ (__align__\(\d+\)) unsigned char (\w+)\[\];", r"static \1 unsigned char \2[228 << 10];", text)
     for instruction, stand_in in _ASM:
         text = instruction.sub(stand_in, text)
-    target = folder / f"{key}.so"
+    text = '#include "device.h"\n' + text + "".join(_runner(*f) for f in _functions(text))
+    device = _compiled("device.o", str(HERE / "device.cpp"), "-c")
+    # With the header compiled beforehand, as most of the time is that of <cmath> otherwise: compilers look for a file of this name.
+    header = _compiled("device.h.gch", "-x", "c++-header", str(HERE / "device.h"))
+    return ctypes.CDLL(str(_compiled("kernel.so", f"-I{header.parent}", "-x", "c++", "-", "-x", "none", str(device), "-shared", text=text)))
+
+
+def _compiled(name: str, *flags: str, text: str = "") -> Path:
+    """A file of this name, which the compiler makes of the text unless that was done before."""
+    parts = (text, *((HERE / file).read_text() for file in ("device.h", "device.cpp")), *FLAGS, *flags)
+    key = hashlib.sha256("\0".join(parts).encode()).hexdigest()[:24]
+    target = Path(tempfile.gettempdir()) / "tcomp-cuda-host" / key / name
+    target.parent.mkdir(exist_ok=True, parents=True)
     if not target.exists():
-        source = folder / f"{key}.cpp"
-        source.write_text(HEADER + text + "".join(_runner(*f) for f in _functions(text)))
-        temporary = folder / f"{key}.{id(text)}.tmp"
-        # No contraction and no strict aliasing assumptions, as on the device; the stack protector would dislike the contexts.
-        flags = ["-std=c++17", optimise, "-fPIC", "-shared", "-ffp-contract=off", "-fno-strict-aliasing", "-w"]
-        done = subprocess.run([compiler() or "c++", *flags, "-o", str(temporary), str(source)], capture_output=True, text=True, check=False)
+        temporary = target.with_name(f"{os.getpid()}.{threading.get_ident()}")
+        command = [compiler() or "c++", *FLAGS, *flags, f"-I{HERE}", "-o", str(temporary)]
+        done = subprocess.run(command, input=text, capture_output=True, text=True, check=False)
         assert done.returncode == 0, f"{done.stderr}\n{text}"
         temporary.rename(target)
-    return ctypes.CDLL(str(target))
+    return target
 
 
 def _functions(text: str) -> list[tuple[str, list[str], bool]]:
@@ -302,18 +106,18 @@ def _functions(text: str) -> list[tuple[str, list[str], bool]]:
 def _runner(name: str, types: Sequence[str], barriers: bool) -> str:
     arguments = ", ".join(f"*({t} *)args[{n}]" for n, t in enumerate(types))
     return (
-        f'\nextern "C" int {name}_run(int descending, const int *grid, const int *block, void **args) {{\n'
-        f"  return run({str(barriers).lower()}, descending, grid, block, [=] {{ {name}({arguments}); }});\n}}\n"
+        f'\nextern "C" int {name}_run(int descending, const int *grid, const int *block, void **given) {{\n'
+        f"  static void **args; args = given;\n"
+        f"  return run({str(barriers).lower()}, descending, grid, block, [] {{ {name}({arguments}); }});\n}}\n"
     )
 
 
-def launch(text: str, name: str, grid: Sequence[int], block: Sequence[int], args: Sequence[int], descending: bool = False,
-           optimise: str = "-O1") -> None:  # fmt: skip
+def launch(text: str, name: str, grid: Sequence[int], block: Sequence[int], args: Sequence[int], descending: bool = False) -> None:
     """Run one launch; `args` are addresses and integers, all of 64 bits."""
     cells = (ctypes.c_int64 * max(1, len(args)))(*args)
     places = (ctypes.c_void_p * max(1, len(args)))(*(ctypes.addressof(cells) + 8 * n for n in range(len(args))))
     three = ctypes.c_int * 3
-    code = getattr(library(text, optimise), f"{name}_run")(int(descending), three(*grid), three(*block), places)
+    code = getattr(library(text), f"{name}_run")(int(descending), three(*grid), three(*block), places)
     assert code != 1, f"{name}: some threads of a block wait at a barrier that others do not reach"
     assert code != 3, f"{name}: a wait for copies in bulk does not end, or their barrier objects are used anew too early"
     assert code == 0, f"{name}: a copy in the background is not aligned"
