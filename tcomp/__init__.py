@@ -13,12 +13,12 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from tcomp import te
     from tcomp.api import compile
     from tcomp.autotune.tuner import tune
     from tcomp.errors import ScheduleError, TcompError
     from tcomp.frontends.python import assume, program
     from tcomp.functions import build
-    from tcomp.ir import te
     from tcomp.runtime import Module, load
     from tcomp.schedules import Schedule
     from tcomp.target import Target
@@ -35,7 +35,7 @@ _HOMES = {
 
 def __getattr__(name: str) -> Any:
     if name == "te":
-        return importlib.import_module("tcomp.ir.te")
+        return importlib.import_module("tcomp.te")
     if name in _HOMES:
         return getattr(importlib.import_module(_HOMES[name]), name)
     raise AttributeError(f"module 'tcomp' has no attribute {name!r}")

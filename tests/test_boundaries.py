@@ -22,6 +22,7 @@ LAYERS: list[set[str]] = [
     {"target"},
     {"ir"},
     {"ops"},
+    {"te"},
     {"frontends", "passes", "codegen", "schedules"},
     {"backends"},
     {"options", "packaging"},

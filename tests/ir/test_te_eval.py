@@ -304,3 +304,16 @@ def test_reductions_of_every_type(reduction, dtype):
     np.testing.assert_array_equal(both(rows, {x: value}), expected)
     expected = np.stack([ufunc.reduce(wide[:, s : s + 3], axis=1, dtype=wide.dtype) for s in (0, 2, 4, 6)], 1).astype(kind)
     np.testing.assert_array_equal(both(windows, {x: value}), expected)
+
+
+def test_a_sum_of_products_along_an_axis_that_is_named_but_does_not_count():
+    """k // 2 is 0 for all k: the products count twice."""
+    a, b, k, m = (
+        te.placeholder((3, 1), "float64", "a"),
+        te.placeholder((4,), "float64", "b"),
+        te.reduce_axis(2, "k"),
+        te.reduce_axis(4, "m"),
+    )
+    t = te.compute((3,), lambda i: te.sum(a[i, k // 2] * b[m], (k, m)))
+    x, y = np.arange(3.0).reshape(3, 1), np.arange(4.0)
+    np.testing.assert_array_equal(evaluate([t], {a: x, b: y})[0], x[:, 0] * 12.0)

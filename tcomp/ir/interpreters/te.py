@@ -267,6 +267,8 @@ class Evaluator:
             if guard is not None and not all(np.isfinite(array).all() for array, _ in values):
                 return None
             a, b = (array.reshape((1,) * (len(order) - array.ndim) + array.shape) for array, _ in values)
+            if any(max(a.shape[d], b.shape[d]) != ranges[order[d]][1] for d in range(len(outer), len(order))):
+                return None  # an axis that a factor names, as in k // 4, though it does not vary along it
             slabs.append(_product(a, b, len(outer), e.dtype))
         total = slabs[0] if len(slabs) == 1 else np.concatenate(slabs, axis=order.index(longest))
         if all(len(pieces) == 1 for pieces in parts.values()):

@@ -44,6 +44,14 @@ def condition_of(sizes: isl.Set, values: Mapping[str, Expr]) -> Expr:
     return _condition(isl.AstBuild.from_context(isl.Set.universe(sizes.get_space())).expr_from_set(sizes), values)
 
 
+def point_of(points: isl.Set, context: isl.Set, values: Mapping[str, Expr]) -> tuple[list[Expr], Expr]:
+    """(coordinates, condition) of the only point of a set, which is there where the condition on the parameters holds; `context` is what is
+    known of these, and `values` are the expressions that they stand for."""
+    build, place = isl.AstBuild.from_context(context), isl.PwMultiAff.from_set(points)
+    coordinates = [simplify(_value(build.expr_from_pw_aff(place.get_pw_aff(d)), values)) for d in range(points.dim(isl.dim_type.set))]
+    return coordinates, simplify(_condition(build.expr_from_set(points.params().gist(context)), values))
+
+
 class _Scanner:
     def __init__(self, stmt: Stmt, model: Model, names: Names, fresh: Callable[[str], str], parallel: Sequence[str]) -> None:
         self.model, self.names, self.fresh, self.parallel = model, names, fresh, parallel

@@ -1,0 +1,1 @@
+"""From tensor expressions to tensor expressions: derivatives in both modes, and batches."""

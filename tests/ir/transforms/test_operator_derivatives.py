@@ -1,0 +1,143 @@
+"""Derivatives of all operators that have one, at odd sizes."""
+
+import numpy as np
+import pytest
+
+from tcomp.ops import OPERATORS
+from tests.ir.transforms.differences import check, placeholders
+
+RNG = np.random.default_rng(7)
+
+
+def x(*shape, low=-1.5, high=1.5):
+    return RNG.uniform(low, high, shape)
+
+
+def positive(*shape):
+    return RNG.uniform(0.3, 2.0, shape)
+
+
+def ints(*shape, below):
+    return RNG.integers(0, below, shape)
+
+
+S = (5, 7)
+RELU, TANH, SIGMOID = (("relu", 0.0, 0.0), ("tanh", 0.0, 0.0), ("sigmoid", 0.0, 0.0))
+SIMPLE = [
+    "abs",
+    "neg",
+    "asinh",
+    "atan",
+    "cos",
+    "cosh",
+    "sin",
+    "sinh",
+    "tan",
+    "tanh",
+    "exp",
+    "erf",
+    "sigmoid",
+    "softplus",
+    "relu",
+    "mish",
+    "hard_swish",
+    "softsign",
+    "sign",
+    "ceil",
+    "floor",
+    "round",
+    "probit",
+    "reciprocal",
+    "log",
+    "sqrt",
+    "acos",
+    "asin",
+    "atanh",
+    "acosh",
+]
+UNARY = {
+    **{name: {} for name in SIMPLE},
+    "leaky_relu": {"alpha": 0.1}, "thresholded_relu": {"alpha": 0.3}, "elu": {"alpha": 1.5}, "celu": {"alpha": 0.7},
+    "selu": {"alpha": 1.6, "gamma": 1.05}, "gelu": {"approximate": "none"}, "swish": {"alpha": 1.3}, "hard_sigmoid": {"alpha": 0.2, "beta": 0.5},
+    "shrink": {"lambd": 0.4, "bias": 0.1}, "scale": {"factor": 1.7}, "clip_const": {"low": -0.5, "high": 0.8},
+}  # fmt: skip
+DOMAIN = {"log": (0.3, 2), "sqrt": (0.3, 2), "reciprocal": (0.4, 2), "acosh": (1.2, 3), "probit": (0.1, 0.9)} | dict.fromkeys(
+    ["acos", "asin", "atanh"], (-0.9, 0.9)
+)
+AXES = {"axes": (1,), "keepdims": False}
+CASES = [(name, [x(*S, low=lo, high=hi)], attrs) for name, attrs in UNARY.items() for lo, hi in [DOMAIN.get(name, (-1.5, 1.5))]]
+CASES += [("gelu", [x(*S)], {"approximate": "tanh"})]
+CASES += [(name, [x(*S), x(7)], {}) for name in ("add", "sub", "mul", "max", "min", "sum", "mean", "prelu")]
+CASES += [
+    ("div", [x(*S), positive(5, 1)], {}),
+    ("pow", [positive(*S), x(7)], {}),
+    ("fmod", [x(*S), positive(7)], {}),
+    ("mod", [x(*S), positive(7)], {}),
+]
+CASES += [
+    ("where", [RNG.random(S) < 0.5, x(*S), x(7)], {}), ("clip", [x(*S), np.array(-0.4), np.array(0.6)], {}), ("cast", [x(*S)], {"dtype": "float64"}),
+    ("with_shape", [x(*S)], {"shape": S}),
+    *[(f"reduce_{n}", [x(3, 5, 7)], {"axes": (0, 2), "keepdims": True}) for n in ("sum", "mean", "max", "min", "l1", "l2", "sum_square", "log_sum_exp", "prod")],
+    *[(f"reduce_{n}", [positive(*S)], AXES) for n in ("prod", "log_sum", "mean")],
+    ("softmax", [x(3, 5, 7)], {"axes": (2,)}), ("log_softmax", [x(3, 5, 7)], {"axes": (1,)}), ("hardmax", [x(*S)], {"axes": (1,)}),
+    *[(n, [x(*S)], {"axis": 1, "exclusive": e, "reverse": r}) for n in ("cum_sum", "cum_prod") for e, r in ((False, False), (True, True))],
+    ("nll_loss", [x(5, 3, 2), ints(5, 2, below=3), positive(3)], {"ignore_index": 1, "reduction": "mean"}),
+    ("nll_loss", [x(5, 3), ints(5, below=3), None], {"ignore_index": None, "reduction": "sum"}),
+    ("batch_scale", [x(5), positive(5)], {"epsilon": 1e-5}), ("batch_shift", [x(5), x(5), x(5)], {}), ("scale_shift", [x(3, 5, 7), x(5), x(5)], {}),
+    ("batch_moments", [x(3, 5, 7)], {}), ("running", [x(5), x(5)], {"momentum": 0.9}),
+    ("instance_norm", [x(2, 3, 5, 3), x(3), x(3)], {"epsilon": 1e-3}), ("group_norm", [x(2, 6, 5), x(6), x(6)], {"groups": 3, "epsilon": 1e-3}),
+    ("layer_norm", [x(3, 5, 7), x(7), x(5, 7)], {"axis": 1, "epsilon": 1e-3}), ("rms_norm", [x(3, 7), x(7)], {"axis": 1, "epsilon": 1e-3}),
+    ("lrn", [x(2, 7, 3)], {"size": 3, "alpha": 0.1, "beta": 0.75, "bias": 1.0}), ("lp_normalize", [x(*S)], {"axis": 1, "p": 2}),
+    ("matmul", [x(5, 3, 7), x(7, 3)], {}), ("matmul", [x(7, 5), x(2, 3, 7)], {"transpose_a": True, "transpose_b": True}), ("matmul", [x(5), x(5)], {}),
+    ("einsum", [x(3, 5, 5), x(5, 7)], {"equation": "bii,ij->bj"}), ("det", [x(2, 3, 3)], {}), ("inverse", [x(2, 3, 3) + 3 * np.eye(3)], {}),
+    ("softmax_product", [x(2, 5, 7), x(2, 7, 3)], {}),
+    ("conv", [x(1, 4, 9, 7), x(6, 2, 3, 3)], {"strides": (2, 1), "dilations": (1, 2), "group": 2}), ("conv", [x(2, 3, 9), x(3, 1, 2)], {"strides": (3,), "dilations": (1,), "group": 3}),
+    ("conv_transpose", [x(1, 4, 3, 5), x(4, 3, 3, 2)], {"strides": (2, 2), "dilations": (1, 1), "group": 2, "before": (1, 0), "shape": (5, 10)}),
+    ("deform_conv", [x(1, 2, 5, 5), x(3, 2, 3, 3), x(1, 18, 3, 3), x(1, 9, 3, 3)], {"strides": (1, 1), "dilations": (1, 1), "before": (0, 0), "group": 1, "offset_group": 1}),
+    ("add_channels", [x(2, 3, 5), x(3)], {}), ("dense", [x(3, 5), x(7, 5)], {}), ("expert_dense", [x(5, 2, 3), x(4, 7, 3), ints(5, 2, below=4)], {}),
+    ("max_pool", [x(1, 2, 7, 5)], {"kernel": (3, 2), "strides": (2, 1), "dilations": (1, 2)}),
+    ("average_pool", [x(1, 2, 7, 5)], {"kernel": (3, 2), "strides": (2, 1), "dilations": (1, 1), "counted": ((1, 6), None)}),
+    ("lp_pool", [x(1, 2, 7, 5)], {"kernel": (3, 2), "strides": (2, 1), "dilations": (1, 1), "p": 3}), ("global_lp_pool", [x(2, 3, 5)], {"p": 2}),
+    ("max_unpool", [x(1, 2, 3), np.array([[[1, 4, 2], [8, 6, 9]]])], {"shape": (1, 2, 5), "source": (1, 2, 5)}),
+    ("transpose", [x(2, 3, 5)], {"perm": (2, 0, 1)}), ("reshape", [x(2, 3, 5)], {"shape": (5, 6)}), ("view", [x(3, 5)], {"shape": (1, 15, 1)}),
+    ("expand", [x(3, 1)], {"shape": (2, 3, 5)}), ("broadcast_to", [x(3, 1)], {"shape": (2, 3, 5)}), ("tile", [x(3, 5)], {"repeats": (2, 3)}),
+    ("slice", [x(9, 7)], {"starts": (7, 1), "steps": (-2, 3), "shape": (3, 2)}), ("concat", [x(3, 2), x(3, 5), x(3, 1)], {"axis": 1}),
+    *[("pad", [x(5, 7), None if m else np.array(0.7)], {"before": (2, 3), "after": (1, 2), "mode": m or "constant"}) for m in ("", "edge", "reflect", "wrap")],
+    ("depth_to_space", [x(1, 8, 3, 5)], {"block": 2, "channels_first": True}), ("space_to_depth", [x(1, 3, 4, 6)], {"block": 2, "channels_first": False}),
+    ("reverse_sequence", [x(5, 3), np.array([2, 5, 1])], {"batch_axis": 1, "time_axis": 0}), ("trilu", [x(5, 7), None], {"diagonal": 1, "upper": True}),
+    ("arange_from", [np.array(0.3), np.array(1.7)], {"count": 5}), ("identity", [x(3)], {}), ("stack", [x(3, 5), x(3, 5), x(3, 5)], {"axis": 1}),
+    ("part", [x(3, 5)], {"index": 1}), ("gather", [x(3, 5, 2), ints(2, 3, below=5) - 2], {"axis": 1}), ("gather_elements", [x(3, 5), ints(4, 5, below=3)], {"axis": 0}),
+    ("gather_nd", [x(3, 5, 2), ints(3, 4, 1, below=5)], {"batch_dims": 1}),
+    *[("scatter_elements", [x(5, 3), ints(4, 3, below=5), x(4, 3)], {"axis": 0, "reduction": r}) for r in ("none", "add", "mul", "max", "min")],
+    *[("scatter_nd", [x(5, 3), ints(4, 1, below=5), x(4, 3)], {"reduction": r}) for r in ("none", "add", "mul")],
+    ("tensor_scatter", [x(2, 5, 3), x(2, 2, 3), np.array([1, 3])], {"axis": 1, "circular": True}), ("one_hot", [ints(5, below=3), x(2)], {"depth": 3, "axis": 1}),
+    ("top_k", [x(3, 7)], {"k": 3, "axis": 1, "largest": True}), ("repeat", [x(3, 5)], {"factor": 3, "axis": 1}),
+    ("resample", [x(3, 5), ints(7, 2, below=5), x(7, 2)], {"axis": 1}),
+    *[("grid_sample", [x(1, 2, 5, 4), x(1, 3, 2, 2, low=-1.2, high=1.2)], {"mode": m, "padding": p, "align_corners": a}) for m, p, a in (("linear", "zeros", False), ("cubic", "border", True), ("linear", "reflection", False), ("nearest", "zeros", True))],
+    ("affine_grid", [x(2, 2, 3)], {"spatial": (3, 5), "align_corners": True}),
+    *[("roi_align", [x(2, 2, 7, 5), np.array([[0.3, 0.4, 3.1, 4.9], [1.1, 0.2, 4.3, 3.3]]), np.array([1, 0])], {"size": (2, 3), "samples": 2, "scale": 0.9, "mode": m, "half_pixel": True}) for m in ("avg", "max")],
+    ("crop_and_resize", [x(2, 2, 7, 5), np.array([[0.1, 0.2, 0.7, 0.9], [0.3, 0.1, 0.8, 0.6]]), np.array([1, 0])], {"size": (2, 3), "mode": "linear", "outside": 0.5}),
+    ("col2im", [x(1, 12, 6)], {"image": (4, 3), "block": (2, 2), "dilations": (1, 1), "pads": (0, 0, 0, 0), "strides": (1, 1), "channels": 3}),
+    ("lstm_cell", [x(3, 20), x(3, 20), x(3, 5), x(15)], {"activations": (SIGMOID, TANH, TANH), "clip": 2.0, "input_forget": False}),
+    ("gru_reset", [x(3, 15), x(3, 10), x(3, 5)], {"activation": SIGMOID, "clip": None}),
+    ("gru_cell", [x(3, 15), x(3, 10), x(3, 5), None, x(3, 5)], {"activations": (SIGMOID, TANH), "clip": None}),
+    ("gru_cell", [x(3, 15), x(3, 15), None, x(5), x(3, 5)], {"activations": (SIGMOID, RELU), "clip": None}),
+    ("rnn_cell", [x(3, 5), x(3, 5)], {"activation": TANH, "clip": None}),
+    ("within", [x(3, 5), x(3, 5), np.array([2, 1, 3]), np.array(1)], {"count": 3}),
+    ("dft", [x(2, 5, 2), x(3, 5), x(3, 5)], {"axis": 1, "real": False}), ("frames", [x(2, 11, 1), x(3)], {"length": 3, "step": 2, "count": 5}),
+    ("adagrad", [np.array(0.1), np.array(2), x(3, 5), x(3, 5), positive(3, 5)], {"decay": 0.1, "rate_decay": 0.2, "epsilon": 0.1}),
+    ("adam", [np.array(0.1), np.array(2), x(3), x(3), x(3), positive(3)], {"alpha": 0.9, "beta": 0.99, "decay": 0.1, "decay_after": 0.1, "epsilon": 0.1}),
+    ("momentum", [np.array(0.1), np.array(2), x(3), x(3), x(3)], {"alpha": 0.9, "beta": 0.5, "decay": 0.1, "nesterov": True}),
+    ("squared_distances", [x(5, 3), x(4, 3)], {}), ("softmax_zero", [x(5, 3)], {}),
+    ("winograd_input", [x(1, 2, 6, 6)], {"tile": 2, "taps": (3, 3)}), ("winograd_product", [x(4, 4, 1, 2, 2, 3), x(4, 4, 3, 5)], {}),
+    ("winograd_output", [x(4, 4, 1, 2, 2, 3)], {"tile": 2, "shape": (4, 3)}),
+    ("strassen_rows", [x(5, 4)], {}), ("strassen_input", [x(5, 4), positive(5)], {}), ("strassen_output", [x(7, 3, 2), positive(5)], {}),
+    ("dropout", [np.array([3, 4], np.uint32), x(5, 7), None, np.array(True)], {"probability": 0.4}),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("name", "arrays", "attrs"), CASES, ids=[f"{n}-{c[0]}" for n, c in enumerate(CASES)])
+def test_derivative(name, arrays, attrs):
+    tensors = placeholders(*arrays)
+    outputs = OPERATORS[name].apply(tensors, attrs)
+    check(outputs, {t: a for t, a in zip(tensors, arrays, strict=True) if t is not None})
