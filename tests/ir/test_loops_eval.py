@@ -123,6 +123,10 @@ kernel fresh(A: float32[2]) -> (A) {
 @pytest.mark.parametrize(
     ("stmt", "message"),
     [
+        (  # the same variable in two nests
+            L.block(L.loop("i", 5, lambda i: L.store(A, (i,), 0.0)), L.loop("i", 5, lambda i: L.store(A, (i - 1,), 0.0))),
+            r"stores to A\[4\]\n  where: loops i = 4",
+        ),
         (L.loop("i", 5, lambda i: L.store(A, (i,), 0.0)), r"stores to A\[4\]\n  where: loops i = 4\n  why: its shape is \(4,\)"),
         (L.loop("i", 4, lambda i: L.store(A, (0,), A[i - 1])), r"reads A\[-1\]"),
         (L.store(A, (0,), B[0]), "`B` is used outside of its allocation"),

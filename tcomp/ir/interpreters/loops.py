@@ -108,7 +108,7 @@ class _Text:
         self.names: dict[Expr, str] = {}  # of variables
         self.memory: dict[L.Buffer, tuple[str, str]] = {}  # names of arrays, and of what tells which elements are written ("": all are)
         self.loops: tuple[Expr, ...] = ()  # around the statement
-        self.sources: list[tuple[L.Stmt, tuple[Expr, ...]]] = []  # for each line, its statement and the loops around that
+        self.sources: list[tuple[L.Stmt, dict[Expr, str]]] = []  # for each line, its statement and the loops around that, with their names
 
     def run(self, stmt: L.Stmt) -> None:
         """Make the text of a whole program and run it."""
@@ -133,10 +133,11 @@ class _Text:
         frames = [(frame, line) for frame, line in walk_tb(error.__traceback__) if frame.f_code.co_filename == _FILE]
         if not frames:
             raise error
+        stmt, around = self.sources[frames[-1][1] - 1]
+        self.loops, self.names = tuple(around), self.names | around  # a variable has another name in another nest
         live = {*self.names.values(), *chain.from_iterable(self.memory.values())}  # names of loop variables, and of arrays
         for frame, _ in frames:
             self.known |= {name: value for name, value in frame.f_locals.items() if name in live}
-        stmt, self.loops = self.sources[frames[-1][1] - 1]
         self.watcher = Watcher()
         store = isinstance(stmt, L.Store | L.Accumulate)
         self.execute(stmt, self.statement if store else lambda s: self.line(_tuple(self.heading(s)), s))
@@ -144,7 +145,7 @@ class _Text:
 
     def line(self, text: str, stmt: L.Stmt) -> None:
         self.lines.append("    " * self.indent + text)
-        self.sources.append((stmt, self.loops))
+        self.sources.append((stmt, {v: self.names[v] for v in self.loops}))
 
     @contextmanager
     def indented(self) -> Iterator[None]:

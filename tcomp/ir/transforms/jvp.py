@@ -12,7 +12,7 @@ from tcomp.ir.simplify import same_shape
 from tcomp.ir.te import Extern, Tensor
 from tcomp.ir.transforms import scalar
 from tcomp.ir.transforms.programs import forward_program
-from tcomp.ir.transforms.stages import require_float, share, stages, zeros
+from tcomp.ir.transforms.stages import require_float, results, share, stages, zeros
 
 Tensors = Tensor | Sequence[Tensor]
 
@@ -50,7 +50,7 @@ def jvp(outputs: Tensors, wrt: Tensors, tangents: Tensors) -> Tensor | list[Tens
                 found[t] = own
         else:
             _through(t, found)
-    changes = [found.get(t) or zeros(t.shape, t.dtype, f"{t.name}.tangent") for t in outputs]
+    changes = results([found.get(t) or zeros(t.shape, t.dtype, f"{t.name}.tangent") for t in outputs])
     return changes[0] if alone else changes
 
 

@@ -123,3 +123,13 @@ def require_float(t: Tensor, what: str) -> None:
 def zeros(shape: Sequence[Dim], dtype: str, name: str) -> Tensor:
     """A tensor of zeros."""
     return Tensor(name, shape, dtype, places(shape), as_expr(0.0, dtype))
+
+
+def results(found: Sequence[Tensor]) -> list[Tensor]:
+    """The tensors as results of a program: computed, and each another one; what is not is copied."""
+    seen, own = set[Tensor](), list[Tensor]()
+    for t in found:
+        copied, at = te.is_placeholder(t) or t in seen, places(t.shape)
+        own.append(Tensor(t.name, t.shape, t.dtype, at, t[at]) if copied else t)
+        seen.add(t)
+    return own

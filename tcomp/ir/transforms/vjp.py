@@ -22,7 +22,7 @@ from tcomp.ir.te import Extern, Tensor
 from tcomp.ir.transforms import scalar
 from tcomp.ir.transforms.programs import reversed_program
 from tcomp.ir.transforms.scalar import Guards
-from tcomp.ir.transforms.stages import Stage, accumulator, places, require_float, share, stages, wide, zeros
+from tcomp.ir.transforms.stages import Stage, accumulator, places, require_float, results, share, stages, wide, zeros
 
 Tensors = Tensor | Sequence[Tensor]
 
@@ -55,7 +55,7 @@ def vjp(outputs: Tensors, wrt: Tensors, cotangents: Tensors | None = None) -> Te
     for t, c in zip(outputs, cotangents, strict=True):
         if c.dtype != t.dtype or not same_shape(c.shape, t.shape):
             raise IRError(f"the cotangent `{c!r}` is not like the output `{t!r}`", hint="same shape and dtype")
-    found = _Adjoints(outputs, wrt, cotangents).found
+    found = results(_Adjoints(outputs, wrt, cotangents).found)
     return found[0] if alone else found
 
 

@@ -149,6 +149,15 @@ def test_machine_code_computes_the_same():
     np.testing.assert_allclose(dy, x.T @ slope, atol=1e-5)
 
 
+def test_results_are_tensors_of_their_own():
+    """Also where they are a cotangent, or the same."""
+    a, b, g = (te.placeholder((3,), name=n) for n in "abg")
+    total = te.compute((3,), lambda i: a[i] + b[i], "total")
+    f = tcomp.build([g, *te.vjp(total, [a, b], g), *te.jvp([total, total], [a], [g])])
+    ones = np.ones(3, np.float32)
+    assert all(np.array_equal(r, ones) for r in f(ones))
+
+
 def test_machine_code_of_scatters_and_programs():
     x, p = te.placeholder((5, 4), name="x"), te.placeholder((3,), "int64", "p")
     (rows,) = OPERATORS["gather"].apply([x, p], {"axis": 0})
