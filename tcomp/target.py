@@ -191,18 +191,20 @@ class CpuTarget(Target):
 @dataclass(frozen=True)
 class CudaTarget(Target):
     """GPUs. `archs` get machine code; products of float32 matrices are computed in `precision` ("fp32", "tf32", "fp16" or "bf16");
-    without `vector_access` buffers need not be aligned for vectors."""
+    without `vector_access` buffers need not be aligned for vectors; `unchecked` as for a `CpuTarget`."""
 
     archs: tuple[str, ...]
     precision: str = "fp32"
     vector_access: bool = True
+    unchecked: bool = False
 
     triple = family = arch = "cuda"
 
     @property
     def _options(self) -> list[str]:
         """What is not usual, sorted."""
-        return [*([f"precision={self.precision}"] if self.precision != "fp32" else []), *([] if self.vector_access else ["scalar"])]
+        given = {f"precision={self.precision}": self.precision != "fp32", "scalar": not self.vector_access, "unchecked": self.unchecked}
+        return [option for option, unusual in given.items() if unusual]
 
     def __str__(self) -> str:
         return " ".join(["cuda", f"-arch={','.join(self.archs)}", *(f"-{option}" for option in self._options)])
@@ -291,11 +293,12 @@ def _cpu(words: list[str], text: str) -> CpuTarget:
 
 
 def _cuda(words: list[str], text: str) -> CudaTarget:
-    options = _options(words, r"(arch|precision)=(\S+)|(scalar)()", text, "cuda -arch=sm_80,sm_90a -precision=tf32 (or fp16, bf16)")
+    hint = "cuda -arch=sm_80,sm_90a -precision=tf32 (or fp16, bf16) -unchecked"
+    options = _options(words, r"(arch|precision)=(\S+)|(scalar|unchecked)()", text, hint)
     given = options["arch"].split(",") if "arch" in options else _USUAL_GPUS
     archs = tuple(_one_of(arch, CUDA_ARCHITECTURES, "GPU architecture", text) for arch in dict.fromkeys(given))
     precision = _one_of(options.get("precision", "fp32"), _PRECISIONS, "precision", text)
-    target = CudaTarget(archs, precision, "scalar" not in options)
+    target = CudaTarget(archs, precision, "scalar" not in options, "unchecked" in options)
     if precision != "fp32" and target.compute_capability < 80:
         raise TargetError(f"GPUs before sm_80 compute no products in {precision}", where=text, hint="-arch=sm_80, or leave -precision away")
     return target

@@ -6,6 +6,7 @@ A new target is one page, a subclass of `tcomp.backends.Backend`. This one is fo
 each step can be read, and it is slow, since it computes one element after the other. `tests/backends` run operator tests on it.
 """
 
+import itertools
 import shutil
 import subprocess
 from collections.abc import Iterable, Mapping, Sequence
@@ -31,7 +32,8 @@ from tcomp.target import CpuTarget, Target
 
 INCLUDE = Path(tcomp.__file__).parent / "runtime" / "include"  # tcomp.h is what the runtime wants of a model's code
 MEMORIES = {"input": "inputs[{}]", "output": "outputs[{}]", "weights": "weights", "workspace": "workspace", "dims": "dims"}  # of a call
-AT = "static void *at(const void *base, long offset) { return (char *)base + offset; }"
+HELPERS = """static void *at(const void *base, long offset) { return (char *)base + offset; }
+static int report(tcomp_call *call, int n) { call->index = outside.index; call->extent = outside.extent; return n; }"""
 
 
 @dataclass(frozen=True)
@@ -56,7 +58,7 @@ class CBackend(Backend):
     # An artifact holds one shared object: the kernels, and the functions through which the runtime runs them.
 
     def link(self, program: Program, kernels: Mapping[str, bytes]) -> bytes:
-        return self.compiled('#include <string.h>\n#include "tcomp.h"', AT, *(k.decode() for k in kernels.values()), *entry(program))
+        return self.compiled('#include <string.h>\n#include "tcomp.h"', HELPERS, *(k.decode() for k in kernels.values()), *entry(program))
 
     def link_kernel(self, kernel: Kernel, sizes: Mapping[Expr, int]) -> bytes:
         """One function that takes (call, buffers, scalars), for the tuner."""
@@ -79,13 +81,11 @@ class CBackend(Backend):
 
 
 def entry(program: Program) -> tuple[str, str]:
-    """The two functions of tcomp.h, from the host program: what runs when, on which memory.
-
-    Symbolic dims are elements of an array, and kernels may write it.
-    """
+    """The two functions of tcomp.h, from the host program: what runs when, on which memory. Symbolic dims are elements of an array, and
+    kernels may write it. A kernel that finds a value out of range ends the run."""
     buffer = Buffer("dims", "int64", (len(program.dims),))
     dims = {d: buffer[n] for n, d in enumerate(program.dims)}
-    run, plan = CText(), CText()
+    run, plan, calls = CText(), CText(), itertools.count(1)  # numbers of messages
 
     def size(e: int | Expr) -> str:
         return run.value(substitute(as_expr(e), dims))
@@ -98,6 +98,7 @@ def entry(program: Program) -> tuple[str, str]:
             match step:
                 case Call(symbol, buffers, scalars):
                     run.line(f"{symbol}({', '.join([*map(size, scalars), *map(place, buffers)])});")
+                    run.line(f"if (outside.status) return report(call, {next(calls)});")
                 case Branch(cond, then, otherwise):
                     with run.braces(f"if (*(char *){place(cond)})"):
                         steps(then)
@@ -115,7 +116,7 @@ def entry(program: Program) -> tuple[str, str]:
                     run.line(f"*(long *){place(dst)} = {size(value)};")
 
     with run.braces("int tcomp_run(tcomp_call *call)"):
-        run.line("long *dims = call->dims;")
+        run.line("long *dims = call->dims; outside.status = 0;")
         steps(program.steps)
         run.line("return 0;")
 

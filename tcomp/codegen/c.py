@@ -84,11 +84,16 @@ static inline double maximum(double a, double b) { return a > b || a != a ? a : 
 static inline long to_long(double x, long low, long high) {
   return x != x ? 0 : x <= (double)low ? low : x >= (double)high ? high : (long)x;
 }
+static _Thread_local struct { long status, index, extent; } outside;  // the first value that was out of range, if status is not 0
+static inline long checked(long i, long n, long given) {
+  if ((unsigned long)i >= (unsigned long)n && !outside.status) { outside.status = 1; outside.index = given; outside.extent = n; }
+  return i;
+}
 static inline unsigned long to_unsigned(double x) { return x >= 0x1p64 ? -1ul : x > 0 ? (unsigned long)x : 0; }
 """
 KEYWORDS = """auto break case char const continue default do double else enum extern float for goto if inline int long register restrict
 return short signed sizeof static struct switch typedef union unsigned void volatile while main NAN INFINITY abs labs"""
-RESERVED = {*re.findall(r"\w+", PRELUDE + KEYWORDS), *(f + s for f in (*FUNCTIONS.values(), "ldexp") for s in ("", "f"))} - {*"abnqrx"}
+RESERVED = {*re.findall(r"\w+", PRELUDE + KEYWORDS), *(f + s for f in (*FUNCTIONS.values(), "ldexp") for s in ("", "f"))} - {*"abinqrx", "given", "status", "index", "extent"}
 
 
 def c_text(kernel: Kernel) -> str:
@@ -262,8 +267,8 @@ class CText(SourceText):
                 return f"({c_type(e.dtype)}){self.term(e.args[0], PREFIX)}"
             case "bitcast":
                 return f"((union {{ {c_type(e.args[0].dtype)} from; {c_type(e.dtype)} to; }}){{ {self.term(e.args[0])} }}).to"
-            case "checked":  # this code clamps, and tells nothing
-                return self.term(e.args[0], precedence)
+            case "checked":
+                return f"checked({', '.join(map(self.term, e.args))})"
             case "select":
                 return self.choice(e, precedence)
             case "isnan" | "isinf":

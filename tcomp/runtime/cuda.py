@@ -32,6 +32,7 @@ Shapes = tuple[tuple[int, ...], ...]
 MAX_SESSIONS = 16  # sets of input shapes whose memory (an arena each) and graph are remembered
 MAX_GRAPH_NODES = 20_000  # launches of a CUDA graph: longer runs, which take seconds to capture, are launched step by step
 _MAX_DYNAMIC_SHARED_SIZE_BYTES = 8  # of a function: CUfunction_attribute of the driver
+REPORT_BYTES = 24  # three int64: see the launch plan
 _PINNED = 32 << 20  # bytes of the staging buffer for uploads: large enough that its copies run at the rate of the bus
 
 
@@ -140,8 +141,21 @@ class CudaModule(LoadedModel):
                 if not stays and outputs[-1].nbytes:
                     device.download(outputs[-1], source)
             device.synchronize()
-        self._tell(start, time.perf_counter() - start, arrays, outputs, session.workspace)
+            report = self._reported(session)
+        self._tell(start, time.perf_counter() - start, arrays, outputs, session.workspace, report[0])
+        if report[0]:
+            self._fail(*report)
         return outputs
+
+    def _reported(self, session: _Session) -> list[int]:
+        """What kernels have reported to be out of range in the last run: see `_fail`."""
+        place, report = session.places.get(("report", 0)), np.zeros(REPORT_BYTES // 8, np.int64)
+        if place is not None:
+            self._device.download(report, place)
+            self._device.synchronize()
+            if report[0]:
+                self._device.fill(place, REPORT_BYTES)
+        return report.tolist()
 
     def _session(self, arrays: Sequence[Any]) -> _Session:
         """The session of these shapes of inputs; those used last are remembered."""
@@ -168,7 +182,11 @@ class _Session:
         arrays = (("input", shapes, [d for _, d in module._admission]), ("output", self.shapes, module._output_dtypes))
         sizes = {(kind, n): prod(s) * dtypes[n].itemsize for kind, several, dtypes in arrays for n, s in enumerate(several)}
         self.memory = {key: device.allocate(size) for key, size in {("workspace", 0): workspace, **sizes}.items()}
+        if plan.reports:
+            self.memory["report", 0] = device.allocate(REPORT_BYTES)
         self.places = {key: device.address(m) for key, m in self.memory.items()} | {("weights", 0): device.address(module._weights)}
+        if plan.reports:
+            device.fill(self.places["report", 0], REPORT_BYTES)
         self._launch = partial(plan.execute, device, module._functions, self.dims, self.places)
         self._capture = device.capture
         self._static = not plan.branches and plan.count(self.dims) <= MAX_GRAPH_NODES

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple, NoReturn
 
 import numpy as np
 
-from tcomp.errors import ArtifactError, InputError
+from tcomp.errors import ArtifactError, InputError, OutOfRangeError
 from tcomp.runtime.arrays import Array, Shape, admit
 from tcomp.runtime.artifact import Artifact
 from tcomp.runtime.bound import Bound, Call
@@ -206,6 +206,14 @@ class LoadedModel(ABC):
         if self.hook is not None:
             sizes = sum(a.nbytes for a in inputs), sum(a.nbytes for a in outputs), workspace
             self.hook(RunRecord(self, start, seconds, *sizes, *end))
+
+    def _fail(self, error: int, index: int, extent: int) -> NoReturn:
+        """Raises the error of a run that ended with the status `error`, about an index where there are `extent` elements."""
+        messages = self.manifest.errors
+        what = messages[error - 1] if 1 <= error <= len(messages) else f"unknown error {error}"
+        if 0 <= index < extent:  # as no index is that is reported
+            raise InputError(f"the model stopped: {what}", why="an integer is divided by zero")
+        raise OutOfRangeError(f"the model stopped: {what}", why=f"the index is {index}, and there are {extent} elements")
 
     def _check_memory(self, workspace: int, outputs: int) -> None:
         """Raises InputError if so many bytes are more than the caller allows for a run."""

@@ -11,18 +11,18 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from itertools import islice
 from math import prod
-from typing import TYPE_CHECKING, Any, NoReturn, TypeAlias
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 from numpy import ndarray
 
-from tcomp.errors import ArtifactError, InputError, OutOfRangeError
+from tcomp.errors import ArtifactError, InputError
 from tcomp.runtime.arrays import Array, Shape, admit, given_outputs
 from tcomp.runtime.artifact import Artifact, Source, read_artifact
 from tcomp.runtime.bound import Call as BoundCall
 from tcomp.runtime.frame import OWN_BYTES, Frame, Plan, address_of, new_arrays
 from tcomp.runtime.host import check_target, default_threads
 from tcomp.runtime.loaded_model import MEMORY_LIMIT, LoadedModel, check_sizes, misfit
-from tcomp.runtime.native_code import Call, NativeCode
+from tcomp.runtime.native_code import NativeCode
 from tcomp.runtime.pool import shared_pool
 from tcomp.runtime.stopping import answer_interrupts, run_frame, stop, stoppable
 from tcomp.runtime.trace import Events, Span, TracedView
@@ -134,7 +134,7 @@ class Module(LoadedModel):
         error = run_profiled(frame.address, ticks, events.address)
         seconds = time.perf_counter() - start
         if error:
-            self._fail(error, frame.call)
+            self._fail(error, frame.call.index, frame.call.extent)
         return events.spans(names, threading.get_native_id(), seconds)
 
     def _profile(self, inputs: Mapping[str, object], runs: int) -> list[tuple[str, float]]:
@@ -216,7 +216,7 @@ class Module(LoadedModel):
         else:
             error = self._observed(run, frame, timeout, values, outputs)
         if error:  # the frame is not used again: the code left a status in it
-            self._fail(error, frame.call)
+            self._fail(error, frame.call.index, frame.call.extent)
         if self._grows:
             outputs = self._slice(outputs, plan, list(frame.dims))
         if workspace is not None:
@@ -241,7 +241,7 @@ class Module(LoadedModel):
             error = run_frame(run, frame) if self.hook is None else self._observed(run, frame, None, arrays, outputs)
             if error:
                 try:
-                    self._fail(error, frame.call)
+                    self._fail(error, frame.call.index, frame.call.extent)
                 finally:  # ready for the next run
                     frame.call.index = frame.call.extent = 0
 
@@ -267,13 +267,6 @@ class Module(LoadedModel):
         frame.fill([*map(address_of, arrays), *map(address_of, outputs)])
         frame.alive = workspace, arrays, outputs
         return frame, plan, workspace, outputs
-
-    def _fail(self, error: int, call: Call) -> NoReturn:
-        messages = self.manifest.errors
-        what = messages[error - 1] if 1 <= error <= len(messages) else f"unknown error {error}"
-        if 0 <= call.index < call.extent:  # as no index is that is reported
-            raise InputError(f"the model stopped: {what}", why="an integer is divided by zero")
-        raise OutOfRangeError(f"the model stopped: {what}", why=f"the index is {call.index}, and there are {call.extent} elements")
 
     def _frame(self) -> Frame:
         frame = Frame(self.artifact.weights, len(self._names), len(self._output_names), len(self._dim_index), self._pool_at)

@@ -46,7 +46,8 @@ Operand = Annotated[int, range(MAX_BUFFERS + 1)]
 
 @dataclass(frozen=True, slots=True)
 class Launch:
-    """One function of a kernel: see the format. `shared`: bytes of shared memory that each block asks for at the launch."""
+    """One function of a kernel: see the format. `shared`: bytes of shared memory that each block asks for at the launch; `reports`:
+    whether it takes the place for what is out of range, and the number of the call."""
 
     function: str
     grid: tuple[Size, ...]
@@ -54,6 +55,7 @@ class Launch:
     buffers: tuple[Operand, ...]
     scalars: tuple[Operand, ...]
     shared: Annotated[int, range(MAX_SHARED + 1)] = 0
+    reports: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,6 +74,7 @@ class Plan:
     outputs: the shapes of the outputs, as Sizes
     labels: those of the calls, each in the text of the plan once
     branches: whether what is launched depends on values that the model computes
+    reports: whether kernels report values that are out of range
     """
 
     def __init__(self, code: bytes, dims: int, inputs: int, outputs: int) -> None:
@@ -80,6 +83,7 @@ class Plan:
         self._memories = {"input": inputs, "output": outputs, "weights": 1, "workspace": 1}
         kernels: dict[str, Any] = read(dict, content.get("kernels"), "plan", "kernels")
         self.kernels = {name: _kernel(entry, name) for name, entry in kernels.items()}
+        self.reports = any(launch.reports for kernel in self.kernels.values() for launch in kernel.launches)
         self._workspace, self._sizes = content.get("workspace"), read(Array, content.get("sizes"), "plan", "sizes")
         self.outputs = read(tuple[tuple[Any, ...], ...], content.get("outputs"), "plan", "outputs")
         self.labels: list[str] = []
@@ -119,25 +123,27 @@ class Plan:
         self, device: CupyDevice, functions: Mapping[str, Any], dims: Sequence[int], place: Places, watch: Watch = lambda number: None
     ) -> None:
         """Run the steps. `functions` are loaded functions by name, `place` the addresses of the memories: ("input", n), ("output", n),
-        ("weights", 0), ("workspace", 0). `watch` is told the number of each call (an index of `labels`) before it is made."""
+        ("weights", 0), ("workspace", 0), and ("report", 0) if the plan `reports`. `watch` is told the number of each call (an index of
+        `labels`) before it is made."""
         values = dim_values(dims)
 
         def address(p: list[Any]) -> int:
             return place[p[0], p[1]] + evaluate(p[2], values)
 
-        def call(symbol: str, buffers: Sequence[int], scalars: Sequence[int]) -> None:
+        def call(symbol: str, buffers: Sequence[int], scalars: Sequence[int], number: int = 0) -> None:
             known: Values = {("scalar", n): v for n, v in enumerate(scalars)}
             for launch in self.kernels[symbol].launches:
                 grid = tuple(evaluate(extent, known) for extent in launch.grid)
                 if min(grid) > 0:
                     arguments = [buffers[n] for n in launch.buffers] + [scalars[n] for n in launch.scalars]
+                    arguments += [place["report", 0], number] if launch.reports else []
                     device.launch(functions[launch.function], grid, launch.block, arguments)
 
         def run(steps: Sequence[dict[str, Any]]) -> None:
             for s in steps:
                 if "call" in s:
                     watch(s["number"])
-                    call(s["call"], [address(p) for p in s["buffers"]], [evaluate(d, values) for d in s["scalars"]])
+                    call(s["call"], [address(p) for p in s["buffers"]], [evaluate(d, values) for d in s["scalars"]], s["number"])
                 elif "branch" in s:
                     run(s["then"] if device.read_byte(address(s["branch"])) else s["else"])
                 elif "repeat" in s:

@@ -15,7 +15,7 @@ import onnx
 import pytest
 
 import tcomp
-from tcomp.errors import CodegenError, IRError, TargetError
+from tcomp.errors import CodegenError, InputError, IRError, OutOfRangeError, TargetError
 from tcomp.ir import dtypes, expr as E
 from tcomp.ir.dtypes import BITS, FLOATS, integer_range, is_float
 from tcomp.ir.interpreters import semantics
@@ -25,6 +25,7 @@ from tcomp.ir.loops import Buffer, Kernel, block, loop, store
 from tcomp.options import CompileOptions
 from tcomp.pipeline import compile_model
 from tcomp.runtime.native_code import open_library
+from tests.codegen.test_checked import ONE_PLACE, QUOTIENT
 from tests.conformance import report
 from tests.conformance.suite import FIXED, PASSED, REFUSED, Arrays, Suite
 from tests.models.test_small_nets import CASES, same
@@ -65,6 +66,25 @@ def element_types(message: Any) -> Iterator[int]:
 
 
 # ---------------------------------------------------------------- the page
+
+
+@pytest.mark.parametrize("text", [ONE_PLACE[0], ONE_PLACE[4], ONE_PLACE[-1]])
+def test_an_index_out_of_range_is_reported(text: str) -> None:
+    model = onnx.parser.parse_model(f'<ir_version: 10, opset_import: ["" : 17]> g {text}')
+    module = tcomp.Module(compile_model(model, CompileOptions(target=c_backend()))[0])
+    given = {spec.name: np.zeros(spec.shape, spec.dtype) for spec in module.inputs}
+    for wrong in (1, -2):
+        module.run(given)
+        with pytest.raises(OutOfRangeError, match=f"the index is {wrong}, and there are 1 elements"):
+            module.run(given | {"i": np.full_like(given["i"], wrong)})
+
+
+def test_a_division_by_zero_is_reported() -> None:
+    model = onnx.parser.parse_model(QUOTIENT.format(op="Div"))
+    module, x = tcomp.Module(compile_model(model, CompileOptions(target=c_backend()))[0]), np.arange(1, 4, dtype=np.int32)
+    np.testing.assert_array_equal(module.run({"x": x, "w": x})["y"], [4, 4, 4])
+    with pytest.raises(InputError, match="out of range in half(.|\n)*divided by zero"):
+        module.run({"x": x, "w": x - 2})
 
 
 def test_the_backend_is_one_page() -> None:

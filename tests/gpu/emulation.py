@@ -67,6 +67,9 @@ class HostDevice(CupyDevice):
     def copy(self, target: int, source: int, size: int) -> None:
         _at(target, size)[:] = _at(source, size)
 
+    def fill(self, target: int, size: int) -> None:
+        _at(target, size)[:] = 0
+
     def upload(self, target: int, array: np.ndarray) -> None:
         _at(target, array.nbytes)[:] = array.reshape(-1).view(np.uint8)
 

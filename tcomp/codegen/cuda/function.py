@@ -25,7 +25,7 @@ from tcomp.target import CudaTarget
 _MAX_LENGTH = 110  # characters: longer expressions are cut into named parts, so that the text stays readable
 _MAX_DEPTH = 30  # operators: deeper expressions are computed operands first, as Python's stack is limited
 _RESERVED = f"""{KEYWORDS} bool class delete false friend new operator private protected public template this true using virtual
-min max and or xor not"""
+min max and or xor not report call"""
 _SIGNS = {op: sign for op, (sign, _) in INFIX.items()}
 _FLOAT_HELPERS = {"min": "minimum", "max": "maximum", "floordiv": "float_floor_div", "mod": "float_mod"}
 _INTEGER_HELPERS = {
@@ -54,6 +54,7 @@ class FunctionBuilder(SourceText):
         self.written: set[Buffer] = set()
         self.copies: set[Stmt] = set()  # the phases that only start copies in the background
         self.variables: set[Expr] = set()  # of its loops
+        self.reports = False  # whether it reports values that are out of range
 
     def fail(self, what: str, why: str = "", hint: str = "") -> CodegenError:
         """The error that the kernel cannot be compiled."""
@@ -196,8 +197,11 @@ class FunctionBuilder(SourceText):
                 return self.loaded(e.dtype, f"{name}[{self.value(position)}]")
             case "select":
                 return self.select(e)
-            case "checked":  # GPUs clamp and tell nothing
+            case "checked" if self.target.unchecked:
                 return self.value(e.args[0])
+            case "checked":
+                self.reports = True
+                return f"{self.helper('checked')}({', '.join(map(self.value, e.args))}, report, call)"
             case "cast":
                 return self.cast(e, e.args[0], e.dtype)
             case "bitcast":
@@ -216,7 +220,7 @@ class FunctionBuilder(SourceText):
         """A choice: one expression, or branches where a side may only be evaluated if it is chosen."""
         cond, *sides = e.args
         test = self.value(cond)
-        safe = all(in_range(r.args, r.attr.shape) for r in E.reads(*sides))
+        safe = not self.reporting(*sides) and all(in_range(r.args, r.attr.shape) for r in E.reads(*sides))
         before = len(self.lines)
         self.scopes += [] if safe else [{}]
         a, b = (self.value(x) for x in sides)
@@ -232,6 +236,10 @@ class FunctionBuilder(SourceText):
                 self.line(f"{name} = {self.value(side)};")
         self.scopes[-1][e] = name
         return name
+
+    def reporting(self, *roots: Expr) -> bool:
+        """Whether the evaluation of expressions may report an index."""
+        return not self.target.unchecked and any(e.op == "checked" for e in E.walk(*roots))
 
     def widened(self, whole: Expr, part: Expr, text: str) -> str:
         """An operand in 64 bits where the whole has them."""

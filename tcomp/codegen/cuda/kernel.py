@@ -35,7 +35,8 @@ MAX_LOCAL = 64 << 10  # bytes of one array of a thread: local memory is reserved
 @dataclass(frozen=True, slots=True)
 class Launch:
     """One `__global__` function: `grid` and `block` by axis, the buffers and scalars of the kernel it takes, by number, in order, and the
-    bytes of shared memory that a launch requests. `barriers` in its text, all of them proved."""
+    bytes of shared memory that a launch requests. `barriers` in its text, all of them proved. One that `reports` values that are out of
+    range takes the address of three int64 behind all that, and the number of its kernel's call in the model."""
 
     function: str
     grid: tuple[Dim, Dim, Dim]
@@ -44,6 +45,7 @@ class Launch:
     scalars: tuple[int, ...]
     shared: int = 0
     barriers: int = 0
+    reports: bool = False
 
 
 def emit_kernel(kernel: Kernel, target: CudaTarget, trace: Sequence[object] = ()) -> tuple[str, tuple[Launch, ...]]:
@@ -99,12 +101,13 @@ class Function(FunctionBuilder):
         scalars = [v for v in self.kernel.scalars if v in self.used_scalars]
         parameters = [f"{'' if b in self.written else 'const '}{MEMORY[b.dtype]}* __restrict__ {self.names[b]}" for b in buffers]
         parameters += [f"const long long {self.names[v]}_" for v in scalars]
+        parameters += ["unsigned long long* __restrict__ report", "const long long call"] if self.reports else []
         head = [f"  const {self.type_of(v)} {self.names[v]} = ({self.type_of(v)}){self.names[v]}_;" for v in scalars]
         signature = f'extern "C" __global__ void __launch_bounds__({threads}) {self.name}({", ".join(parameters)}) {{'
         text = "\n".join([signature, *head, *self.declarations, *self.lines, "}"])
         grid, block = (self.grid[0], self.grid[1], self.grid[2]), (self.block[0], self.block[1], self.block[2])
         numbers = tuple(map(self.kernel.buffers.index, buffers)), tuple(map(self.kernel.scalars.index, scalars))
-        return text, Launch(self.name, grid, block, *numbers, dynamic, text.count("__syncthreads();"))
+        return text, Launch(self.name, grid, block, *numbers, dynamic, text.count("__syncthreads();"), self.reports)
 
     def statement(self, s: Stmt) -> None:
         """A statement: outside of phases, behind the barrier that it needs, by all threads alike; inside of a phase as one thread executes

@@ -1,7 +1,8 @@
 """The code of a CUDA artifact: machine code of every kernel for every architecture, and the launch plan, as JSON.
 
     {"kernels": {SYMBOL: {"launches": [{"function": "SYMBOL_0", "grid": [SIZE, SIZE, SIZE], "block": [256, 1, 1],
-                                        "buffers": [0, 2], "scalars": [0], "shared": 0, "barriers": 0}],
+                                        "buffers": [0, 2], "scalars": [0], "shared": 0, "barriers": 0,
+                                        "reports": false}],
                           "cubin": {"sm_90a": BASE64}, "ptx": BASE64,
                           "usage": {"sm_90a": {"SYMBOL_0": [registers, shared, spilled, stack]}}}},
      "steps": [{"call": SYMBOL, "label": "conv1", "buffers": [PLACE], "scalars": [SIZE]},
@@ -13,7 +14,9 @@
 A SIZE is an integer, ["dim", n] (of the artifact), ["scalar", n] (of the kernel, in grids), ["loop", name], or [operator, SIZE, SIZE]; a
 PLACE is [memory, index, SIZE]: an offset in bytes into input or output `index`, or into the weights or the workspace. A launch takes
 buffers of its kernel by number, then scalars as 64-bit integers; "shared": bytes that it requests for each block; "barriers": how many its
-text has. "sizes" of values: no run may happen if one is negative or beyond all memory, or if one of the "checks" is not 0.
+text has. One that "reports" also takes the address of three int64 and the number of the call, and writes there, if it is the first that
+finds a value out of range: the number + 1, the value, and how many are possible. "sizes" of values: no run may happen if one is negative or
+beyond all memory, or if one of the "checks" is not 0.
 """
 
 from __future__ import annotations

@@ -49,6 +49,14 @@ HELPERS = {
   memcpy(&result, &source, sizeof result);
   return result;
 }""",
+    "checked": """// i; where not 0 <= i < n, the first thread that finds it reports the index given, for the call of this number
+__device__ __forceinline__ long long checked(long long i, long long n, long long given, unsigned long long* report, long long call) {
+  if ((unsigned long long)i >= (unsigned long long)n && atomicCAS(report, 0ULL, (unsigned long long)call + 1) == 0) {
+    report[1] = given;
+    report[2] = n;
+  }
+  return i;
+}""",
     "Vector": """template <class T, int N> struct alignas(sizeof(T) * N) Vector {  // moved by one instruction
   T v[N];
 };""",

@@ -17,6 +17,11 @@ struct dim3_ { int x, y, z; };
 extern dim3_ threadIdx, blockIdx;
 static inline int __popcll(unsigned long long x) { return __builtin_popcountll(x); }
 void __syncthreads();
+static inline unsigned long long atomicCAS(unsigned long long *place, unsigned long long old, unsigned long long value) {
+  const unsigned long long found = *place;  // threads take turns
+  if (found == old) *place = value;
+  return found;
+}
 
 int __cvta_generic_to_shared(const void *p);
 static inline unsigned long long __cvta_generic_to_global(const void *p) { return (unsigned long long)p; }
