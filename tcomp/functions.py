@@ -57,7 +57,32 @@ def build(program: Any, target: AnyTarget = None, threads: int | None = None, as
     return Computed(*inputs_and_outputs(program), backend, threads, assume)
 
 
-class Computed:
+class Built:
+    """What a compiled function shows of its code: the `schedule` that it was compiled by, and texts."""
+
+    schedule: Schedule
+    backend: Backend
+
+    def loops(self) -> str:
+        """The scheduled loops."""
+        return str(self.schedule.kernel)
+
+    def source(self) -> str:
+        """The code as the target's compiler gets it: LLVM IR, or CUDA C++."""
+        return self._listing(0)
+
+    def asm(self) -> str:
+        """The code as assembly, or PTX."""
+        return self._listing(1)
+
+    def _listing(self, number: int) -> str:
+        stages = self.backend.stages
+        if number >= len(stages):
+            raise TargetError(f"`{self.backend.target}` shows {', '.join(stages) or 'no texts'} of its kernels", hint="print f.loops()")
+        return self.backend.listing(stages[number], self.schedule)
+
+
+class Computed(Built):
     """Compiled tensor expressions. `f(*inputs)` returns the result, or a tuple of several; `f(*inputs, *outputs)` fills arrays
     for the results and returns None."""
 
@@ -66,11 +91,16 @@ class Computed:
     ) -> None:
         outputs, self._requirements = safe_tensors(outputs, assume)
         values = [Value(f"{n}:{t.name}", t.dtype, t.shape) for n, t in enumerate([*inputs, *outputs])]
-        schedule = backend.schedule(lower("kernel", inputs, outputs))
+        self._signature = f"({', '.join(map(repr, inputs))}) -> {', '.join(map(repr, outputs))}"
+        self.backend, self.schedule = backend, backend.schedule(lower("kernel", inputs, outputs))
         self._inputs = len(inputs)
         self._shapes = [(t.name, t.shape) for t in inputs]
         self._fitting = set[Any]()  # shapes that satisfy the requirements
-        self.module = _module(", ".join(t.name for t in outputs), schedule, values[: len(inputs)], values[len(inputs) :], backend, threads)
+        name = ", ".join(t.name for t in outputs)
+        self.module = _module(name, self.schedule, values[: len(inputs)], values[len(inputs) :], backend, threads)
+
+    def __repr__(self) -> str:
+        return f"<tcomp function {self._signature}>"
 
     def __call__(self, *arrays: Any) -> Any:
         if self._requirements:
@@ -93,11 +123,11 @@ class Computed:
             self._fitting.add(key)
 
 
-class InPlace:
+class InPlace(Built):
     """A compiled kernel. `f(*arrays)` takes one array for each of the kernel's buffers, in order, reads and writes them where they are, and
     returns None. Sizes of the kernel that no array's shape tells follow as integers, in order or by name. Arrays are C-contiguous, of the
     declared dtypes, and do not overlap where one is written; what fits not raises `InputError`. `module` is the code of most calls; sizes
-    that need more guards than others have code of their own, which is made when they first come."""
+    that need more guards than others have code of their own, which is made when they first come. `schedule` is that of most calls."""
 
     def __init__(self, schedule: Schedule, backend: Backend, threads: int | None, assume: Sequence[Expr] = ()) -> None:
         if backend.on_device:
@@ -115,9 +145,12 @@ class InPlace:
         ]
         sizes = [Value(f"size {v.name}", "bool", (dim(v.name, 0), 0)) for v in self.kernel.scalars]
 
+        self.backend = backend
+
         def made(kernel: Kernel) -> LoadedModel:
             compiled = schedule.copy() if kernel is source else Schedule(kernel).replay(schedule.trace)
             compiled.kernel = replace(compiled.kernel, name="kernel")  # whatever the program is called: the name becomes a symbol
+            self.schedule = compiled if not hasattr(self, "schedule") else self.schedule  # that of most calls is made first
             return _module(self.kernel.name, compiled, [*buffers, *sizes], [], backend, threads, carriers=len(sizes))
 
         quick, self._guarded = quick_kernel(safe), cache(lambda: made(safe))

@@ -21,6 +21,7 @@ LAST_WORDS = {
     "08": "shorten the loop, or enlarge the array",
     "09": "right; tiles",
     "10": "plain C computes the same",
+    "11": "the loss is below 0.01",
 }
 
 

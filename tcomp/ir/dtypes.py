@@ -6,7 +6,7 @@ and computes with what it converted them to. In memory each element takes a byte
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import ml_dtypes
 import numpy as np
@@ -42,6 +42,11 @@ NARROW_INTEGERS = {"int2": 2, "uint2": 2, "int4": 4, "uint4": 4}
 NARROW_FLOATS = {**{dtype: f.bits for dtype, f in MINI_FLOATS.items()}, SCALE: 8}
 NARROW = {**NARROW_INTEGERS, **NARROW_FLOATS}  # bits that mean something
 BITS = {**FLOATS, **SIGNED, **UNSIGNED, "bool": 8, **dict.fromkeys(NARROW, 8)}
+
+
+def dtype_name(dtype: Any) -> str:
+    """The name of a dtype: itself, or that of NumPy's or ml_dtypes' (`np.float32`, `np.dtype("int8")`, `float`)."""
+    return dtype if isinstance(dtype, str) else np.dtype(dtype).name
 
 
 def is_float(dtype: str) -> bool:

@@ -32,7 +32,7 @@ from typing import Any, TypeVar
 
 from tcomp.errors import IRError
 from tcomp.ir import intervals
-from tcomp.ir.dtypes import BITS, NARROW, SIGNED, highest, integer_range, is_float, is_integer, lowest
+from tcomp.ir.dtypes import BITS, NARROW, SIGNED, dtype_name, highest, integer_range, is_float, is_integer, lowest
 from tcomp.ir.intervals import Bounds
 
 INDEX = "int64"  # dtype of loop variables, indices and dims
@@ -124,6 +124,19 @@ class Expr:
             return int(self.attr)
         raise IRError("a symbolic expression was used where an integer is needed", where=str(self))
 
+    def __float__(self) -> float:
+        if self.op == "const":
+            return float(self.attr)
+        hint = "use the functions of te (te.exp) or of NumPy (np.exp) in the place of those of math"
+        raise IRError("an expression was used where Python needs a number", where=str(self), hint=hint)
+
+    def __array_ufunc__(self, ufunc: Any, method: str, *operands: Any, **options: Any) -> Any:
+        """NumPy's functions of expressions are expressions."""
+        if not all(isinstance(x, Expr | int | float) or (hasattr(x, "item") and x.ndim == 0) for x in operands):
+            return NotImplemented  # of a tensor, which answers itself; of an array
+        numbers = [x.item() if hasattr(x, "item") else x for x in operands]
+        return operation(numpy_operator(ufunc, method, options), *numbers)
+
     def __str__(self) -> str:
         from tcomp.ir.text.printer import Printer  # it prints, and imports, what is defined here
 
@@ -143,6 +156,26 @@ class Expr:
         """The name of a variable."""
         assert self.op == "var"
         return str(self.attr.name)
+
+
+NUMPY = {
+    "absolute": "abs", "fabs": "abs", "negative": "neg", "invert": "not", "rint": "round", "add": "add", "subtract": "sub",
+    "multiply": "mul", "divide": "div", "floor_divide": "floordiv", "remainder": "mod", "fmod": "truncmod", "power": "pow",
+    "minimum": "min", "maximum": "max",
+    "bitwise_and": "and", "bitwise_or": "or", "bitwise_xor": "xor", "left_shift": "shl", "right_shift": "shr", "less": "lt",
+    "less_equal": "le", "equal": "eq", "not_equal": "ne", "bitwise_count": "popcount",
+    **{f"arc{f[1:]}": f for f in ("asin", "acos", "atan", "asinh", "acosh", "atanh")},
+    **{f: f for f in ("floor", "ceil", "trunc", "sqrt", "exp", "log", "tanh", "sin", "cos", "tan", "sinh", "cosh", "isnan", "isinf")},
+}  # fmt: skip
+"""Operators by the names of NumPy's functions that mean the same."""
+
+
+def numpy_operator(ufunc: Any, method: str, options: Mapping[str, Any]) -> str:
+    """The operator that a call of a function of NumPy stands for. Raises `IRError` if there is none."""
+    if method != "__call__" or options or ufunc.__name__ not in NUMPY:
+        name = ufunc.__name__ if method == "__call__" else f"{ufunc.__name__}.{method}"
+        raise IRError(f"`np.{name}` of an expression", why="it has no operator in tensor expressions", hint=f"known are {', '.join(NUMPY)}")
+    return NUMPY[ufunc.__name__]
 
 
 ExprLike = Expr | int | float | bool
@@ -166,11 +199,12 @@ def _make(op: str, dtype: str, args: tuple[Expr, ...] = (), attr: Any = None) ->
 # ---------------------------------------------------------------- construction
 
 
-def const(value: Any, dtype: str = INDEX) -> Expr:
+def const(value: Any, dtype: Any = INDEX) -> Expr:
     """A literal. Integers are wrapped to the range of `dtype`; `value` may be a Python or NumPy scalar. Those of narrow types are the
     `bitcast` of one."""
     if type(value) is int and -_WRAPS <= value < _WRAPS and dtype == INDEX:
         return _make("const", INDEX, (), value)
+    dtype = dtype_name(dtype)
     if dtype in NARROW:
         from tcomp.ir import narrow  # written in expressions
 
@@ -314,9 +348,10 @@ def select_where(conditions: Sequence[Expr], a: Expr, b: Expr) -> Expr:
     return a
 
 
-def cast(a: ExprLike, dtype: str) -> Expr:
+def cast(a: ExprLike, dtype: Any) -> Expr:
     """Conversion. float -> integer truncates towards zero (out of range saturates, NaN gives 0); to bool tests != 0. From and to narrow
     types as `narrow.convert` says, by simpler operations."""
+    dtype = dtype_name(dtype)
     a = as_expr(a, dtype)
     if a.dtype == dtype:
         return a
@@ -456,7 +491,7 @@ def reduce(reducer: Reducer, body: Expr, axes: Sequence[Expr]) -> Expr:
 # ---------------------------------------------------------------- traversal
 
 
-def operation(op: str, *args: Expr) -> Expr:
+def operation(op: str, *args: Any) -> Expr:
     """The operator `op`, one of `ARITY`, applied to as many operands."""
     if op in BINARY or op in UNARY:
         return binary(op, *args) if op in BINARY else unary(op, *args)

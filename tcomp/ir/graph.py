@@ -37,7 +37,7 @@ from tcomp.ir.dtypes import NARROW
 from tcomp.ir.expr import Dim, Expr, const, substitute, variables
 from tcomp.ir.layout import Layout
 from tcomp.ir.simplify import as_dim
-from tcomp.ir.text.printer import Names, Printer, quoted, unused
+from tcomp.ir.text.printer import Names, Printer, as_html, quoted, unused
 
 
 class Value:
@@ -165,6 +165,9 @@ class Graph:
 
     def __str__(self) -> str:
         return "\n".join(_GraphPrinter().graph(self, "", outermost=True))
+
+    def _repr_html_(self) -> str:
+        return as_html(str(self))
 
     def producers(self) -> dict[Value, Node]:
         """The node that computes each node output."""

@@ -38,7 +38,7 @@ from tcomp.ir import expr as E
 from tcomp.ir.dtypes import itemsize
 from tcomp.ir.expr import Dim, Expr, ExprLike, Reducer, as_expr, standard_reducers
 from tcomp.ir.simplify import as_dim
-from tcomp.ir.text.printer import Names, Printer, quoted
+from tcomp.ir.text.printer import Names, Printer, as_html, quoted
 
 if TYPE_CHECKING:
     from tcomp.ir.instruction import Instruction
@@ -173,6 +173,9 @@ class Kernel:
 
     def __str__(self) -> str:
         return "\n".join(LoopPrinter().kernel(self))
+
+    def _repr_html_(self) -> str:
+        return as_html(str(self))
 
     def with_body(self, body: Stmt) -> Kernel:
         """The same kernel with another body."""

@@ -14,11 +14,12 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol, TypeAlias, overload
+from typing import Any, Protocol, TypeAlias, TypeVar, overload
 
 from tcomp.errors import IRError
 from tcomp.ir import expr as E
-from tcomp.ir.dtypes import BITS
+from tcomp.ir.broadcasting import HALF, broadcast_read, broadcast_shape, factor, product_dtype, require_same, widened
+from tcomp.ir.dtypes import BITS, dtype_name
 from tcomp.ir.expr import Dim, Expr, ExprLike, Reducer, as_expr, cast, const, fma, loop_var, reduce, select, standard_reducers
 from tcomp.ir.loops import Buffer, LoopPrinter, Stmt
 from tcomp.ir.simplify import as_dim
@@ -26,7 +27,7 @@ from tcomp.ir.simplify import as_dim
 __all__ = [
     "Dim", "Expr", "Extern", "Tensor", "abs", "acos", "acosh", "all", "all_of", "any", "asin", "asinh", "atan", "atanh", "cast", "ceil",
     "comm_reducer", "compute", "const", "cos", "cosh", "equal", "erf", "exp", "extern", "externs", "floor", "fma", "isinf", "isnan",
-    "log", "max", "maximum", "min", "minimum", "not_equal", "placeholder", "power", "prod", "reduce_axis", "round",
+    "log", "matmul", "max", "maximum", "min", "minimum", "not_equal", "placeholder", "power", "prod", "reduce_axis", "round",
     "select", "sigmoid", "sin", "sinh", "sqrt", "sum", "tan", "tanh", "tensors", "trunc", "truncdiv", "truncmod", "var",
 ]  # fmt: skip
 
@@ -41,19 +42,62 @@ class Extern:
     body: Stmt
 
 
+Operand: TypeAlias = "Tensor | ExprLike"
+
+
+def _infix(op: str) -> tuple[Callable[[Tensor, Operand], Tensor], Callable[[Tensor, Operand], Tensor]]:
+    """The method of the left operand, and that of the right one."""
+    return lambda left, right: _by_elements(op, left, right), lambda right, left: _by_elements(op, left, right)
+
+
+def _prefix(op: str) -> Callable[[Tensor], Tensor]:
+    return lambda self: _by_elements(op, self)
+
+
 class Tensor:
-    """A value of TE: `name`, `shape` (ints or symbolic `Expr`), `dtype`, and how its elements are computed."""
+    """A value of TE: `name`, `shape` (ints or symbolic `Expr`), `dtype`, and how its elements are computed.
+
+    `A + B`, `-A`, `A < 0`, `np.exp(A)` compute element by element, shapes broadcast as NumPy's; `A @ B` is the matrix product.
+    """
 
     __slots__ = ("__weakref__", "axes", "body", "dtype", "extern", "index", "name", "shape")
 
     def __init__(
-        self, name: str, shape: Sequence[Dim], dtype: str, axes: tuple[Expr, ...] = (), body: Expr | None = None,
+        self, name: str, shape: Sequence[Dim], dtype: Any, axes: tuple[Expr, ...] = (), body: Expr | None = None,
         extern: Extern | None = None, index: int = 0,
     ) -> None:  # fmt: skip
-        if dtype not in BITS:
+        if (dtype := dtype_name(dtype)) not in BITS:
             raise IRError(f"unknown dtype `{dtype}` of tensor `{name}`", hint=f"one of {', '.join(BITS)}")
         self.name, self.shape, self.dtype = name, tuple(as_dim(d) for d in shape), dtype
         self.axes, self.body, self.extern, self.index = axes, body, extern, index
+
+    __add__, __radd__ = _infix("add")
+    __sub__, __rsub__ = _infix("sub")
+    __mul__, __rmul__ = _infix("mul")
+    __truediv__, __rtruediv__ = _infix("div")
+    __floordiv__, __rfloordiv__ = _infix("floordiv")
+    __mod__, __rmod__ = _infix("mod")
+    __pow__, __rpow__ = _infix("pow")
+    __and__, __rand__ = _infix("and")
+    __or__, __ror__ = _infix("or")
+    __xor__, __rxor__ = _infix("xor")
+    __lt__, __gt__ = _infix("lt")
+    __le__, __ge__ = _infix("le")
+    __neg__, __abs__, __invert__ = _prefix("neg"), _prefix("abs"), _prefix("not")
+
+    def __matmul__(self, other: Tensor) -> Tensor:
+        return matmul(self, other)
+
+    def __array_ufunc__(self, ufunc: Any, method: str, *operands: Any, **options: Any) -> Any:
+        """NumPy's functions of tensors are tensors."""
+        if ufunc.__name__ == "matmul" and len(operands) == 2 and isinstance(operands[0], Tensor) and isinstance(operands[1], Tensor):
+            return matmul(*operands)
+        return _by_elements(E.numpy_operator(ufunc, method, options), *operands)
+
+    def __iter__(self) -> Iterator[Any]:
+        raise IRError(
+            f"`{self!r}` was used as a sequence", why="it is a formula, not an array", hint="te.compute(shape, lambda i: A[i] ...)"
+        )
 
     @property
     def ndim(self) -> int:
@@ -77,9 +121,9 @@ class Tensor:
         return f"{self.name}: {self.dtype}[{', '.join(map(str, self.shape))}]"
 
 
-def placeholder(shape: Sequence[Dim], dtype: str = "float32", name: str = "placeholder") -> Tensor:
-    """An input."""
-    return Tensor(name, shape, dtype)
+def placeholder(shape: Dim | Sequence[Dim], dtype: Any = "float32", name: str = "placeholder") -> Tensor:
+    """An input. `dtype` is a name, or a dtype of NumPy; a single extent is the shape of a vector."""
+    return Tensor(name, (shape,) if isinstance(shape, int | Expr) else shape, dtype)
 
 
 def reduce_axis(extent: Dim | tuple[int, Dim], name: str = "k") -> Expr:
@@ -152,7 +196,7 @@ def tensors(outputs: Iterable[Tensor]) -> Iterator[Tensor]:
 class Reduction(Protocol):
     """A reduction of `body` over one axis or several."""
 
-    def __call__(self, body: Expr, axis: Expr | Sequence[Expr]) -> Expr: ...
+    def __call__(self, body: Expr, axis: Expr | Sequence[Expr] | None = None) -> Expr: ...
 
 
 def comm_reducer(combine: Callable[[Expr, Expr], Expr], identity: Callable[[str], ExprLike], name: str = "reduce") -> Reduction:
@@ -166,7 +210,13 @@ def comm_reducer(combine: Callable[[Expr, Expr], Expr], identity: Callable[[str]
 
 
 def _reduction(name: str, reducer: Callable[[str], Reducer] | None = None) -> Reduction:
-    def reduction(body: Expr, axis: Expr | Sequence[Expr]) -> Expr:
+    def reduction(body: Expr, axis: Expr | Sequence[Expr] | None = None) -> Expr:
+        if not isinstance(body, Expr):
+            hint = f"index the tensor: te.{name}(A[i, k], axis=k)" if isinstance(body, Tensor) else f"te.{name}(A[i, k], axis=k)"
+            raise IRError(f"te.{name} of a {type(body).__name__}", why="it reduces an expression", hint=hint)
+        if axis is None:
+            hint = f'k = te.reduce_axis(n, name="k"), then te.{name}(..., axis=k)'
+            raise IRError(f"te.{name} without an axis", where=str(body), why="it reduces over the axes that it is given", hint=hint)
         chosen = standard_reducers(body.dtype)[name] if reducer is None else reducer(body.dtype)
         return reduce(chosen, body, (axis,) if isinstance(axis, Expr) else tuple(axis))
 
@@ -177,29 +227,122 @@ def _reduction(name: str, reducer: Callable[[str], Reducer] | None = None) -> Re
 sum, prod, max, min, all, any = map(_reduction, ("sum", "prod", "max", "min", "all", "any"))
 
 
-def _function(op: str) -> Callable[[Expr], Expr]:
-    def apply(x: Expr) -> Expr:
-        return E.unary(op, x)
+V = TypeVar("V", Expr, Tensor)
 
-    apply.__name__, apply.__doc__ = op, f"Elementwise `{op}`; keeps the dtype (predicates give bool)."
+
+class Function(Protocol):
+    """A function of an expression, or of each element of a tensor."""
+
+    __name__: str
+
+    def __call__(self, x: V) -> V: ...
+
+
+class Function2(Protocol):
+    """A function of two expressions, or of the elements of tensors, broadcast."""
+
+    @overload
+    def __call__(self, a: ExprLike, b: ExprLike) -> Expr: ...
+    @overload
+    def __call__(self, a: Tensor, b: Tensor | ExprLike) -> Tensor: ...
+    @overload
+    def __call__(self, a: ExprLike, b: Tensor) -> Tensor: ...
+
+
+def _function(op: str) -> Function:
+    def apply(x: Any) -> Any:
+        return E.unary(op, x) if isinstance(x, Expr) else _by_elements(op, x)
+
+    apply.__name__, apply.__doc__ = op, f"Elementwise `{op}` of an expression or a tensor; keeps the dtype (predicates give bool)."
     return apply
+
+
+def _function2(op: str, what: str) -> Function2:
+    def apply(a: Any, b: Any) -> Any:
+        return _by_elements(op, a, b) if isinstance(a, Tensor) or isinstance(b, Tensor) else E.binary(op, a, b)
+
+    apply.__doc__ = f"{what} Of expressions, or of the elements of tensors, broadcast."
+    return apply
+
+
+def _by_elements(op: str, *operands: Operand) -> Tensor:
+    """An operator on the elements of broadcast tensors, and expressions or numbers that are the same for all elements."""
+    for x in operands:
+        if not isinstance(x, Tensor | Expr | int | float) and not (hasattr(x, "item") and getattr(x, "ndim", 0) == 0):
+            hint = "pass an array as an input: te.placeholder(shape, dtype)"
+            raise IRError(f"`{op}` of a tensor and a {type(x).__name__}", where=", ".join(map(repr, operands))[:200], hint=hint)
+
+    def element(*elements: Expr) -> Expr:
+        known = iter(elements)
+        return E.operation(op, *(next(known) if isinstance(x, Tensor) else x.item() if hasattr(x, "item") else x for x in operands))
+
+    return elementwise(op, element, *(x for x in operands if isinstance(x, Tensor)))
 
 
 abs, floor, ceil, round, trunc, isnan, isinf = map(_function, ("abs", "floor", "ceil", "round", "trunc", "isnan", "isinf"))
 sqrt, exp, log, tanh, erf = map(_function, ("sqrt", "exp", "log", "tanh", "erf"))
 sin, cos, tan, asin, acos, atan = map(_function, ("sin", "cos", "tan", "asin", "acos", "atan"))
 sinh, cosh, asinh, acosh, atanh = map(_function, ("sinh", "cosh", "asinh", "acosh", "atanh"))
-equal, not_equal, minimum, maximum, all_of = E.equal, E.not_equal, E.minimum, E.maximum, E.all_of
+equal, not_equal = _function2("eq", "a == b."), _function2("ne", "a != b.")
+minimum, maximum = _function2("min", "The smaller one; NaN if one is."), _function2("max", "The larger one; NaN if one is.")
+all_of = E.all_of
 var = E.dim
 """A symbolic size with an inclusive range, to be used in shapes."""
-power = E.binary_function("pow", "x ** y.")
-truncdiv = E.binary_function("truncdiv", "Integer division rounding towards zero.")
-truncmod = E.binary_function("truncmod", "Remainder with the sign of the dividend.")
+power = _function2("pow", "x ** y.")
+truncdiv = _function2("truncdiv", "Integer division rounding towards zero.")
+truncmod = _function2("truncmod", "Remainder with the sign of the dividend.")
 
 
-def sigmoid(x: Expr) -> Expr:
+def sigmoid(x: V) -> V:
     """1 / (1 + exp(-x))."""
     return 1.0 / (1.0 + exp(-x))
+
+
+def elementwise(name: str, function: Callable[..., Expr], *tensors: Tensor) -> Tensor:
+    """`function` of the elements of broadcast tensors; 16-bit floats are computed in float32 and rounded once."""
+    half = next((t.dtype for t in tensors if t.dtype in HALF), None)
+
+    def element(*i: Expr) -> Expr:
+        result = as_expr(function(*(widened(broadcast_read(t, i)) for t in tensors)))
+        return cast(result, half) if half is not None and result.dtype == "float32" else result
+
+    return compute(broadcast_shape(*(t.shape for t in tensors)), element, name)
+
+
+def rounded(x: Tensor, dtype: str) -> Tensor:
+    """The tensor in another type, usually that of an operator's input; itself where it has this type."""
+    return x if x.dtype == dtype else compute(x.shape, lambda *i: cast(x[i], dtype), f"{x.name}.round")
+
+
+def matmul(a: Tensor, b: Tensor, transpose_a: bool = False, transpose_b: bool = False) -> Tensor:
+    """Matrix product of the last two axes; the axes before them broadcast.
+
+    [..., m, k] x [..., k, n] -> [..., m, n]; a vector is a row on the left ([k]) and a column on the right, and its axis is
+    missing in the result. `transpose_a` ([..., k, m]) and `transpose_b` ([..., n, k]) need matrices. 16-bit floats are
+    accumulated in float32; 8-bit integers, which may differ in sign, in int32, which is the type of the result.
+    """
+    if a.ndim == 0 or b.ndim == 0:
+        raise IRError("a matrix product of a scalar", hint="use a product by elements")
+    row, column = a.ndim == 1, b.ndim == 1
+    if (transpose_a and row) or (transpose_b and column):
+        raise IRError("a vector cannot be transposed in a matrix product")
+    inner_a = a.shape[-2] if transpose_a else a.shape[-1]
+    inner_b = b.shape[-1] if transpose_b or column else b.shape[-2]
+    require_same(inner_a, inner_b, f"contraction of {a!r} with {b!r}")
+    batch = broadcast_shape(a.shape[:-2], b.shape[:-2])
+    rows = () if row else (a.shape[-1] if transpose_a else a.shape[-2],)
+    columns = () if column else (b.shape[-2] if transpose_b else b.shape[-1],)
+    k = reduce_axis(inner_a, "k")
+
+    def operand(x: Tensor, outer: Sequence[Expr], inner: Sequence[Expr]) -> Expr:
+        at = [0 if d == 1 else i for d, i in zip(x.shape[-3::-1], reversed(outer), strict=False)]
+        return factor(x[(*reversed(at), *inner)])
+
+    def element(*index: Expr) -> Expr:
+        outer, i, j = index[: len(batch)], index[len(batch) : len(batch) + len(rows)], index[len(batch) + len(rows) :]
+        return sum(operand(a, outer, (k, *i) if transpose_a else (*i, k)) * operand(b, outer, (*j, k) if transpose_b else (k, *j)), k)
+
+    return rounded(compute((*batch, *rows, *columns), element, "matmul"), product_dtype(a.dtype))
 
 
 def print_te(outputs: Sequence[Tensor]) -> str:

@@ -39,11 +39,12 @@ import numpy as np
 
 from tcomp.errors import IRError
 from tcomp.ir import te
+from tcomp.ir.broadcasting import require_same
 from tcomp.ir.expr import Dim, Expr, as_expr, const, select
 from tcomp.ir.graph import Operator
 from tcomp.ir.simplify import as_dim
 from tcomp.ir.te import Tensor
-from tcomp.ops.elementwise import pick, require_same
+from tcomp.ops.elementwise import pick
 from tcomp.ops.nn import sizes
 from tcomp.ops.reduction import reduce
 

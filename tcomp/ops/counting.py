@@ -5,11 +5,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from tcomp.ir import loops as L, te
+from tcomp.ir.broadcasting import require_same, widened
 from tcomp.ir.dtypes import is_float
 from tcomp.ir.expr import Dim, Expr, ExprLike, as_expr, cast, const, maximum, minimum, row_major, select
 from tcomp.ir.graph import Operator
 from tcomp.ir.te import Tensor
-from tcomp.ops.elementwise import pick, require_same, widened
+from tcomp.ops.elementwise import pick
 from tcomp.ops.movement import merge_sort, product
 
 _Buffers = Sequence[L.Buffer]

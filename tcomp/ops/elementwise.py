@@ -9,56 +9,19 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from functools import partial, reduce
-from itertools import zip_longest
 from operator import add
 from typing import Any
 
 from tcomp.errors import IRError
 from tcomp.ir import te
 from tcomp.ir.dtypes import BITS, NARROW, NARROW_FLOATS, SIGNED, is_float, is_integer
-from tcomp.ir.expr import INDEX, Dim, Expr, ExprLike, as_expr, bitcast, bounds, cast, checked, const, maximum, minimum, select
+from tcomp.ir.expr import INDEX, Dim, Expr, as_expr, bitcast, bounds, cast, checked, const, maximum, minimum, select
 from tcomp.ir.graph import Operator
 from tcomp.ir.narrow import convert
-from tcomp.ir.simplify import same_dim
-from tcomp.ir.te import Tensor
+from tcomp.ir.te import Tensor, elementwise
 
-HALF = ("float16", "bfloat16")
-BYTES = ("int8", "uint8")
 TABLE = 64  # values chosen by their number, compared with one after the other: default schedules unroll such loops; of more, as below
 CHAIN = 8  # values that are chosen by one condition after the other; of more, halves are chosen first
-HINT = "where symbolic sizes must agree: fix them (--dim n=4), bound them (--dim n=1..512), or give a shape in multiples (--shape x=n,h*32)"
-
-
-class SizeMismatch(IRError):
-    """Two extents, `sizes`, have to be equal, and are not so for sure."""
-
-    def __init__(self, what: str, sizes: tuple[Dim, Dim] = (0, 0), **parts: str) -> None:
-        super().__init__(what, **parts)
-        self.sizes = sizes
-
-
-def require_same(a: Dim, b: Dim, what: str) -> None:
-    """Raises `SizeMismatch` unless the extents are equal for sure."""
-    if not same_dim(a, b):
-        raise SizeMismatch(f"{what}: {a} and {b} are not the same extent", (a, b), hint=HINT)
-
-
-def broadcast_shape(*shapes: Sequence[Dim]) -> tuple[Dim, ...]:
-    """The common shape under NumPy's rules. Raises `SizeMismatch` where two extents are neither equal for sure nor 1."""
-    result: list[Dim] = []
-    for aligned in zip_longest(*map(reversed, shapes), fillvalue=1):  # from the last axis on
-        extent: Dim = next((d for d in aligned if d != 1), 1)
-        if other := [d for d in aligned if d != 1 and not same_dim(extent, d)]:
-            listed = " and ".join(f"[{', '.join(map(str, s))}]" for s in shapes)
-            raise SizeMismatch(f"shapes {listed} do not broadcast: {extent} against {other[0]}", (extent, other[0]), hint=HINT)
-        result.append(extent)
-    return tuple(reversed(result))
-
-
-def broadcast_read(tensor: Tensor, indices: Sequence[ExprLike]) -> Expr:
-    """The element of `tensor` at `indices` of a shape that it broadcasts to (aligned at the last axis)."""
-    own = indices[len(indices) - tensor.ndim :]
-    return tensor[tuple(0 if d == 1 else i for i, d in zip(own, tensor.shape, strict=True))]
 
 
 def pick(number: Expr, values: Sequence[Expr]) -> Expr:
@@ -82,37 +45,6 @@ def piecewise(at: Expr, ends: Sequence[Dim], values: Sequence[Expr]) -> Expr:
     for value, end in zip(reversed(others), reversed(ends[: len(others)]), strict=True):
         found = select(at < as_expr(end), value, found)
     return found
-
-
-def widened(value: Expr) -> Expr:
-    """Floats of 16 bits and fewer as float32, in which they are computed; all else as it is."""
-    return cast(value, "float32") if value.dtype in HALF or value.dtype in NARROW_FLOATS else value
-
-
-def rounded(x: Tensor, dtype: str) -> Tensor:
-    """The tensor in another type, usually that of an operator's input; itself where it has this type."""
-    return x if x.dtype == dtype else te.compute(x.shape, lambda *i: cast(x[i], dtype), f"{x.name}.round")
-
-
-def factor(value: Expr) -> Expr:
-    """An operand of a contraction, in the type of the sums: as `widened`, and 8-bit integers as int32."""
-    return cast(value, "int32") if value.dtype in BYTES else widened(value)
-
-
-def product_dtype(dtype: str) -> str:
-    """The type of a contraction of operands of this type: sums of 8-bit integers stay int32, those of 16-bit floats are rounded."""
-    return "int32" if dtype in BYTES else dtype
-
-
-def elementwise(name: str, function: Callable[..., Expr], *tensors: Tensor) -> Tensor:
-    """`function` of the elements of broadcast tensors; 16-bit floats are computed in float32 and rounded once."""
-    half = next((t.dtype for t in tensors if t.dtype in HALF), None)
-
-    def element(*i: Expr) -> Expr:
-        result = as_expr(function(*(widened(broadcast_read(t, i)) for t in tensors)))
-        return cast(result, half) if half is not None and result.dtype == "float32" else result
-
-    return te.compute(broadcast_shape(*(t.shape for t in tensors)), element, name)
 
 
 def divisor(y: Expr) -> Expr:

@@ -8,11 +8,11 @@ from itertools import product
 from operator import add, mul
 
 from tcomp.ir import te
+from tcomp.ir.broadcasting import widened
 from tcomp.ir.expr import Dim, Expr, as_expr, cast, const, maximum, minimum, row_major, select
 from tcomp.ir.graph import Operator
 from tcomp.ir.simplify import as_dim
-from tcomp.ir.te import Tensor
-from tcomp.ops.elementwise import rounded, widened
+from tcomp.ir.te import Tensor, rounded
 from tcomp.ops.movement import clamped, reflected, valid_index
 
 

@@ -9,43 +9,12 @@ from operator import mul
 
 from tcomp.errors import IRError
 from tcomp.ir import loops as L, te
+from tcomp.ir.broadcasting import HALF, SizeMismatch, broadcast_read, require_same, widened
 from tcomp.ir.expr import Dim, Expr, ExprLike, as_expr, cast, const
 from tcomp.ir.graph import Operator
 from tcomp.ir.simplify import same_dim
-from tcomp.ir.te import Tensor
-from tcomp.ops.elementwise import HALF, SizeMismatch, broadcast_read, broadcast_shape, factor, product_dtype, require_same, rounded, widened
+from tcomp.ir.te import Tensor, matmul, rounded
 from tcomp.ops.reduction import softmax_weights
-
-
-def matmul(a: Tensor, b: Tensor, transpose_a: bool = False, transpose_b: bool = False) -> Tensor:
-    """Matrix product of the last two axes; the axes before them broadcast.
-
-    [..., m, k] x [..., k, n] -> [..., m, n]; a vector is a row on the left ([k]) and a column on the right, and its axis is
-    missing in the result. `transpose_a` ([..., k, m]) and `transpose_b` ([..., n, k]) need matrices. 16-bit floats are
-    accumulated in float32; 8-bit integers, which may differ in sign, in int32, which is the type of the result.
-    """
-    if a.ndim == 0 or b.ndim == 0:
-        raise IRError("a matrix product of a scalar", hint="use a product by elements")
-    row, column = a.ndim == 1, b.ndim == 1
-    if (transpose_a and row) or (transpose_b and column):
-        raise IRError("a vector cannot be transposed in a matrix product")
-    inner_a = a.shape[-2] if transpose_a else a.shape[-1]
-    inner_b = b.shape[-1] if transpose_b or column else b.shape[-2]
-    require_same(inner_a, inner_b, f"contraction of {a!r} with {b!r}")
-    batch = broadcast_shape(a.shape[:-2], b.shape[:-2])
-    rows = () if row else (a.shape[-1] if transpose_a else a.shape[-2],)
-    columns = () if column else (b.shape[-2] if transpose_b else b.shape[-1],)
-    k = te.reduce_axis(inner_a, "k")
-
-    def operand(x: Tensor, outer: Sequence[Expr], inner: Sequence[Expr]) -> Expr:
-        at = [0 if d == 1 else i for d, i in zip(x.shape[-3::-1], reversed(outer), strict=False)]
-        return factor(x[(*reversed(at), *inner)])
-
-    def element(*index: Expr) -> Expr:
-        outer, i, j = index[: len(batch)], index[len(batch) : len(batch) + len(rows)], index[len(batch) + len(rows) :]
-        return te.sum(operand(a, outer, (k, *i) if transpose_a else (*i, k)) * operand(b, outer, (*j, k) if transpose_b else (k, *j)), k)
-
-    return rounded(te.compute((*batch, *rows, *columns), element, "matmul"), product_dtype(a.dtype))
 
 
 def softmax_product(x: Tensor, v: Tensor) -> Tensor:

@@ -8,8 +8,7 @@ from collections.abc import Sequence
 from tcomp.ir import loops as L, te
 from tcomp.ir.expr import Expr, as_expr, cast, checked, maximum, minimum, select
 from tcomp.ir.graph import Operator
-from tcomp.ir.te import Tensor
-from tcomp.ops.elementwise import elementwise
+from tcomp.ir.te import Tensor, elementwise
 from tcomp.ops.movement import clamped
 from tcomp.ops.reduction import reduce, reduce_at
 

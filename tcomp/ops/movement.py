@@ -12,11 +12,12 @@ from operator import add, mod, mul
 
 from tcomp.errors import IRError
 from tcomp.ir import loops as L, te
+from tcomp.ir.broadcasting import broadcast_read, broadcast_shape, require_same, widened
 from tcomp.ir.expr import Dim, Expr, ExprLike, as_expr, cast, checked, const, maximum, minimum, row_major, select
 from tcomp.ir.graph import Operator
 from tcomp.ir.simplify import as_dim, prove, same_dim, simplify
 from tcomp.ir.te import Tensor
-from tcomp.ops.elementwise import broadcast_read, broadcast_shape, pick, piecewise, require_same, widened
+from tcomp.ops.elementwise import pick, piecewise
 
 
 def transpose(x: Tensor, perm: Sequence[int]) -> Tensor:

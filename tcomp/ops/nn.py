@@ -13,13 +13,13 @@ from operator import add, and_
 
 from tcomp.errors import IRError
 from tcomp.ir import loops as L, te
+from tcomp.ir.broadcasting import broadcast_shape, factor, product_dtype, require_same, widened
 from tcomp.ir.dtypes import integer_range
 from tcomp.ir.expr import Dim, Expr, as_expr, cast, const, maximum, minimum, select
 from tcomp.ir.graph import Operator
 from tcomp.ir.simplify import as_dim, simplify
-from tcomp.ir.te import Tensor
+from tcomp.ir.te import Tensor, rounded
 from tcomp.ops import reduction
-from tcomp.ops.elementwise import broadcast_shape, factor, product_dtype, require_same, rounded, widened
 from tcomp.ops.movement import clamped, valid_index
 
 Ints = Sequence[int]

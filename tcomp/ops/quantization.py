@@ -11,12 +11,12 @@ from operator import add
 
 from tcomp.errors import IRError
 from tcomp.ir import te
+from tcomp.ir.broadcasting import BYTES, broadcast_read, broadcast_shape, require_same, widened
 from tcomp.ir.dtypes import NARROW_FLOATS, NARROW_INTEGERS, integer_range, is_float
 from tcomp.ir.expr import Expr, cast, const, maximum, minimum
 from tcomp.ir.graph import Operator
 from tcomp.ir.narrow import convert
 from tcomp.ir.te import Tensor
-from tcomp.ops.elementwise import BYTES, broadcast_read, broadcast_shape, require_same, widened
 from tcomp.ops.movement import valid_index
 
 

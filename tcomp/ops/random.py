@@ -12,10 +12,10 @@ from collections.abc import Sequence
 
 from tcomp.errors import IRError
 from tcomp.ir import te
+from tcomp.ir.broadcasting import HALF, widened
 from tcomp.ir.expr import Dim, Expr, as_expr, cast, const, minimum, row_major, select
 from tcomp.ir.graph import Operator
 from tcomp.ir.te import Tensor
-from tcomp.ops.elementwise import HALF, widened
 
 ROUNDS = 10
 MULTIPLIERS = (0xD2511F53, 0xCD9E8D57)

@@ -9,11 +9,12 @@ from collections.abc import Callable, Mapping, Sequence
 
 from tcomp.errors import IRError
 from tcomp.ir import loops as L, te
+from tcomp.ir.broadcasting import broadcast_read, require_same, widened
 from tcomp.ir.dtypes import is_float
 from tcomp.ir.expr import Dim, Expr, as_expr, cast, const, row_major, select
 from tcomp.ir.graph import Operator
-from tcomp.ir.te import Tensor
-from tcomp.ops.elementwise import broadcast_read, divide, require_same, rounded, widened
+from tcomp.ir.te import Tensor, rounded
+from tcomp.ops.elementwise import divide
 from tcomp.ops.movement import product, valid_index
 
 Axes = Sequence[int]

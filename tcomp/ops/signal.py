@@ -6,10 +6,10 @@ import math
 from collections.abc import Sequence
 
 from tcomp.ir import te
+from tcomp.ir.broadcasting import require_same
 from tcomp.ir.expr import Dim, Expr, as_expr, cast, const, maximum, select
 from tcomp.ir.graph import Operator
 from tcomp.ir.te import Tensor
-from tcomp.ops.elementwise import require_same
 
 
 def dft(x: Tensor, cosines: Tensor, sines: Tensor, axis: int, real: bool) -> Tensor:

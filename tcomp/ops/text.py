@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from tcomp.errors import IRError
 from tcomp.ir import te
+from tcomp.ir.broadcasting import require_same
 from tcomp.ir.expr import Expr, all_of, const, minimum, select
 from tcomp.ir.graph import Operator
 from tcomp.ir.te import Tensor
-from tcomp.ops.elementwise import require_same
 
 MAX_GRAM = 64  # words: each is a comparison in the expression
 

@@ -6,10 +6,10 @@
 from __future__ import annotations
 
 from tcomp.ir import te
+from tcomp.ir.broadcasting import require_same
 from tcomp.ir.expr import Expr, cast, const, select
 from tcomp.ir.graph import Operator
 from tcomp.ir.te import Tensor
-from tcomp.ops.elementwise import require_same
 
 
 def _scalar(x: Tensor, dtype: str) -> Expr:

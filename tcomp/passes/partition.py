@@ -24,13 +24,13 @@ import numpy as np
 
 from tcomp.ir import expr as E
 from tcomp.ir.access import affine
+from tcomp.ir.broadcasting import BYTES
 from tcomp.ir.dtypes import is_float, itemsize
 from tcomp.ir.fallback import Fallback, FallbackKind
 from tcomp.ir.graph import KERNEL, STRUCTURAL, Graph, GraphBuilder, Node, Value, infer
 from tcomp.ir.read_patterns import SMALL_WINDOW, concatenated_row_length, reach, window_size
 from tcomp.ir.simplify import simplify
 from tcomp.ir.te import Tensor, tensors
-from tcomp.ops.elementwise import BYTES
 from tcomp.passes.structure import matrix_product
 
 MAX_OPERATORS = 40  # in one kernel: bounds the time to schedule and compile it

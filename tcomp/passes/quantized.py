@@ -14,9 +14,10 @@ from typing import Any
 
 import numpy as np
 
+from tcomp.ir.broadcasting import BYTES
 from tcomp.ir.dtypes import NARROW
 from tcomp.ir.graph import Graph, Node, Value
-from tcomp.ops.elementwise import ADD, BYTES, CAST, MUL
+from tcomp.ops.elementwise import ADD, CAST, MUL
 from tcomp.ops.movement import PAD, TRANSPOSE
 from tcomp.ops.nn import ADD_CHANNELS, MAX_POOL
 from tcomp.ops.quantization import CENTRED, DEQUANTIZE, QUANTIZE, SWAP_SIGN

@@ -27,6 +27,7 @@ from tcomp.ir.polyhedral.in_range import safe_tensors
 from tcomp.ir.simplify import as_dim
 from tcomp.ir.te import Tensor, is_placeholder, tensors
 from tcomp.ir.text.parser import parse_kernel
+from tcomp.ir.text.printer import as_html
 from tcomp.ir.verify import verify_kernel
 from tcomp.schedules.analysis.legality import proving
 from tcomp.schedules.handles import Loop
@@ -154,6 +155,9 @@ class Schedule(Primitives):
 
     def __str__(self) -> str:
         return str(self.kernel)
+
+    def _repr_html_(self) -> str:
+        return as_html(str(self.trace), f"{len(self.trace)} steps") + as_html(str(self))
 
     def __repr__(self) -> str:
         return f"<Schedule of {self.kernel.name} after {len(self.trace)} steps: loops {', '.join(self.loops)}>"

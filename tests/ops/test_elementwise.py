@@ -6,8 +6,8 @@ from hypothesis import given, settings, strategies as st
 
 from tcomp.errors import IRError
 from tcomp.ir import te
+from tcomp.ir.broadcasting import broadcast_shape
 from tcomp.ops import elementwise as ops
-from tcomp.ops.elementwise import broadcast_shape
 
 X = np.array([-3.5, -1.0, -0.25, -0.0, 0.0, 0.25, 0.5, 1.5, 2.5, 4.0, np.inf, -np.inf, np.nan], np.float32)
 

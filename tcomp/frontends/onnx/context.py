@@ -25,6 +25,7 @@ from tcomp.frontends.onnx import symbolic
 from tcomp.frontends.onnx.reader import dtype_name
 from tcomp.frontends.onnx.signature import LARGEST
 from tcomp.ir import shape_operands
+from tcomp.ir.broadcasting import HINT, SizeMismatch
 from tcomp.ir.dtypes import NARROW, is_float, itemsize, to_numpy
 from tcomp.ir.equations import Sizes
 from tcomp.ir.expr import Dim, Expr, as_expr, binary, bounds, const, dim, equal, variables, walk, with_sources
@@ -46,7 +47,6 @@ from tcomp.ir.graph import (
 )  # fmt: skip
 from tcomp.ir.interpreters.te import evaluate
 from tcomp.ir.simplify import as_dim, prove, same_dim, simplify
-from tcomp.ops.elementwise import HINT, SizeMismatch
 from tcomp.ops.movement import DIMS, RESHAPE, WITH_SHAPE
 
 T = TypeVar("T")

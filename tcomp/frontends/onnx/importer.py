@@ -45,10 +45,10 @@ from tcomp.frontends.onnx.handlers.microsoft import attention, experts, fused, m
 from tcomp.frontends.onnx.names import Reads, check_names, initializers, ordered
 from tcomp.frontends.onnx.schema import find_schema
 from tcomp.frontends.onnx.signature import LARGEST, Range, Shape, signature
+from tcomp.ir.broadcasting import HINT
 from tcomp.ir.equations import Contradiction, Sizes
 from tcomp.ir.expr import Dim, Expr, bounds, variables
 from tcomp.ir.graph import Graph, Inputs, Node, Value
-from tcomp.ops.elementwise import HINT
 from tcomp.ops.movement import IDENTITY
 
 MAX_DEPTH = 24  # functions inside functions, and sub-graphs inside sub-graphs

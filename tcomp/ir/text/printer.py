@@ -11,6 +11,7 @@ The text depends on structure and names alone: it is the same in every process. 
 
 from __future__ import annotations
 
+import html
 import json
 import re
 from collections import Counter
@@ -57,6 +58,12 @@ def literal(value: Any, dtype: str) -> str:
     if text in ("inf", "-inf", "nan"):
         return text if dtype == "float64" else f"{dtype}({text})"
     return text + SUFFIXES.get(dtype, dtype)
+
+
+def as_html(text: str, title: str = "") -> str:
+    """A text as notebooks show it; with a title it is folded away below that."""
+    block = f"<pre>{html.escape(text)}</pre>"
+    return f"<details><summary>{html.escape(title)}</summary>{block}</details>" if title else block
 
 
 def unused(name: str, taken: Container[str], numbered: str = "{}_{}", first: int = 1) -> str:

@@ -123,7 +123,7 @@ class _Adjoints:
         if pieces is None:
             self.add(a, _scattered(stage, read, guards, value)[at])
         for piece in pieces or ():
-            self.add(a, _gathered(piece, guards, value))
+            self.add(a, _gathered(piece, read, at, guards, value))
 
     def through_program(self, program: Extern, done: dict[Tensor, Tensor | None]) -> None:
         """From the adjoints of the results of a program to those of its inputs."""
@@ -142,9 +142,12 @@ def _known(value: Expr, known: dict[Expr, Expr]) -> Expr:
     return E.rewrite(value, lambda e: e, dict(known)) if known else value
 
 
-def _gathered(piece: Piece, guards: Guards, value: Expr) -> Expr:
+def _gathered(piece: Piece, read: Expr, at: Sequence[Expr], guards: Guards, value: Expr) -> Expr:
+    """The sum of the values of the iterations of a piece that read the element `at`."""
+    known = {**piece.values, read: E.read(read.attr, at)}
+
     def here(e: Expr) -> Expr:
-        return E.substitute(e, piece.values)
+        return E.substitute(e, known)
 
     where = (piece.condition, *(simplify(here(g)) for g in guards))
     term = wide(here(value))

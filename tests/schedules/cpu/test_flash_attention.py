@@ -15,9 +15,9 @@ from tcomp.ir.dtypes import to_numpy
 from tcomp.ir.expr import Dim, Expr, as_expr, evaluate_int
 from tcomp.ir.interpreters.loops import run_kernel
 from tcomp.ir.loops import Kernel
-from tcomp.ir.te import Tensor
+from tcomp.ir.te import Tensor, matmul
 from tcomp.ir.verify import verify_kernel
-from tcomp.ops.matmul import matmul, softmax_product
+from tcomp.ops.matmul import softmax_product
 from tcomp.schedules import Schedule
 from tcomp.schedules.cpu import default as cpu
 from tcomp.schedules.gpu.precision import with_precision

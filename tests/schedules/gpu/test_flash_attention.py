@@ -15,7 +15,8 @@ from tcomp.codegen.cuda.kernel import emit_kernel
 from tcomp.ir import te
 from tcomp.ir.expr import Dim, Expr, select
 from tcomp.ir.loops import hoist_temporaries
-from tcomp.ops.matmul import matmul, softmax_product
+from tcomp.ir.te import matmul
+from tcomp.ops.matmul import softmax_product
 from tcomp.schedules.gpu.default import schedule
 from tcomp.schedules.gpu.precision import with_precision
 from tcomp.schedules.knobs import Knobs

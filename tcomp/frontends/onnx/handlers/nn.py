@@ -8,12 +8,13 @@ from typing import Any
 from tcomp.frontends.onnx.context import Context, Table, attribute, axis_of, forward
 from tcomp.frontends.onnx.handlers import movement
 from tcomp.frontends.onnx.handlers.runtime_axes import sized
+from tcomp.ir.broadcasting import HINT
 from tcomp.ir.dtypes import NARROW_FLOATS, is_float, lowest
 from tcomp.ir.expr import Dim, Expr, as_expr, maximum, minimum
 from tcomp.ir.graph import Operator, Value
 from tcomp.ir.simplify import as_dim
 from tcomp.ops import nn, reduction as ops
-from tcomp.ops.elementwise import ADD, CAST, HINT, MUL, RECIPROCAL, SCALE, SQRT
+from tcomp.ops.elementwise import ADD, CAST, MUL, RECIPROCAL, SCALE, SQRT
 from tcomp.ops.matmul import DET, EINSUM, MATMUL
 from tcomp.ops.quantization import CENTRED, DEQUANTIZE, DYNAMIC_RANGE, QUANTIZE, REQUANTIZE
 

@@ -8,9 +8,10 @@ from typing import Any
 
 from tcomp.frontends.onnx.context import Context, Handler, Table
 from tcomp.frontends.onnx.handlers.movement import cut, reshaped
+from tcomp.ir.broadcasting import HALF
 from tcomp.ir.expr import Dim
 from tcomp.ir.graph import Operator, Value
-from tcomp.ops.elementwise import ADD, CAST, HALF
+from tcomp.ops.elementwise import ADD, CAST
 from tcomp.ops.movement import TRANSPOSE
 from tcomp.ops.quantization import DEQUANTIZE, QUANTIZE
 

@@ -1,0 +1,66 @@
+"""NumPy's rules for shapes of several tensors, and the types in which elements are computed: 16-bit floats in float32, rounded once."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import zip_longest
+from typing import TYPE_CHECKING
+
+from tcomp.errors import IRError
+from tcomp.ir.dtypes import NARROW_FLOATS
+from tcomp.ir.expr import Dim, Expr, ExprLike, cast
+from tcomp.ir.simplify import same_dim
+
+if TYPE_CHECKING:
+    from tcomp.ir.te import Tensor
+
+HALF = ("float16", "bfloat16")
+BYTES = ("int8", "uint8")
+HINT = "where symbolic sizes must agree: fix them (--dim n=4), bound them (--dim n=1..512), or give a shape in multiples (--shape x=n,h*32)"
+
+
+class SizeMismatch(IRError):
+    """Two extents, `sizes`, have to be equal, and are not so for sure."""
+
+    def __init__(self, what: str, sizes: tuple[Dim, Dim] = (0, 0), **parts: str) -> None:
+        super().__init__(what, **parts)
+        self.sizes = sizes
+
+
+def require_same(a: Dim, b: Dim, what: str) -> None:
+    """Raises `SizeMismatch` unless the extents are equal for sure."""
+    if not same_dim(a, b):
+        raise SizeMismatch(f"{what}: {a} and {b} are not the same extent", (a, b), hint=HINT)
+
+
+def broadcast_shape(*shapes: Sequence[Dim]) -> tuple[Dim, ...]:
+    """The common shape under NumPy's rules. Raises `SizeMismatch` where two extents are neither equal for sure nor 1."""
+    result: list[Dim] = []
+    for aligned in zip_longest(*map(reversed, shapes), fillvalue=1):  # from the last axis on
+        extent: Dim = next((d for d in aligned if d != 1), 1)
+        if other := [d for d in aligned if d != 1 and not same_dim(extent, d)]:
+            listed = " and ".join(f"[{', '.join(map(str, s))}]" for s in shapes)
+            raise SizeMismatch(f"shapes {listed} do not broadcast: {extent} against {other[0]}", (extent, other[0]), hint=HINT)
+        result.append(extent)
+    return tuple(reversed(result))
+
+
+def broadcast_read(tensor: Tensor, indices: Sequence[ExprLike]) -> Expr:
+    """The element of `tensor` at `indices` of a shape that it broadcasts to (aligned at the last axis)."""
+    own = indices[len(indices) - tensor.ndim :]
+    return tensor[tuple(0 if d == 1 else i for i, d in zip(own, tensor.shape, strict=True))]
+
+
+def widened(value: Expr) -> Expr:
+    """Floats of 16 bits and fewer as float32, in which they are computed; all else as it is."""
+    return cast(value, "float32") if value.dtype in HALF or value.dtype in NARROW_FLOATS else value
+
+
+def factor(value: Expr) -> Expr:
+    """An operand of a contraction, in the type of the sums: as `widened`, and 8-bit integers as int32."""
+    return cast(value, "int32") if value.dtype in BYTES else widened(value)
+
+
+def product_dtype(dtype: str) -> str:
+    """The type of a contraction of operands of this type: sums of 8-bit integers stay int32, those of 16-bit floats are rounded."""
+    return "int32" if dtype in BYTES else dtype
