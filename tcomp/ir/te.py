@@ -21,12 +21,12 @@ from tcomp.ir import expr as E
 from tcomp.ir.broadcasting import HALF, broadcast_read, broadcast_shape, factor, product_dtype, require_same, widened
 from tcomp.ir.dtypes import BITS, dtype_name
 from tcomp.ir.expr import Dim, Expr, ExprLike, Reducer, as_expr, cast, const, fma, loop_var, reduce, select, standard_reducers
-from tcomp.ir.loops import Buffer, LoopPrinter, Stmt
-from tcomp.ir.simplify import as_dim
+from tcomp.ir.loops import Buffer, Kernel, LoopPrinter, Stmt, block, over, redirect, store
+from tcomp.ir.simplify import as_dim, same_shape
 
 __all__ = [
-    "Dim", "Expr", "Extern", "Tensor", "abs", "acos", "acosh", "all", "all_of", "any", "asin", "asinh", "atan", "atanh", "cast", "ceil",
-    "comm_reducer", "compute", "const", "cos", "cosh", "equal", "erf", "exp", "extern", "externs", "floor", "fma", "isinf", "isnan",
+    "Dim", "Expr", "Extern", "Tensor", "abs", "acos", "acosh", "all", "all_of", "any", "asin", "asinh", "atan", "atanh", "call", "cast",
+    "ceil", "comm_reducer", "compute", "const", "cos", "cosh", "equal", "erf", "exp", "extern", "externs", "floor", "fma", "isinf", "isnan",
     "log", "matmul", "max", "maximum", "min", "minimum", "not_equal", "placeholder", "power", "prod", "reduce_axis", "round",
     "select", "sigmoid", "sin", "sinh", "sqrt", "sum", "tan", "tanh", "tensors", "trunc", "truncdiv", "truncmod", "var",
 ]  # fmt: skip
@@ -181,6 +181,30 @@ def externs(results: Sequence[Type], inputs: Sequence[Tensor], function: Writer,
     program = Extern(tuple(inputs), parameters, outputs, function(parameters, outputs))
     names = [f"{name}.{n}" for n in range(len(outputs))] if len(outputs) > 1 else [name]
     return tuple(Tensor(label, b.shape, b.dtype, extern=program, index=n) for n, (label, b) in enumerate(zip(names, outputs, strict=True)))
+
+
+def call(kernel: Kernel, *tensors: Tensor) -> tuple[Tensor, ...]:
+    """What the arrays that a kernel writes hold after a call with these arrays, as tensors; `tensors` stay what they are.
+
+    There is one for each buffer of the kernel, of its dtype and shape. So a program of `@tcomp.program` gets derivatives:
+    `te.vjp(te.call(heat.kernel(n=100), A), A)`. Raises `IRError` where the tensors are not like the buffers.
+    """
+    if len(tensors) != len(kernel.buffers):
+        raise IRError(f"`{kernel.name}` takes {len(kernel.buffers)} arrays, got {len(tensors)}", hint=", ".join(map(repr, kernel.buffers)))
+    for b, t in zip(kernel.buffers, tensors, strict=True):
+        if b.dtype != t.dtype or not same_shape(b.shape, t.shape):
+            raise IRError(f"the tensor `{t!r}` is not like the buffer `{b!r}` of `{kernel.name}`", hint="same dtype and shape")
+
+    def program(inputs: Sequence[Buffer], outputs: Sequence[Buffer]) -> Stmt:
+        new = dict(zip(kernel.buffers, inputs, strict=True)) | dict(zip(kernel.outputs, outputs, strict=True))
+        copies = [_copied(new[b], i) for b, i in zip(kernel.buffers, inputs, strict=True) if b in kernel.outputs]
+        return block(*copies, redirect(kernel.body, lambda b, at: (new[b], at) if b in new else None))
+
+    return externs([(b.shape, b.dtype) for b in kernel.outputs], tensors, program, kernel.name)
+
+
+def _copied(target: Buffer, source: Buffer) -> Stmt:
+    return over(target.shape, lambda at: store(target, at, source[at]), "c{}".format)
 
 
 def is_placeholder(t: Tensor) -> bool:

@@ -30,23 +30,27 @@ def reversed_program(program: Extern, wanted: Sequence[int], cotangents: Sequenc
 
     Raises `IRError` for a `while` that computes floats, and where a place or a condition depends on what is overwritten and not kept.
     """
-    given = {n: c for n, c in enumerate(cotangents) if c is not None}
+    adjoints = {program.parameters[n]: _adjoint(program.parameters[n]) for n in wanted}
+    reversal = _Reversal(program, adjoints)
+    seeds = {n: Buffer(f"seed{n}", c.dtype, c.shape) for n, c in enumerate(cotangents) if c is not None}
+    own = {n: reversal.adjoints[b] for n, b in enumerate(program.results) if b in reversal.adjoints}
+    start = [*map(_cleared, adjoints.values()), *(_copied(b, seeds[n]) if n in seeds else _cleared(b) for n, b in own.items())]
+    body = L.allocated(own.values(), L.block(*start, reversal.scope(program.body, {}, program.results)))
+
+    used = {b for s in L.walk(body) for b, _ in L.places(s)}
+    given = [*zip(program.inputs, program.parameters, strict=True), *((cotangents[n], b) for n, b in seeds.items())]
+    inputs = [(t, b) for t, b in given if t is not None and b in used]
 
     def written(parameters: Sequence[Buffer], results: Sequence[Buffer]) -> Stmt:
-        inputs, seeds = parameters[: len(program.inputs)], parameters[len(program.inputs) :]
-        reversal = _Reversal(program, dict(zip((program.parameters[n] for n in wanted), results, strict=True)))
-        start = [_cleared(b) for b in results]
-        for n, b in enumerate(program.results):
-            if (own := reversal.adjoints.get(b)) is not None:
-                start.append(_copied(own, seeds[list(given).index(n)]) if n in given else _cleared(own))
-        body = L.block(*start, reversal.scope(program.body, {}, program.results))
-        body = L.allocated([b for b in map(reversal.adjoints.get, program.results) if b is not None], body)
-        new = dict(zip(program.parameters, inputs, strict=True))
+        new = dict(zip((*(b for _, b in inputs), *adjoints.values()), (*parameters, *results), strict=True))
         return L.redirect(body, lambda b, indices: (new[b], indices) if b in new else None)
 
-    types = [(program.parameters[n].shape, accumulator(program.parameters[n].dtype)) for n in wanted]
-    found = te.externs(types, [*program.inputs, *given.values()], written, "adjoint")
+    found = te.externs([(b.shape, b.dtype) for b in adjoints.values()], [t for t, _ in inputs], written, "adjoint")
     return [_rounded(t, program.parameters[n].dtype) for t, n in zip(found, wanted, strict=True)]
+
+
+def _adjoint(b: Buffer) -> Buffer:
+    return Buffer(f"{b.name}.adjoint", accumulator(b.dtype), b.shape, b.scope)
 
 
 def _rounded(t: Tensor, dtype: str) -> Tensor:
@@ -90,7 +94,7 @@ class _Reversal:
     def __init__(self, program: Extern, adjoints: Mapping[Buffer, Buffer]) -> None:
         """`adjoints` are those of the inputs that count."""
         self.active = _active(program.body, adjoints)
-        self.adjoints = {b: adjoints.get(b) or Buffer(f"{b.name}.adjoint", accumulator(b.dtype), b.shape, b.scope) for b in self.active}
+        self.adjoints = {b: adjoints.get(b) or _adjoint(b) for b in self.active}
         self.written = _written(program.body)
         self.needed = self.asked_for(program.body)
         self.tapes: dict[Stmt, tuple[Buffer, tuple[Expr, ...]]] = {}  # of a store or branch: where its past is kept, and at which place
@@ -151,7 +155,7 @@ class _Reversal:
                     if b in known:
                         known.add(wide)
                 if b in self.active:
-                    self.adjoints[wide] = Buffer(f"{b.name}.adjoint", accumulator(b.dtype), wide.shape)
+                    self.adjoints[wide] = _adjoint(wide)
                 found.append(wide)
                 at = tuple(v for v, _ in loops)
                 return self.lifted(L.redirect(body, lambda x, i: (wide, (*at, *i)) if x is b else None), loops, found)

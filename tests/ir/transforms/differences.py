@@ -9,6 +9,7 @@ from tcomp.ir.transforms.vjp import vjp
 
 STEP = 1e-5  # of central differences: errors are about STEP ** 2 times the third derivative, and 1e-16 / STEP
 TOLERANCE = 1e-6  # of the largest derivative
+NOISE = 5e-11  # of values of about 1: their rounding errors, by STEP
 
 
 def placeholders(*arrays):
@@ -42,7 +43,9 @@ def check(outputs, inputs, seed=0, directions=2, forward=True):
         scale = sum(np.sum(np.abs(d * given[g])) for d, g in zip(differences, seeds, strict=True))
         scale += sum(np.sum(np.abs(d * along[v])) for d, v in zip(gradients, dots, strict=True))
         found = sum(np.sum(d * along[v]) for d, v in zip(gradients, dots, strict=True))
-        assert abs(found - expected) <= TOLERANCE * max(scale, 1e-6), (found, expected, scale)
+        noise = NOISE * sum(np.sum(np.abs(given[g])) * max(1, np.abs(v).max(initial=0)) for g, v in zip(seeds, values, strict=True))
+        assert abs(found - expected) <= TOLERANCE * scale + noise, (found, expected, scale)
         if changes is not None:
-            for tangent, d in zip(evaluate(changes, dict(inputs) | along), differences, strict=True):
-                np.testing.assert_allclose(tangent, d, rtol=TOLERANCE, atol=TOLERANCE * max(1e-6, np.abs(d).max(initial=0)))
+            for tangent, d, v in zip(evaluate(changes, dict(inputs) | along), differences, values, strict=True):
+                noise = NOISE * max(1, np.abs(v).max(initial=0))
+                np.testing.assert_allclose(tangent, d, rtol=TOLERANCE, atol=TOLERANCE * np.abs(d).max(initial=0) + noise)
