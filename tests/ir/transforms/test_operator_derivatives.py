@@ -3,6 +3,8 @@
 import numpy as np
 import pytest
 
+from tcomp import te
+from tcomp.ir.interpreters.te import evaluate
 from tcomp.ops import OPERATORS
 from tests.ir.transforms.differences import check, placeholders
 
@@ -133,6 +135,10 @@ CASES += [
     ("winograd_output", [x(4, 4, 1, 2, 2, 3)], {"tile": 2, "shape": (4, 3)}),
     ("strassen_rows", [x(5, 4)], {}), ("strassen_input", [x(5, 4), positive(5)], {}), ("strassen_output", [x(7, 3, 2), positive(5)], {}),
     ("dropout", [np.array([3, 4], np.uint32), x(5, 7), None, np.array(True)], {"probability": 0.4}),
+    ("dequantize", [ints(3, 5, below=9), positive(5), x(5)], {"axis": 1, "block": 0, "dtype": "float64"}),
+    ("block_product", [x(3, 8), ints(5, 4, below=255).astype(np.uint8), positive(5, 2), x(5, 2), None], {"bits": 4, "block": 4}),
+    ("look_up", [ints(3, 5, below=4), np.arange(4), x(4), np.array(0.3), np.array(0.1)], {}),
+    ("leaf_scores", [ints(5, 3, below=7), x(7, 2)], {"aggregate": "SUM"}), ("leaf_scores", [ints(5, 3, below=7), x(7, 2)], {"aggregate": "MAX"}),
 ]  # fmt: skip
 
 
@@ -141,3 +147,95 @@ def test_derivative(name, arrays, attrs):
     tensors = placeholders(*arrays)
     outputs = OPERATORS[name].apply(tensors, attrs)
     check(outputs, {t: a for t, a in zip(tensors, arrays, strict=True) if t is not None})
+
+
+WITHOUT = [
+    "if",
+    "kernel",
+    "loop",
+    "size",
+    "and",
+    "or",
+    "xor",
+    "not",
+    "equal",
+    "less",
+    "less_equal",
+    "greater",
+    "greater_equal",
+    "isnan",
+    "isinf",
+    "shift_left",
+    "shift_right",
+    "bitcast",
+    "bernoulli",
+    "arg_max",
+    "arg_min",
+    "max_pool_indices",
+    "at_most",
+    "ends",
+    "positions",
+    "unravelled",
+    "unique",
+    "non_max_suppression",
+    "multinomial",
+    "tree_leaves",
+    "count_grams",
+    "one_hot_of",
+    "arange",
+    "dims",
+    "eye",
+    "full",
+    "window",
+    "dft_table",
+    "resize_table",
+    "random_uniform",
+    "random_normal",
+    "quantize",
+    "requantize",
+    "centred",
+    "dynamic_range",
+    "swap_sign",
+    "unpack",
+    "round_to",
+    "tree_scores",
+    "couple",
+]
+"""What has no derivative: graphs in graphs; bools and bits; positions and counts; numbers of no inputs of floats; roundings. `tree_scores` is
+`leaf_scores` of `tree_leaves`; `couple` iterates until it has converged, which is refused."""
+
+
+def test_no_operator_is_left_out():
+    assert sorted(set(OPERATORS) - {name for name, _, _ in CASES}) == sorted(WITHOUT)
+
+
+def test_derivatives_of_torch():
+    """Also where there are several: equal maxima, zeros of products, the border of an activation."""
+    torch = pytest.importorskip("torch", reason="torch is not installed")
+    F = torch.nn.functional
+    ties = np.array([[1.0, 3.0, 3.0, -1.0], [2.0, 2.0, 2.0, 0.0], [0.0, 1.0, 0.0, 2.0]])
+    image, weights = x(1, 4, 7, 6), x(6, 2, 3, 2)
+    cases = [
+        ("reduce_max", [ties], {"axes": (1,), "keepdims": False}, lambda t: t.amax(1)),
+        ("reduce_min", [ties], {"axes": (0, 1), "keepdims": False}, lambda t: t.amin((0, 1))),
+        ("reduce_prod", [ties], {"axes": (1,), "keepdims": False}, lambda t: t.prod(1)),
+        ("max", [ties, ties[::-1].copy()], {}, torch.maximum),
+        ("relu", [ties], {}, torch.relu),
+        ("abs", [ties], {}, torch.abs),
+        ("gelu", [ties], {"approximate": "tanh"}, lambda t: F.gelu(t, approximate="tanh")),
+        ("log_softmax", [ties], {"axes": (1,)}, lambda t: F.log_softmax(t, 1)),
+        ("conv", [image, weights], {"strides": (2, 1), "dilations": (1, 2), "group": 2}, lambda a, w: F.conv2d(a, w, stride=(2, 1), dilation=(1, 2), groups=2)),
+        ("layer_norm", [ties, x(4), x(4)], {"axis": 1, "epsilon": 1e-5}, lambda t, s, b: F.layer_norm(t, (4,), s, b)),
+        ("einsum", [x(3, 5, 5), x(5, 7)], {"equation": "bii,ij->bj"}, lambda a, b: torch.einsum("bii,ij->bj", a, b)),
+    ]  # fmt: skip
+    for name, arrays, attrs, function in cases:
+        tensors = placeholders(*arrays)
+        y = OPERATORS[name].apply(tensors, attrs)[0]
+        seed = te.placeholder(y.shape, y.dtype, "seed")
+        leaves = [torch.tensor(a, requires_grad=True) for a in arrays]
+        expected = function(*leaves)
+        given = RNG.normal(size=tuple(expected.shape))
+        expected.backward(torch.tensor(given))
+        found = evaluate(te.vjp(y, tensors, seed), {**dict(zip(tensors, arrays, strict=True)), seed: given})
+        for gradient, leaf in zip(found, leaves, strict=True):
+            np.testing.assert_allclose(gradient, leaf.grad.numpy(), rtol=1e-9, atol=1e-12, err_msg=name)
