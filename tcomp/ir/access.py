@@ -1,7 +1,7 @@
 """The access algebra: which elements of a buffer (or tensor) a statement reads or writes, and how they move with the loops around it.
 
 Expressions are taken as the simplifier leaves them (`ir.simplify`), and loop variables run from 0. Whether different iterations touch
-different elements is asked of `schedules.analysis.inverse_maps`; exact sets of elements, whatever it takes, of `ir.polyhedral`.
+different elements is asked of `ir.polyhedral.inverse_maps`; exact sets of elements, whatever it takes, of `ir.polyhedral`.
 """
 
 from __future__ import annotations

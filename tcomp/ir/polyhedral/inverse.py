@@ -15,6 +15,8 @@ import islpy as isl
 
 from tcomp.ir import expr as E
 from tcomp.ir.expr import Dim, Expr, as_expr, bounds, loop_var
+from tcomp.ir.loops import Block, For
+from tcomp.ir.polyhedral import inverse_maps
 from tcomp.ir.polyhedral.model import Formula, TooHard, limited
 from tcomp.ir.polyhedral.scanning import point_of
 from tcomp.ir.simplify import simplify
@@ -48,11 +50,23 @@ def inverse(axes: Axes, indices: Sequence[Expr], guards: Sequence[Expr], shape: 
             for conditions, chosen in _choices(indices):
                 access = _Access(axes, chosen, conditions, guards, shape, place, len(pieces))
                 if not access.exact or (found := access.pieces()) is None:
-                    return None
+                    return _by_digits(axes, indices, shape, place)
                 pieces += found
     except TooHard:
         return None
     return pieces if len(pieces) <= MAX_PIECES else None
+
+
+def _by_digits(axes: Axes, indices: Sequence[Expr], shape: Sequence[Dim], place: Sequence[Expr]) -> list[Piece] | None:
+    """The only piece of an access whose indices determine all axes in them, also by quotients of symbolic sizes, as in a reshape."""
+    loops = [For(v, n, Block(())) for v, n in axes.items()]
+    found = inverse_maps.inverse(indices, shape, loops)
+    used = set(E.variables(*indices)) & set(axes)
+    if not used <= found.values.keys():
+        return None
+    values, conditions = found.at(place)
+    fibre = {v: loop_var(f"f0.{n}", axes[v]) for n, v in enumerate(v for v in axes if v not in used)}
+    return [Piece(tuple(fibre.values()), {**fibre, **{v: values[v] for v in used}}, E.all_of(conditions))]
 
 
 def _choices(indices: Sequence[Expr]) -> list[Choice]:

@@ -15,7 +15,7 @@ from typing import overload
 from tcomp.errors import IRError
 from tcomp.ir import expr as E, loops as L, te
 from tcomp.ir.dtypes import is_float
-from tcomp.ir.expr import Expr, as_expr, const, select
+from tcomp.ir.expr import Expr, as_expr, const
 from tcomp.ir.polyhedral.inverse import Piece, inverse
 from tcomp.ir.simplify import same_shape, simplify
 from tcomp.ir.te import Extern, Tensor
@@ -149,10 +149,8 @@ def _gathered(piece: Piece, read: Expr, at: Sequence[Expr], guards: Guards, valu
     def here(e: Expr) -> Expr:
         return E.substitute(e, known)
 
-    where = (piece.condition, *(simplify(here(g)) for g in guards))
     term = wide(here(value))
-    for condition in reversed(where):
-        term = select(condition, term, const(0.0, term.dtype))
+    term = E.select_where([piece.condition, *(simplify(here(g)) for g in guards)], term, const(0.0, term.dtype))
     return te.sum(term, piece.fibre) if piece.fibre else term
 
 

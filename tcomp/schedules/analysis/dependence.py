@@ -16,8 +16,8 @@ from tcomp.ir import expr as E
 from tcomp.ir.access import digit, indices_of
 from tcomp.ir.expr import Expr, bounds
 from tcomp.ir.loops import Accumulate, Allocate, Buffer, For, Stmt, Store, expressions, places, walk
+from tcomp.ir.polyhedral.inverse_maps import Digits
 from tcomp.ir.simplify import from_linear, linear
-from tcomp.schedules.analysis.inverse_maps import Digits
 
 UNBOUNDED = 1 << 63  # of an index: more than any term weighs
 

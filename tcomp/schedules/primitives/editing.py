@@ -11,11 +11,11 @@ from typing import Any
 from tcomp.errors import ScheduleError
 from tcomp.ir import expr as E, loops as L
 from tcomp.ir.expr import Dim, Expr, as_expr, loop_var
+from tcomp.ir.polyhedral.inverse_maps import inverse
 from tcomp.ir.polyhedral.model import TooHard, limited
 from tcomp.ir.simplify import as_dim, prove, simplify
 from tcomp.ir.text.printer import unused
 from tcomp.schedules.analysis.access_patterns import Nest, nest_of
-from tcomp.schedules.analysis.inverse_maps import inverse
 from tcomp.schedules.analysis.legality import Conflict
 from tcomp.schedules.handles import Loop, Stage
 

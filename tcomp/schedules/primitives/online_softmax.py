@@ -10,9 +10,9 @@ import numpy as np
 from tcomp.ir import expr as E, loops as L
 from tcomp.ir.dtypes import is_float
 from tcomp.ir.expr import Expr, as_expr, loop_var
+from tcomp.ir.polyhedral.inverse_maps import holds, inverse
 from tcomp.ir.simplify import as_dim, prove, same_dim, simplify
 from tcomp.schedules.analysis.access_patterns import Nest, nest_of
-from tcomp.schedules.analysis.inverse_maps import holds, inverse
 from tcomp.schedules.handles import Loop, Stage
 from tcomp.schedules.instructions import tf32
 from tcomp.schedules.primitives import editing

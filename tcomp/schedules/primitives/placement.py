@@ -10,9 +10,9 @@ from itertools import chain, count, pairwise
 from tcomp.ir import expr as E, loops as L
 from tcomp.ir.access import Box, box_touched, in_range, indices_of, interval
 from tcomp.ir.expr import Dim, Expr, as_expr
+from tcomp.ir.polyhedral.inverse_maps import Inverse, Solution, holds, inverse
 from tcomp.ir.simplify import as_dim, difference, prove, same_dim, simplify
 from tcomp.schedules.analysis.access_patterns import Nest
-from tcomp.schedules.analysis.inverse_maps import Inverse, Solution, holds, inverse
 from tcomp.schedules.handles import Loop, Stage
 from tcomp.schedules.primitives import editing
 from tcomp.schedules.primitives.editing import find_loop, nesting, path, reads, rebuild, refuse, refuse_if, without_allocation, writes

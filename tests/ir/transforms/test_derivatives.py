@@ -130,6 +130,18 @@ def test_symbolic_sizes():
     np.testing.assert_allclose(dw, slope @ a)
 
 
+def test_a_reshape_of_symbolic_sizes_is_a_gather():
+    """Its index is a quotient and a remainder by a symbolic size, which isl does not know."""
+    n, m = te.var("n"), te.var("m")
+    x = te.placeholder((n, m, 3), "float64", "x")
+    (y,) = OPERATORS["reshape"].apply([x], {"shape": (n * m * 3,)})
+    g = te.placeholder(y.shape, "float64", "g")
+    adjoint = te.vjp(y, x, g)
+    assert all(t.extern is None for t in te_tensors(adjoint))
+    given = np.arange(30.0)
+    np.testing.assert_array_equal(evaluate([adjoint], {g: given}, {n: 5, m: 2})[0], given.reshape(5, 2, 3))
+
+
 def test_half_floats_are_added_in_float32():
     x = te.placeholder((1,), "float16", "x")
     y = te.compute((4096,), lambda i: x[0], "y")
