@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import functools
 import re
 from collections.abc import Callable, Collection, Sequence
 from typing import Any
@@ -60,9 +61,14 @@ def load_objects(*objects: bytes) -> Callable[[str], int]:
     return _engines[-1].get_function_address
 
 
+@functools.lru_cache(maxsize=8)  # some tests run a kernel several times, with and without threads
+def _loaded(ir_text: str, target: CpuTarget, name: str) -> int:
+    return load_objects(compile_ir(ir_text, target))(name)
+
+
 def compile_kernel(kernel: Kernel, target: CpuTarget = HOST, over: Collection[tuple[Buffer, Buffer]] = ()) -> Callable[..., None]:
     """f(*arrays, *scalars, pool=None); `pool` is the address of a struct whose first field is `parallel_for`."""
-    address = load_objects(compile_ir(emit_kernel(kernel, target, over), target))(kernel.name)
+    address = _loaded(emit_kernel(kernel, target, over), target, kernel.name)
     types = [ctypes.c_void_p] * (1 + len(kernel.buffers)) + [ctypes.c_int64] * len(kernel.scalars)
     function = ctypes.CFUNCTYPE(None, *types)(address)
 
