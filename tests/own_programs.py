@@ -389,7 +389,7 @@ def bound(f: InPlace, given: Mapping[str, np.ndarray], sizes: Numbers) -> Callab
 def aligned() -> Iterator[None]:
     """Within, loops start where lines of the cache do: else a short one may take twice as long by where it happens to lie."""
     module = import_module("tcomp.codegen.llvm.kernel")
-    original, numbers = module.emit_kernel, itertools.count()
+    original, numbers = module.emit_kernel, itertools.count(1000)  # no number of the code itself
 
     def emit(*arguments: Any) -> str:
         notes = list[str]()

@@ -106,6 +106,17 @@ def test_what_stays_the_same_is_checked_once(moving: bool) -> None:
     assert (call.status, call.index, call.extent) == (1, N, N)
 
 
+def test_short_loops_with_checks_are_unrolled() -> None:
+    texts = {name: emit_kernel(kernel("k", [X, INDEX], [OUT], body), HOST) for name, body in KERNELS.items()}
+    assert {name: "llvm.loop.unroll.count" in text for name, text in texts.items()} == {
+        "serial": True,
+        "parallel": True,
+        "vectorized": False,
+    }
+    asm = assembly(texts["serial"], HOST)
+    assert asm[: asm.index("tcomp_outside:")].count("tcomp_outside") >= 4
+
+
 def test_no_check_where_the_range_is_known() -> None:
     i = E.loop_var("i", 10)
     assert checked(i, 10) is i

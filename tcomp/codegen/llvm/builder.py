@@ -93,6 +93,9 @@ end:
 }}"""
 
 
+UNROLLED = 4  # iterations of a loop that LLVM unrolls: 5.25 instructions each instead of 7 for c[i] += a[b[i]] with a check, 6 without
+
+
 class Module:
     """What all functions of one LLVM module share."""
 
@@ -101,7 +104,8 @@ class Module:
         self.functions: list[str] = []
         self.declarations: dict[str, str] = {}
         self.regions = 0
-        self.uses_report = False
+        self.reports = 0  # places that report an index
+        self.unrolled = 0  # loops that LLVM unrolls
         self.native_half = target.half_arithmetic
 
     def text(self) -> str:
@@ -110,12 +114,15 @@ class Module:
         attributes = f'nounwind "no-builtins" "target-cpu"="{cpu}" "target-features"="{features}"'  # no loop becomes a call of memcpy
         if self.target.arch == "x86_64":
             attributes += f' "prefer-vector-width"="{bits}" "min-legal-vector-width"="{bits}"'
+        unrolled = [f"!{n} = distinct !{{!{n}, !{self.unrolled}}}" for n in range(self.unrolled)]
+        unrolled += [f'!{self.unrolled} = !{{!"llvm.loop.unroll.count", i32 {UNROLLED}}}'] if unrolled else []
         notes = "".join(f"; {line}\n" for note in self.notes for line in note.splitlines())
         parts = [
             f'{notes}target triple = "{self.target.triple}"',
             *self.declarations.values(),
             *self.functions,
-            *[_REPORT] * self.uses_report,
+            *[_REPORT] * bool(self.reports),
+            *unrolled,
         ]
         return "\n".join(parts) + f"\nattributes #0 = {{ {attributes} }}\n"
 
@@ -181,9 +188,13 @@ class Builder:
         """The address of a field of the call."""
         return self.op(f"getelementptr i8, ptr %call, i64 {8 * CALL_FIELDS.index(name)}")
 
-    def branch(self, test: str, yes: str, no: str, expected: bool = False) -> None:
-        """End a basic block by a choice of two; `expected`: the test nearly always holds."""
-        self.line(f"br i1 {test}, label %{yes}, label %{no}" + ', !prof !{!"branch_weights", i32 1048575, i32 1}' * expected)
+    def branch(self, test: str, yes: str, no: str, expected: bool = False, unroll: bool = False) -> None:
+        """End a basic block by a choice of two; `expected`: the test nearly always holds; `unroll` the loop that it ends."""
+        notes = [', !prof !{!"branch_weights", i32 1048575, i32 1}'] if expected else []
+        if unroll:
+            notes.append(f", !llvm.loop !{self.module.unrolled}")
+            self.module.unrolled += 1
+        self.line(f"br i1 {test}, label %{yes}, label %{no}{''.join(notes)}")
 
     def jump(self, label: str) -> None:
         """End a basic block."""

@@ -474,7 +474,7 @@ class Expressions(Builder):
             lane = self.call("cttz", f"i{lanes}", (f"i{lanes}", others), ("i1", "true"), suffix=(f"i{lanes}",))
             told, n = (self.op(f"extractelement {type_} {x}, i{lanes} {lane}") for x in (told, n))
         self.line(f"call void @tcomp_outside(ptr %call, i64 {told}, i64 {n})")
-        self.module.uses_report = True
+        self.module.reports += 1
         self.jump(end)
         self.start(end)
         return Value(self.op(f"phi {type_} [ {i}, %{before} ], [ {safe}, %{bad} ]"), INDEX, lanes)

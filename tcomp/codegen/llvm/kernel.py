@@ -189,10 +189,10 @@ class Function(Expressions):
                     if known and written.isdisjoint(self.module.buffers(check)):
                         self.value(check)
 
-    def counted(self, v: Expr, begin: str, count: str, head: str, end: str, body: Callable[[], str | None]) -> None:
+    def counted(self, v: Expr, begin: str, count: str, head: str, end: str, body: Callable[[], str | None], short: bool = False) -> None:
         """`do { body } while (++v < count && condition)`, entered by a jump to `head` from the current block; `body` may return a
-        condition."""
-        before = self.block
+        condition. A `short` one that checks indices is unrolled: what iterations share then pays for the checks."""
+        before, reports = self.block, self.module.reports
         self.start(head)
         self.count += 1
         i, after, place = f"%i{self.count}", f"%n{self.count}", len(self.lines)
@@ -206,14 +206,14 @@ class Function(Expressions):
         more = self.op(f"icmp slt i64 {after}, {count}")
         if condition is not None:
             more = self.op(f"and i1 {more}, {condition}")
-        self.branch(more, head, end)
+        self.branch(more, head, end, unroll=short and self.module.reports > reports)
         self.start(end)
 
     def iterate(self, s: L.For, begin: str, count: str, head: str, end: str) -> None:
         """The iterations from `begin` to `count`, as `counted` takes them; a long loop leaves the function once the run is stopped."""
-        every = interval(s)
+        every, short = interval(s), not any(isinstance(x, L.For) for x in L.walk(s.body))
         if every is None or self.lane is not None:
-            return self.counted(s.var, begin, count, head, end, lambda: self.statement(s.body))
+            return self.counted(s.var, begin, count, head, end, lambda: self.statement(s.body), short)
         if every == 1:
 
             def body() -> None:
@@ -228,7 +228,7 @@ class Function(Expressions):
         with self.scope():
             stop = self.call("smin", "i64", ("i64", self.op(f"add nsw i64 {start}, {every}")), ("i64", count))
             self.jump(inner)
-            self.counted(s.var, start, stop, inner, rest, lambda: self.statement(s.body))
+            self.counted(s.var, start, stop, inner, rest, lambda: self.statement(s.body), short)
         self.branch(self.op(f"icmp slt i64 {stop}, {count}"), ask, end)
         self.start(ask)
         self.lines[place] = f"  {start} = phi i64 [ {begin}, %{before} ], [ {stop}, %{ask} ]"
