@@ -10,6 +10,7 @@ from tcomp import TcompError, te
 from tcomp.ir import loops as L
 from tcomp.ir.interpreters.te import evaluate
 from tests.ir.transforms.differences import check
+from tests.ir.transforms.random_programs import compare
 
 RNG = np.random.default_rng(0)
 
@@ -75,6 +76,11 @@ CASES = [
     (branches.kernel(n=7), [RNG.normal(size=7), np.zeros(7)]),
     (carried.kernel(n=7), [RNG.normal(size=7), np.zeros(7)]),
 ]
+
+
+@pytest.mark.parametrize("seed", range(12))
+def test_random_programs(seed):
+    compare(seed)
 
 
 def called(kernel, arrays):
