@@ -12,6 +12,7 @@ import tcomp
 from tcomp import te
 from tcomp.errors import InputError, IRError, TargetError
 from tcomp.ir.loops import Buffer, Kernel, loop, store
+from tcomp.ops import OPERATORS
 
 RNG = np.random.default_rng(0)
 
@@ -229,3 +230,13 @@ def test_calls_from_several_threads(threads: int) -> None:
     for worker in workers:
         worker.join()
     assert not wrong
+
+
+def test_a_selection_whose_sides_become_the_same() -> None:
+    """Both read the prefix sums, one by way of a copy, which is inlined: the selection is folded."""
+    x = te.placeholder((5,), name="x")
+    (y,) = OPERATORS["cum_sum"].apply([x], {"axis": 0, "exclusive": False, "reverse": False})
+    copy = te.compute((5,), lambda i: y[i], "copy")
+    z = te.compute((5,), lambda i: te.select(x[i] > 0.0, y[i], copy[i]) * 2.0, "z")
+    given = np.array([1, -2, 3, -4, 5], np.float32)
+    np.testing.assert_array_equal(tcomp.build([x, z])(given), np.cumsum(given) * 2)

@@ -116,7 +116,8 @@ def normalize(outputs: Sequence[Tensor]) -> tuple[list[Tensor], list[Tensor]]:
         if e.op == "read" and e.attr in inlined:
             axes, inner = inlined[e.attr]
             return E.substitute(inner, dict(zip(axes, e.args, strict=True)))
-        return E.read(replaced[e.attr], e.args) if e.op == "read" and replaced[e.attr] is not e.attr else None
+        stage = replaced.get(e.attr) if e.op == "read" else None  # none of a stage: what was rewritten may come back from a folded select
+        return None if stage is None or stage is e.attr else E.read(stage, e.args)
 
     for t in order:
         if t.extern is not None:
