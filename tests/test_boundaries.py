@@ -31,7 +31,7 @@ LAYERS: list[set[str]] = [
     {"calibration"},
     {"autotune"},
     {"confined"},
-    {"api", "verification"},
+    {"api", "torch_backend", "verification"},
     {"cli"},
     {"__main__"},
 ]
@@ -63,6 +63,7 @@ THIRD_PARTY = {
     "cuda": {"codegen"},
     "cupy": {"runtime"},
     "cryptography": {"runtime"},
+    "torch": {"frontends", "torch_backend"},
     "google": {"frontends"},  # protobuf's errors, which onnx lets through
     "rich": {"cli"},
     "typer": {"cli"},

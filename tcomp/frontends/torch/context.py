@@ -1,0 +1,144 @@
+"""What the importers of ATen operators work with: the graph in the making, and types as PyTorch has them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, TypeAlias
+
+import numpy as np
+import torch
+from torch._prims_common import ELEMENTWISE_TYPE_PROMOTION_KIND as KIND, elementwise_dtypes
+from torch.fx import Node
+
+from tcomp.errors import UnsupportedError
+from tcomp.ir.dtypes import to_numpy
+from tcomp.ir.expr import Dim, Expr, as_expr, dim, maximum, minimum
+from tcomp.ir.graph import GraphBuilder, Operator, Value
+from tcomp.ir.simplify import as_dim
+from tcomp.ops.elementwise import CAST
+from tcomp.ops.movement import DIMS
+
+Scalar: TypeAlias = "int | float | bool | Expr"
+Operand: TypeAlias = "Value | Scalar"
+Handler: TypeAlias = Callable[..., Any]  # (context, *arguments of the ATen operator) -> Value, or a tuple of them
+Table: TypeAlias = "dict[Any, Handler]"  # by the operator, of all overloads
+
+DTYPES = {
+    torch.float16: "float16", torch.bfloat16: "bfloat16", torch.float32: "float32", torch.float64: "float64", torch.bool: "bool",
+    torch.int8: "int8", torch.int16: "int16", torch.int32: "int32", torch.int64: "int64", torch.uint8: "uint8",
+}  # fmt: skip
+UNBOUNDED = 1 << 40  # sizes from which on PyTorch means no bound
+
+
+def dtype_name(dtype: torch.dtype) -> str:
+    """The name of an element type. Raises `UnsupportedError` for one that tcomp does not have."""
+    if dtype not in DTYPES:
+        raise UnsupportedError(f"tensors of {dtype} are not supported")
+    return DTYPES[dtype]
+
+
+class Dims:
+    """Symbolic sizes of PyTorch, which are formulas of sympy, as those of tcomp."""
+
+    def __init__(self) -> None:
+        self.symbols: dict[str, Expr] = {}
+
+    def __call__(self, size: Any) -> Dim:
+        """An int, or a `torch.SymInt`. Raises `UnsupportedError` for a formula that tcomp has no operators for."""
+        return size if isinstance(size, int) else as_dim(self._formula(size.node.expr, size.node.shape_env))
+
+    def _formula(self, e: Any, env: Any) -> Expr:
+        if e.is_Integer:
+            return as_expr(int(e))
+        if e.is_Symbol:
+            known = env.var_to_range.get(e)
+            low, high = (int(b) if b.is_Integer else None for b in (known.lower, known.upper)) if known else (None, None)
+            return self.symbols.setdefault(str(e), dim(str(e), max(low or 0, 0), None if high is None or high >= UNBOUNDED else high))
+        args = [self._formula(a, env) for a in e.args]
+        match type(e).__name__:
+            case "Add":
+                return sum(args[1:], args[0])
+            case "Mul":
+                result = args[0]
+                for a in args[1:]:
+                    result = result * a
+                return result
+            case "FloorDiv" | "CleanDiv":
+                return args[0] // args[1]
+            case "Mod" | "PythonMod":
+                return args[0] % args[1]
+            case "Max" | "Min":
+                pick, result = maximum if type(e).__name__ == "Max" else minimum, args[0]
+                for a in args[1:]:
+                    result = pick(result, a)
+                return result
+        raise UnsupportedError(f"a size is {e}, which tcomp has no formula for")
+
+
+@dataclass
+class Context:
+    """The node at hand (`node`), and the graph to which its importer adds."""
+
+    builder: GraphBuilder
+    dims: Dims
+    node: Any = None
+
+    @property
+    def name(self) -> str:
+        """The name of the node, which its results get."""
+        return str(self.node.name)
+
+    def unsupported(self, why: str) -> UnsupportedError:
+        """The error to raise for what cannot be compiled."""
+        return UnsupportedError(f"`{self.node.target}` cannot be compiled as it is used here", where=self.name, why=why)
+
+    def results(self, op: Operator, *inputs: Value | None, **attrs: Any) -> tuple[Value, ...]:
+        """All results of one more operator."""
+        return self.builder.add(op, inputs, attrs, self.name)
+
+    def add(self, op: Operator, *inputs: Value | None, **attrs: Any) -> Value:
+        """The first result of one more operator."""
+        return self.results(op, *inputs, **attrs)[0]
+
+    def cast(self, x: Value, dtype: str) -> Value:
+        """The value in another element type."""
+        return x if x.dtype == dtype else self.add(CAST, x, dtype=dtype)
+
+    def constant(self, number: Any, dtype: str, shape: Sequence[int] = ()) -> Value:
+        """Equal elements, or those of an array."""
+        return self.builder.constant(np.broadcast_to(np.asarray(number).astype(to_numpy(dtype)), shape or np.shape(number)), "c", dtype)
+
+    def tensor(self, x: Operand, dtype: str) -> Value:
+        """A tensor, or a number as one, of this element type."""
+        if isinstance(x, Value):
+            return self.cast(x, dtype)
+        if isinstance(x, Expr):
+            return self.cast(self.add(DIMS, dims=(x,), shape=(), dtype="int64"), dtype)
+        return self.constant(x, dtype)
+
+    def promoted(self, *operands: Operand, kind: KIND = KIND.DEFAULT, count: int | None = None) -> list[Value]:
+        """The operands in the element type that an elementwise operator on them computes with. `count`: of the arguments that decide."""
+        given = [a.meta["val"] if isinstance(a, Node) else a for a in self.node.args[: len(operands) if count is None else count]]
+        given = [1 if isinstance(a, torch.SymInt) else a for a in given]
+        dtype, _ = elementwise_dtypes(*given, type_promotion_kind=kind)
+        name = dtype_name(dtype)
+        if isinstance(result := self.node.meta["val"], torch.Tensor) and result.dtype in (torch.float16, torch.bfloat16):
+            name = dtype_name(result.dtype)  # operators compute with wider numbers inside anyway
+        return [self.tensor(x, name) for x in operands]
+
+    def axis(self, x: Value, n: int) -> int:
+        """An axis, counted from the front."""
+        return n + len(x.shape) if n < 0 else n
+
+    def axes(self, x: Value, given: int | Sequence[int] | None) -> tuple[int, ...]:
+        """Axes, counted from the front; None or none given: all."""
+        several = [given] if isinstance(given, int) else given
+        return tuple(self.axis(x, n) for n in several) if several else tuple(range(len(x.shape)))
+
+    def shape_of(self, given: Sequence[int | Expr]) -> tuple[Dim, ...]:
+        """A shape as sizes."""
+        return tuple(as_dim(d) for d in given)
+
+
+__all__ = ["KIND", "Context", "Dims", "Handler", "Operand", "Table", "dtype_name"]

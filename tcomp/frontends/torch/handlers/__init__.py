@@ -1,0 +1,1 @@
+"""One small function, or a row of a table, for each ATen operator, by family."""

@@ -1,0 +1,194 @@
+"""Elementwise ATen operators. Types are promoted as PyTorch does (`torch._prims_common.elementwise_dtypes`)."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import torch
+
+from tcomp.frontends.torch.context import KIND, Context, Handler, Operand, Table, dtype_name
+from tcomp.ir.dtypes import is_float
+from tcomp.ir.graph import Operator, Value
+from tcomp.ops import elementwise as ops
+
+aten = torch.ops.aten
+
+
+def unary(op: Operator, kind: KIND = KIND.DEFAULT, **attrs: Any) -> Handler:
+    """An operator on one tensor."""
+    return lambda ctx, x: ctx.add(op, *ctx.promoted(x, kind=kind), **attrs)
+
+
+def binary(op: Operator, kind: KIND = KIND.DEFAULT) -> Handler:
+    """An operator on two tensors, or on a tensor and a number."""
+    return lambda ctx, x, y: ctx.add(op, *ctx.promoted(x, y, kind=kind))
+
+
+def composed(function: Callable[..., Value], kind: KIND = KIND.DEFAULT) -> Handler:
+    """A function of the context and promoted operands."""
+    return lambda ctx, *operands: function(ctx, *ctx.promoted(*operands, kind=kind))
+
+
+def number(ctx: Context, value: float, like: Value) -> Value:
+    """A number in the type of a tensor."""
+    return ctx.constant(value, like.dtype)
+
+
+def _sum(op: Operator, ctx: Context, x: Operand, y: Operand, alpha: float = 1) -> Value:
+    a, b = ctx.promoted(x, y)
+    return ctx.add(op, a, b if alpha == 1 else ctx.add(ops.MUL, b, number(ctx, alpha, b)))
+
+
+def _div(ctx: Context, x: Operand, y: Operand, rounding_mode: str | None = None) -> Value:
+    a, b = ctx.promoted(x, y, kind=KIND.INT_TO_FLOAT if rounding_mode is None else KIND.DEFAULT)
+    if rounding_mode is None:
+        return ctx.add(ops.DIV, a, b)
+    if is_float(a.dtype):
+        if rounding_mode == "floor":  # as PyTorch computes it: from the remainder, which is exact
+            rest = ctx.add(ops.MOD, a, b)
+            return ctx.add(ops.ROUND, ctx.add(ops.DIV, ctx.add(ops.SUB, a, rest), b))
+        return _trunc(ctx, ctx.add(ops.DIV, a, b))
+    if rounding_mode == "trunc":
+        return ctx.add(ops.DIV, a, b)
+    rest = ctx.add(ops.MOD, a, b)
+    return ctx.add(ops.DIV, ctx.add(ops.SUB, a, rest), b)
+
+
+def _trunc(ctx: Context, x: Value) -> Value:
+    if not is_float(x.dtype):
+        return x
+    negative = ctx.add(ops.LESS, x, number(ctx, 0, x))
+    return ctx.add(ops.WHERE, negative, ctx.add(ops.CEIL, x), ctx.add(ops.FLOOR, x))
+
+
+def _rounded(op: Operator, ctx: Context, x: Value) -> Value:
+    return ctx.add(op, x) if is_float(x.dtype) else x
+
+
+def _expm1(ctx: Context, x: Value) -> Value:
+    """2 t / (1 - t) with t = tanh(x / 2) where exp(x) - 1 would lose digits."""
+    half, one = number(ctx, 0.5, x), number(ctx, 1, x)
+    t = ctx.add(ops.TANH, ctx.add(ops.MUL, x, half))
+    small = ctx.add(ops.DIV, ctx.add(ops.ADD, t, t), ctx.add(ops.SUB, one, t))
+    near = ctx.add(ops.LESS, ctx.add(ops.ABS, x), half)
+    return ctx.add(ops.WHERE, near, small, ctx.add(ops.SUB, ctx.add(ops.EXP, x), one))
+
+
+def _log1p(ctx: Context, x: Value) -> Value:
+    """log(u) * (x / (u - 1)) with u = 1 + x, whose rounding cancels (Kahan)."""
+    one = number(ctx, 1, x)
+    u = ctx.add(ops.ADD, x, one)
+    same, infinite = ctx.add(ops.EQUAL, u, one), ctx.add(ops.ISINF, x, positive=True, negative=False)
+    corrected = ctx.add(ops.MUL, ctx.add(ops.LOG, u), ctx.add(ops.DIV, x, ctx.add(ops.SUB, u, one)))
+    return ctx.add(ops.WHERE, infinite, x, ctx.add(ops.WHERE, same, x, corrected))
+
+
+def _logarithm(base: float, ctx: Context, x: Value) -> Value:
+    return ctx.add(ops.DIV, ctx.add(ops.LOG, x), number(ctx, math.log(base), x))
+
+
+def _rsqrt(ctx: Context, x: Value) -> Value:
+    return ctx.add(ops.RECIPROCAL, ctx.add(ops.SQRT, x))
+
+
+def _pow(ctx: Context, x: Operand, y: Operand) -> Value:
+    a, b = ctx.promoted(x, y)
+    if isinstance(y, int | float) and is_float(a.dtype):
+        if y in (2, 3):
+            square = ctx.add(ops.MUL, a, a)
+            return square if y == 2 else ctx.add(ops.MUL, square, a)
+        if y == 0.5:
+            return ctx.add(ops.SQRT, a)
+        if y in (-0.5, -1):
+            return ctx.add(ops.RECIPROCAL, a if y == -1 else ctx.add(ops.SQRT, a))
+    return ctx.add(ops.POW, a, b)
+
+
+def _clamp(ctx: Context, x: Value, low: Operand | None = None, high: Operand | None = None) -> Value:
+    given = [v for v in (x, low, high) if v is not None]
+    operands = iter(ctx.promoted(*given, count=3))
+    y = next(operands)
+    y = y if low is None else ctx.add(ops.MAX, y, next(operands))
+    return y if high is None else ctx.add(ops.MIN, y, next(operands))
+
+
+def _where(ctx: Context, condition: Value, x: Operand, y: Operand) -> Value:
+    dtype = dtype_name(ctx.node.meta["val"].dtype)
+    return ctx.add(ops.WHERE, ctx.tensor(condition, "bool"), ctx.tensor(x, dtype), ctx.tensor(y, dtype))
+
+
+def _compare(op: Operator, ctx: Context, x: Operand, y: Operand) -> Value:
+    a, b = ctx.promoted(x, y)
+    if a.dtype == "bool" and op not in (ops.EQUAL,):
+        a, b = ctx.cast(a, "int32"), ctx.cast(b, "int32")
+    return ctx.add(op, a, b)
+
+
+def _not_equal(ctx: Context, x: Operand, y: Operand) -> Value:
+    return ctx.add(ops.NOT, _compare(ops.EQUAL, ctx, x, y))
+
+
+def _logical(op: Operator, ctx: Context, *operands: Value) -> Value:
+    return ctx.add(op, *(ctx.tensor(x, "bool") for x in operands))
+
+
+def _gelu(ctx: Context, x: Value, approximate: str = "none") -> Value:
+    return ctx.add(ops.GELU, x, approximate=approximate)
+
+
+def _leaky_relu(ctx: Context, x: Value, slope: float = 0.01) -> Value:
+    return ctx.add(ops.LEAKY_RELU, x, alpha=float(slope))
+
+
+def _elu(ctx: Context, x: Value, alpha: float = 1, scale: float = 1, input_scale: float = 1) -> Value:
+    if (scale, input_scale) != (1, 1):
+        raise ctx.unsupported("its scales are not 1")
+    return ctx.add(ops.ELU, x, alpha=float(alpha))
+
+
+def _isinf(ctx: Context, x: Value) -> Value:
+    if not is_float(x.dtype):
+        return ctx.add(ops.NOT, ctx.add(ops.EQUAL, x, x))
+    return ctx.add(ops.ISINF, x, positive=True, negative=True)
+
+
+def _isnan(ctx: Context, x: Value) -> Value:
+    return ctx.add(ops.ISNAN, x) if is_float(x.dtype) else ctx.add(ops.NOT, ctx.add(ops.EQUAL, x, x))
+
+
+def _cast(ctx: Context, x: Value, dtype: torch.dtype | None = None, *rest: Any, **others: Any) -> Value:
+    return x if dtype is None else ctx.cast(x, dtype_name(dtype))
+
+
+def _fill(ctx: Context, x: Value, value: Operand) -> Value:
+    from tcomp.ops.movement import EXPAND
+
+    return ctx.add(EXPAND, ctx.tensor(value, x.dtype), shape=x.shape)
+
+
+F = KIND.INT_TO_FLOAT
+TABLE: Table = {
+    aten.abs: unary(ops.ABS), aten.neg: unary(ops.NEG), aten.relu: unary(ops.RELU), aten.sign: unary(ops.SIGN),
+    aten.acos: unary(ops.ACOS, F), aten.acosh: unary(ops.ACOSH, F), aten.asin: unary(ops.ASIN, F), aten.asinh: unary(ops.ASINH, F),
+    aten.atan: unary(ops.ATAN, F), aten.atanh: unary(ops.ATANH, F), aten.cos: unary(ops.COS, F), aten.cosh: unary(ops.COSH, F),
+    aten.sin: unary(ops.SIN, F), aten.sinh: unary(ops.SINH, F), aten.tan: unary(ops.TAN, F), aten.tanh: unary(ops.TANH, F),
+    aten.exp: unary(ops.EXP, F), aten.log: unary(ops.LOG, F), aten.sqrt: unary(ops.SQRT, F), aten.erf: unary(ops.ERF, F),
+    aten.sigmoid: unary(ops.SIGMOID, F), aten.reciprocal: unary(ops.RECIPROCAL, F), aten.rsqrt: composed(_rsqrt, F),
+    aten.expm1: composed(_expm1, F), aten.log1p: composed(_log1p, F), aten.log2: composed(partial(_logarithm, 2.0), F),
+    aten.log10: composed(partial(_logarithm, 10.0), F), aten.ceil: partial(_rounded, ops.CEIL), aten.floor: partial(_rounded, ops.FLOOR),
+    aten.trunc: _trunc, aten.bitwise_not: unary(ops.NOT), aten.logical_not: partial(_logical, ops.NOT), aten.isnan: _isnan,
+    aten.isinf: _isinf, aten.gelu: _gelu, aten.leaky_relu: _leaky_relu, aten.elu: _elu, aten._to_copy: _cast,
+    aten.add: partial(_sum, ops.ADD), aten.sub: partial(_sum, ops.SUB), aten.mul: binary(ops.MUL), aten.div: _div, aten.pow: _pow,
+    aten.maximum: binary(ops.MAX), aten.minimum: binary(ops.MIN), aten.fmod: binary(ops.FMOD), aten.remainder: binary(ops.MOD),
+    aten.bitwise_and: binary(ops.AND), aten.bitwise_or: binary(ops.OR), aten.bitwise_xor: binary(ops.XOR),
+    aten.bitwise_left_shift: binary(ops.SHIFT_LEFT), aten.bitwise_right_shift: binary(ops.SHIFT_RIGHT),
+    aten.logical_and: partial(_logical, ops.AND), aten.logical_or: partial(_logical, ops.OR), aten.logical_xor: partial(_logical, ops.XOR),
+    aten.eq: partial(_compare, ops.EQUAL), aten.ne: _not_equal, aten.lt: partial(_compare, ops.LESS),
+    aten.le: partial(_compare, ops.LESS_EQUAL), aten.gt: partial(_compare, ops.GREATER),
+    aten.ge: partial(_compare, ops.GREATER_EQUAL), aten.where: _where,
+    aten.clamp: _clamp,
+    aten.hardtanh: lambda ctx, x, low=-1, high=1: _clamp(ctx, x, low, high), aten.fill: _fill,
+}  # fmt: skip

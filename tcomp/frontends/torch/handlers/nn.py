@@ -1,0 +1,195 @@
+"""ATen operators of neural networks: products, convolutions, pooling, and the derivatives that PyTorch has operators of their own for."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from math import prod
+from typing import Any
+
+import numpy as np
+import torch
+
+from tcomp.frontends.torch.context import Context, Table
+from tcomp.frontends.torch.handlers.movement import cut, permute
+from tcomp.ir.dtypes import integer_range, is_float
+from tcomp.ir.expr import Dim, as_expr
+from tcomp.ir.graph import Value
+from tcomp.ir.simplify import as_dim
+from tcomp.ops import movement, nn as ops, reduction
+from tcomp.ops.elementwise import ADD, DIV, MOD, MUL
+from tcomp.ops.matmul import MATMUL
+
+aten = torch.ops.aten
+Ints = Sequence[int]
+
+
+def _product(ctx: Context, a: Value, b: Value) -> Value:
+    return ctx.add(MATMUL, a, b)
+
+
+def _scaled(ctx: Context, x: Value, factor: float) -> Value:
+    return x if factor == 1 else ctx.add(MUL, x, ctx.constant(factor, x.dtype))
+
+
+def _add_product(ctx: Context, bias: Value, a: Value, b: Value, beta: float = 1, alpha: float = 1) -> Value:
+    product = _scaled(ctx, ctx.add(MATMUL, a, b), alpha)
+    return product if beta == 0 else ctx.add(ADD, product, _scaled(ctx, bias, beta))
+
+
+def per_axis(given: Ints | int, rank: int) -> tuple[int, ...]:
+    """A number for each spatial axis; one stands for all."""
+    several = (given,) if isinstance(given, int) else tuple(given)
+    return several * rank if len(several) == 1 else several
+
+
+def padded(ctx: Context, x: Value, before: Ints, after: Ints, value: float = 0) -> Value:
+    """Spatial axes with elements around."""
+    if not any(before) and not any(after):
+        return x
+    filling = ctx.constant(value, x.dtype)
+    return ctx.add(movement.PAD, x, filling, before=(0, 0, *before), after=(0, 0, *after), mode="constant")
+
+
+def _convolution(
+    ctx: Context, x: Value, w: Value, bias: Value | None, stride: Ints, padding: Ints, dilation: Ints, transposed: bool, extra: Ints,
+    groups: int,
+) -> Value:  # fmt: skip
+    rank = len(w.shape) - 2
+    if len(x.shape) != len(w.shape):
+        raise ctx.unsupported("the input has no batch")
+    strides, pads, dilations, more = (per_axis(v, rank) for v in (stride, padding, dilation, extra))
+    if transposed:
+        sizes = zip(x.shape[2:], w.shape[2:], strides, pads, dilations, more, strict=True)
+        shape = tuple(as_dim((as_expr(n) - 1) * s - 2 * p + (as_expr(k) - 1) * d + e + 1) for n, k, s, p, d, e in sizes)
+        y = ctx.add(ops.CONV_TRANSPOSE, x, w, strides=strides, dilations=dilations, group=groups, before=pads, shape=shape)
+    else:
+        y = ctx.add(ops.CONV, padded(ctx, x, pads, pads), w, strides=strides, dilations=dilations, group=groups)
+    return y if bias is None else ctx.add(ops.ADD_CHANNELS, y, bias)
+
+
+def _convolution_backward(
+    ctx: Context, grad: Value, x: Value, w: Value, bias: Any, stride: Ints, padding: Ints, dilation: Ints, transposed: bool, extra: Ints,
+    groups: int, wanted: Sequence[bool],
+) -> tuple[Value | None, ...]:  # fmt: skip
+    """The adjoint of a convolution is the transposed one; that of the weights correlates the inputs with the gradients, batches summed."""
+    rank = len(w.shape) - 2
+    if transposed:
+        raise ctx.unsupported("derivatives of transposed convolutions are not supported")
+    strides, pads, dilations = (per_axis(v, rank) for v in (stride, padding, dilation))
+    to_x = to_w = to_bias = None
+    if wanted[0]:
+        spatial = x.shape[2:]
+        to_x = ctx.add(ops.CONV_TRANSPOSE, grad, w, strides=strides, dilations=dilations, group=groups, before=pads, shape=spatial)
+    if wanted[1]:
+        batch, channels = x.shape[:2]
+        inside = padded(ctx, x, pads, pads)
+        per_group = int(channels) // groups
+        split = ctx.add(movement.RESHAPE, inside, shape=(batch, groups, per_group, *inside.shape[2:]))
+        turned = permute(ctx, split, (2, 1, 0, *range(3, 3 + rank)))
+        turned = ctx.add(movement.RESHAPE, turned, shape=(per_group, as_dim(as_expr(batch) * groups), *inside.shape[2:]))
+        factors = permute(ctx, grad, (1, 0, *range(2, 2 + rank)))
+        found = ctx.add(ops.CONV, turned, factors, strides=dilations, dilations=strides, group=groups)
+        for axis, size in enumerate(w.shape[2:], 2):
+            found = found if found.shape[axis] == size else cut(ctx, found, axis, 0, size)
+        to_w = permute(ctx, found, (1, 0, *range(2, 2 + rank)))
+    if wanted[2]:
+        to_bias = ctx.add(reduction.REDUCE_SUM, grad, axes=(0, *range(2, 2 + rank)), keepdims=False)
+    return to_x, to_w, to_bias
+
+
+def _windows(ctx: Context, x: Value, kernel: Ints, stride: Ints, padding: Ints, dilation: Ints) -> tuple[tuple[int, ...], ...]:
+    """(kernel, strides, what is added before and after each spatial axis, dilations), so that all windows of the result lie inside."""
+    rank = len(x.shape) - 2
+    k, p, d = (per_axis(v, rank) for v in (kernel, padding, dilation))
+    s = per_axis(stride, rank) if stride else k
+    example = ctx.node.meta["val"]
+    shape = (example[0] if isinstance(example, tuple | list) else example).shape[2:]
+    after = []
+    for size, count, a, b, c, e in zip(x.shape[2:], shape, k, s, p, d, strict=True):
+        whole = isinstance(size, int) and isinstance(count, int)
+        after.append(max(c, (int(count) - 1) * b + (a - 1) * e + 1 - int(size) - c) if whole else c)
+    return k, s, p, tuple(after), d
+
+
+def _max_pool(
+    ctx: Context, x: Value, kernel: Ints, stride: Ints = (), padding: Ints | int = 0, dilation: Ints | int = 1, ceil_mode: bool = False
+) -> tuple[Value, Value]:
+    if len(x.shape) < 4:
+        raise ctx.unsupported("the input has no batch")
+    if ceil_mode and not all(isinstance(d, int) for d in x.shape[2:]):
+        raise ctx.unsupported("windows that reach outside of a symbolic size")
+    k, s, before, after, d = _windows(ctx, x, kernel, stride, per_axis(padding, 2), per_axis(dilation, 2))
+    lowest = -np.inf if is_float(x.dtype) else integer_range(x.dtype)[0]
+    inside = padded(ctx, x, before, after, lowest)
+    y = ctx.add(ops.MAX_POOL, inside, kernel=k, strides=s, dilations=d)
+    flat = ctx.add(
+        ops.MAX_POOL_INDICES, inside, kernel=k, strides=s, dilations=d, before=before, shape=x.shape, column_major=False
+    )  # into the whole tensor; PyTorch counts in each plane
+    plane = as_dim(prod(map(as_expr, x.shape[2:]), start=as_expr(1)))
+    size = ctx.tensor(as_expr(plane) if not isinstance(plane, int) else plane, "int64")
+    return y, ctx.add(MOD, flat, size)
+
+
+def _planes(ctx: Context, x: Value) -> Value:
+    return ctx.add(movement.RESHAPE, x, shape=(*x.shape[:2], as_dim(prod(map(as_expr, x.shape[2:]), start=as_expr(1)))))
+
+
+def _max_pool_backward(
+    ctx: Context, grad: Value, x: Value, kernel: Ints, stride: Ints, padding: Ints, dilation: Ints, ceil_mode: bool, indices: Value
+) -> Value:
+    zeros = ctx.add(MUL, _planes(ctx, x), ctx.constant(0, x.dtype)) if not _fixed(x.shape) else _zeros(ctx, _planes(ctx, x))
+    found = ctx.add(movement.SCATTER_ELEMENTS, zeros, _planes(ctx, indices), _planes(ctx, grad), axis=2, reduction="add")
+    return ctx.add(movement.RESHAPE, found, shape=x.shape)
+
+
+def _fixed(shape: Sequence[Dim]) -> bool:
+    return all(isinstance(d, int) for d in shape)
+
+
+def _zeros(ctx: Context, like: Value) -> Value:
+    from tcomp.ops.elementwise import FULL
+
+    return ctx.add(FULL, shape=like.shape, value=0.0, dtype=like.dtype)
+
+
+def _avg_pool(
+    ctx: Context, x: Value, kernel: Ints, stride: Ints = (), padding: Ints | int = 0, ceil_mode: bool = False, count_pads: bool = True,
+    divisor: int | None = None,
+) -> Value:  # fmt: skip
+    if len(x.shape) < 4 or ceil_mode:
+        raise ctx.unsupported("windows that reach outside, or no batch")
+    k, s, before, after, d = _windows(ctx, x, kernel, stride, per_axis(padding, 2), (1, 1))
+    inside = padded(ctx, x, before, after)
+    counted = [None if count_pads or not b else (b, as_dim(as_expr(n) + b)) for b, n in zip(before, x.shape[2:], strict=True)]
+    y = ctx.add(ops.AVERAGE_POOL, inside, kernel=k, strides=s, dilations=d, counted=tuple(counted))
+    return y if divisor is None else ctx.add(DIV, ctx.add(MUL, y, ctx.constant(prod(k), y.dtype)), ctx.constant(divisor, y.dtype))
+
+
+def _avg_pool_backward(
+    ctx: Context, grad: Value, x: Value, kernel: Ints, stride: Ints, padding: Ints, ceil_mode: bool, count_pads: bool, divisor: int | None
+) -> Value:
+    rank, channels = len(x.shape) - 2, int(x.shape[1])
+    if ceil_mode or (any(per_axis(padding, rank)) and not count_pads):
+        raise ctx.unsupported("windows that reach outside")
+    k, pads = per_axis(kernel, rank), per_axis(padding, rank)
+    weights = ctx.constant(1 / (divisor or prod(k)), grad.dtype, (channels, 1, *k))
+    strides = per_axis(stride, rank) if stride else k
+    return ctx.add(
+        ops.CONV_TRANSPOSE, grad, weights, strides=strides, dilations=(1,) * rank, group=channels, before=pads, shape=x.shape[2:]
+    )
+
+
+def _adaptive_avg_pool(ctx: Context, x: Value, size: Sequence[int]) -> Value:
+    spatial = x.shape[2:]
+    if len(x.shape) != 4 or not _fixed(spatial) or any(int(n) % int(k) for n, k in zip(spatial, size, strict=True)):
+        raise ctx.unsupported("windows of different sizes")
+    k = tuple(int(n) // int(m) for n, m in zip(spatial, size, strict=True))
+    return ctx.add(ops.AVERAGE_POOL, x, kernel=k, strides=k, dilations=(1, 1), counted=(None, None))
+
+
+TABLE: Table = {
+    aten.mm: _product, aten.bmm: _product, aten.addmm: _add_product, aten.baddbmm: _add_product, aten.mv: _product, aten.dot: _product,
+    aten.convolution: _convolution, aten.convolution_backward: _convolution_backward, aten.max_pool2d_with_indices: _max_pool,
+    aten.max_pool2d_with_indices_backward: _max_pool_backward, aten.avg_pool2d: _avg_pool, aten.avg_pool2d_backward: _avg_pool_backward,
+    aten._adaptive_avg_pool2d: _adaptive_avg_pool,
+}  # fmt: skip

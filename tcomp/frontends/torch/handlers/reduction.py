@@ -1,0 +1,166 @@
+"""ATen operators that reduce axes, or normalise along them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import partial
+from math import prod
+from typing import Any
+
+import torch
+
+from tcomp.frontends.torch.context import Context, Table, dtype_name
+from tcomp.ir.dtypes import is_float
+from tcomp.ir.expr import as_expr
+from tcomp.ir.graph import Operator, Value
+from tcomp.ir.simplify import as_dim
+from tcomp.ops import movement, reduction as ops
+from tcomp.ops.elementwise import ADD, DIV, MUL, RECIPROCAL, SQRT, SUB
+
+aten = torch.ops.aten
+Axes = int | Sequence[int] | None
+
+
+def result_dtype(ctx: Context) -> str:
+    """The element type that PyTorch says the (first) result has."""
+    example = ctx.node.meta["val"]
+    return dtype_name((example[0] if isinstance(example, tuple | list) else example).dtype)
+
+
+def reduced(op: Operator, ctx: Context, x: Value, axes: Axes = None, keepdim: bool = False, *rest: Any, **others: Any) -> Value:
+    """A reduction in the type of its result."""
+    chosen = ctx.axes(x, axes)
+    x = ctx.cast(x, result_dtype(ctx))
+    return ctx.add(op, x, axes=chosen, keepdims=keepdim) if chosen else x
+
+
+def _logical(op: Operator, ctx: Context, x: Value, axes: Axes = None, keepdim: bool = False) -> Value:
+    chosen, x = ctx.axes(x, axes), ctx.cast(x, "bool")
+    return ctx.cast(ctx.add(op, x, axes=chosen, keepdims=keepdim) if chosen else x, result_dtype(ctx))
+
+
+def _prod(ctx: Context, x: Value, axis: int | None = None, keepdim: bool = False, dtype: Any = None) -> Value:
+    return reduced(ops.REDUCE_PROD, ctx, x, axis, keepdim)
+
+
+def _extreme(op: Operator, arg: Operator, ctx: Context, x: Value, axis: int | None = None, keepdim: bool = False) -> Any:
+    if axis is None:
+        return ctx.add(op, x, axes=ctx.axes(x, None), keepdims=False) if x.shape else x
+    if not x.shape:
+        return x, ctx.constant(0, "int64")
+    n = ctx.axis(x, axis)
+    return ctx.add(op, x, axes=(n,), keepdims=keepdim), ctx.add(arg, x, axis=n, keepdims=keepdim, last=False)
+
+
+def _position(op: Operator, ctx: Context, x: Value, axis: int | None = None, keepdim: bool = False) -> Value:
+    if not x.shape:
+        return ctx.constant(0, "int64")
+    if axis is None:
+        count = as_dim(prod(map(as_expr, x.shape), start=as_expr(1)))
+        found = ctx.add(op, ctx.add(movement.RESHAPE, x, shape=(count,)), axis=0, keepdims=False, last=False)
+        return ctx.add(movement.RESHAPE, found, shape=(1,) * len(x.shape)) if keepdim else found
+    return ctx.add(op, x, axis=ctx.axis(x, axis), keepdims=keepdim, last=False)
+
+
+def _var(ctx: Context, x: Value, axes: Axes = None, correction: float | None = None, keepdim: bool = False) -> Value:
+    chosen, less = ctx.axes(x, axes), 1 if correction is None else correction
+    mean = ctx.add(ops.REDUCE_MEAN, x, axes=chosen, keepdims=True)
+    centred = ctx.add(SUB, x, mean)
+    total = ctx.add(ops.REDUCE_SUM, ctx.add(MUL, centred, centred), axes=chosen, keepdims=keepdim)
+    count = as_dim(prod((as_expr(x.shape[n]) for n in chosen), start=as_expr(1)))
+    if isinstance(count, int):
+        return ctx.add(DIV, total, ctx.constant(max(0.0, count - less), x.dtype))
+    return ctx.add(DIV, total, ctx.add(SUB, ctx.tensor(as_expr(count), x.dtype), ctx.constant(less, x.dtype)))
+
+
+def _softmax(op: Operator, ctx: Context, x: Value, axis: int, half_to_float: bool = False) -> Value:
+    x = ctx.cast(x, result_dtype(ctx))
+    return ctx.add(op, x, axes=(ctx.axis(x, axis),)) if x.shape else ctx.add(op, ctx.add(movement.RESHAPE, x, shape=(1,)), axes=(0,))
+
+
+def _cumulative(op: Operator, ctx: Context, x: Value, axis: int, dtype: Any = None) -> Value:
+    x = ctx.cast(x, result_dtype(ctx))
+    return ctx.add(op, x, axis=ctx.axis(x, axis), exclusive=False, reverse=False) if x.shape else x
+
+
+def _layer_norm(
+    ctx: Context, x: Value, shape: Sequence[int], weight: Value | None, bias: Value | None, epsilon: float
+) -> tuple[Value, ...]:
+    return ctx.results(ops.LAYER_NORM, x, weight, bias, axis=len(x.shape) - len(shape), epsilon=epsilon)
+
+
+def _group_norm(
+    ctx: Context, x: Value, weight: Value | None, bias: Value | None, n: Any, channels: int, size: Any, groups: int, epsilon: float
+) -> tuple[Value, ...]:
+    c = int(channels)
+    scale = ctx.constant(1, x.dtype, (c,)) if weight is None else weight
+    shift = ctx.constant(0, x.dtype, (c,)) if bias is None else bias
+    wide = "float32" if x.dtype in ("float16", "bfloat16") else x.dtype
+    count = as_dim(prod(map(as_expr, x.shape[2:]), start=as_expr(c // groups)))
+    grouped = ctx.cast(ctx.add(movement.RESHAPE, x, shape=(x.shape[0], groups, count)), wide)
+    mean, inverse = moments(ctx, grouped, (2,), epsilon, False)
+    return ctx.add(ops.GROUP_NORM, x, scale, shift, groups=groups, epsilon=epsilon), mean, inverse
+
+
+def moments(ctx: Context, x: Value, axes: tuple[int, ...], epsilon: float, keepdims: bool) -> tuple[Value, Value]:
+    """(mean, 1 / standard deviation) over axes."""
+    mean = ctx.add(ops.REDUCE_MEAN, x, axes=axes, keepdims=True)
+    centred = ctx.add(SUB, x, mean)
+    variance = ctx.add(ops.REDUCE_MEAN, ctx.add(MUL, centred, centred), axes=axes, keepdims=keepdims)
+    inverse = ctx.add(RECIPROCAL, ctx.add(SQRT, ctx.add(ADD, variance, ctx.constant(epsilon, variance.dtype))))
+    kept = mean if keepdims else ctx.add(ops.REDUCE_MEAN, x, axes=axes, keepdims=False)
+    return kept, inverse
+
+
+def _scaled(ctx: Context, x: Value, weight: Value | None, bias: Value | None, mean: Value, variance: Value, epsilon: float) -> Value:
+    channels = int(x.shape[1])
+    scale = ctx.constant(1, x.dtype, (channels,)) if weight is None else weight
+    shift = ctx.constant(0, x.dtype, (channels,)) if bias is None else bias
+    factor = ctx.add(ops.BATCH_SCALE, scale, variance, epsilon=epsilon)
+    return ctx.add(ops.SCALE_SHIFT, x, factor, ctx.add(ops.BATCH_SHIFT, shift, mean, factor))
+
+
+def _batch_norm_inference(
+    ctx: Context, x: Value, weight: Value | None, bias: Value | None, mean: Value, variance: Value, momentum: float, epsilon: float
+) -> tuple[Value | None, ...]:
+    empty = ctx.constant(0, mean.dtype, (0,))
+    return _scaled(ctx, x, weight, bias, mean, variance, epsilon), empty, empty
+
+
+def _batch_norm(
+    ctx: Context, x: Value, weight: Value | None, bias: Value | None, old_mean: Value | None, old_variance: Value | None, training: bool,
+    momentum: float, epsilon: float,
+) -> tuple[Value | None, ...]:  # fmt: skip
+    """(y, mean, 1 / deviation, the running mean, the running variance)"""
+    if not training:
+        assert old_mean is not None and old_variance is not None
+        return *_batch_norm_inference(ctx, x, weight, bias, old_mean, old_variance, momentum, epsilon), old_mean, old_variance
+    wide = x if is_float(x.dtype) and x.dtype in ("float32", "float64") else ctx.cast(x, "float32")
+    mean, variance = ctx.results(ops.BATCH_MOMENTS, wide)
+    inverse = ctx.add(RECIPROCAL, ctx.add(SQRT, ctx.add(ADD, variance, ctx.constant(epsilon, variance.dtype))))
+    count = as_dim(prod((as_expr(d) for n, d in enumerate(x.shape) if n != 1), start=as_expr(1)))
+    if not isinstance(count, int):
+        raise ctx.unsupported("the number of rows is symbolic")
+
+    def running(old: Value | None, new: Value) -> Value | None:
+        if old is None:
+            return None
+        kept, added = (ctx.add(MUL, v, ctx.constant(f, v.dtype)) for v, f in ((old, 1 - momentum), (new, momentum)))
+        return ctx.add(ADD, kept, ctx.cast(added, old.dtype))
+
+    unbiased = ctx.add(MUL, variance, ctx.constant(count / max(1, count - 1), variance.dtype))
+    y = _scaled(ctx, x, weight, bias, mean, variance, epsilon)
+    return y, mean, inverse, running(old_mean, mean), running(old_variance, unbiased)
+
+
+TABLE: Table = {
+    aten.sum: partial(reduced, ops.REDUCE_SUM), aten.mean: partial(reduced, ops.REDUCE_MEAN), aten.prod: _prod,
+    aten.amax: partial(reduced, ops.REDUCE_MAX), aten.amin: partial(reduced, ops.REDUCE_MIN),
+    aten.any: partial(_logical, ops.REDUCE_MAX), aten.all: partial(_logical, ops.REDUCE_MIN),
+    aten.max: partial(_extreme, ops.REDUCE_MAX, ops.ARG_MAX), aten.min: partial(_extreme, ops.REDUCE_MIN, ops.ARG_MIN),
+    aten.argmax: partial(_position, ops.ARG_MAX), aten.argmin: partial(_position, ops.ARG_MIN), aten.var: _var,
+    aten._softmax: partial(_softmax, ops.SOFTMAX), aten._log_softmax: partial(_softmax, ops.LOG_SOFTMAX),
+    aten.cumsum: partial(_cumulative, ops.CUM_SUM), aten.cumprod: partial(_cumulative, ops.CUM_PROD),
+    aten.native_layer_norm: _layer_norm, aten.native_group_norm: _group_norm,
+    aten._native_batch_norm_legit_no_training: _batch_norm_inference, aten._native_batch_norm_legit_functional: _batch_norm,
+}  # fmt: skip

@@ -1,0 +1,199 @@
+"""FX graphs of functional ATen operators → Graph, node by node."""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cache
+from typing import Any
+
+import numpy as np
+import torch
+from torch.fx import GraphModule, Node
+from torch.fx.node import map_arg
+
+from tcomp.errors import TcompError, UnsupportedError
+from tcomp.frontends.torch.context import DTYPES, Context, Dims, Table, dtype_name
+from tcomp.frontends.torch.handlers import elementwise, indexing, movement, nn, reduction
+from tcomp.ir.dtypes import to_numpy
+from tcomp.ir.expr import Expr
+from tcomp.ir.graph import Graph, GraphBuilder, Value
+from tcomp.ops.movement import IDENTITY
+
+HANDLERS: Table = {op: handler for family in (elementwise, indexing, movement, nn, reduction) for op, handler in family.TABLE.items()}
+Array = np.ndarray
+
+
+@dataclass(frozen=True)
+class Imported:
+    """A graph, and what its inputs and results are in the FX graph: numbers of placeholders; for each result of the FX graph the number of
+    an output, or a size, or None. `sizes`: the placeholders that are symbolic sizes."""
+
+    graph: Graph
+    inputs: tuple[int, ...]
+    results: tuple[tuple[str, Any], ...]
+    sizes: Mapping[Expr, int]
+
+
+@cache
+def decompositions() -> dict[Any, Any]:
+    """How PyTorch itself writes operators by those of core ATen, but for those that are imported as they are."""
+    table = dict(torch._decomp.core_aten_decompositions())
+    for op in [op for op in table if getattr(op, "overloadpacket", None) in HANDLERS]:
+        del table[op]
+    return table
+
+
+def array_of(tensor: torch.Tensor) -> Array:
+    """The elements of a tensor where they lie, if they are contiguous, else a copy."""
+    tensor = tensor.detach().resolve_neg().contiguous()
+    return tensor.view(torch.int16).numpy().view(to_numpy("bfloat16")) if tensor.dtype == torch.bfloat16 else tensor.numpy()
+
+
+def tensor_of(array: Array) -> torch.Tensor:
+    """An array as a tensor of the same memory."""
+    return torch.from_numpy(array.view(np.int16)).view(torch.bfloat16) if array.dtype.name == "bfloat16" else torch.from_numpy(array)
+
+
+def import_fx(module: GraphModule, constants: Mapping[int, torch.Tensor] | None = None) -> Imported:
+    """The graph of a module whose nodes are functional ATen operators with `meta["val"]`. `constants`: placeholders, by number, that are
+    these tensors for good. Raises `UnsupportedError` for what cannot be compiled."""
+    return _Importer(module, constants or {}).run()
+
+
+def unsupported_nodes(module: GraphModule) -> dict[Node, str]:
+    """The operators of an FX graph that cannot be compiled, and why."""
+    importer, found = _Importer(module, {}), dict[Node, str]()
+    for node in module.graph.nodes:
+        if node.op == "output":
+            continue
+        try:
+            importer.node(node)
+        except TcompError as error:
+            if node.op == "call_function":
+                found[node] = "; ".join(text for text in (error.what, error.why) if text)
+            importer.values[node] = importer.unknown(node)
+    return found
+
+
+class _Importer:
+    def __init__(self, module: GraphModule, constants: Mapping[int, torch.Tensor]) -> None:
+        self.module, self.constants = module, constants
+        self.context = Context(GraphBuilder("torch"), Dims())
+        self.values: dict[Node, Any] = {}
+        self.placeholders: list[int] = []
+        self.sizes: dict[Expr, int] = {}
+        self.count = 0
+
+    def run(self) -> Imported:
+        for node in self.module.graph.nodes:
+            if node.op != "output":
+                self.node(node)
+        (output,) = (node for node in self.module.graph.nodes if node.op == "output")
+        (given,) = output.args
+        outputs, results = list[Value](), list[tuple[str, Any]]()
+        self.context.node = output
+        for node in given if isinstance(given, list | tuple) else [given]:
+            value = self.values[node] if isinstance(node, Node) else node
+            if not isinstance(value, Value):
+                results.append(("size" if isinstance(value, int | Expr) else "none", value))
+                continue
+            if value in outputs or value in self.context.builder.inputs or value in self.context.builder.constants:
+                (value,) = self.context.builder.add(IDENTITY, [value], {}, value.name)
+            results.append(("output", len(outputs)))
+            outputs.append(value)
+        return Imported(_pruned(self.context.builder.build(outputs)), tuple(self.placeholders), tuple(results), self.sizes)
+
+    def node(self, node: Node) -> None:
+        self.context.node = node
+        match node.op:
+            case "placeholder":
+                self.values[node] = self.placeholder(node, self.count)
+                self.count += 1
+            case "get_attr":
+                self.values[node] = self.constant(node, _attribute(self.module, str(node.target)))
+            case "call_function":
+                self.values[node] = self.call(node)
+            case _:
+                raise UnsupportedError(f"a node is a `{node.op}`", where=node.name)
+
+    def placeholder(self, node: Node, number: int) -> Any:
+        example = node.meta.get("val")
+        if number in self.constants:
+            return self.constant(node, self.constants[number])
+        if isinstance(example, torch.SymInt):
+            size = self.context.dims(example)
+            if isinstance(size, Expr):
+                self.sizes[size] = number
+            return size
+        if not isinstance(example, torch.Tensor):
+            return example
+        self.placeholders.append(number)
+        return self.unknown(node)
+
+    def unknown(self, node: Node) -> Any:
+        """An input of the graph of the type that a node has."""
+
+        def value(example: Any) -> Any:
+            if isinstance(example, torch.SymInt):
+                return self.context.dims(example)
+            if not isinstance(example, torch.Tensor):
+                return example
+            shape = [self.context.dims(d) for d in example.shape]
+            return self.context.builder.input(node.name, DTYPES.get(example.dtype, "float32"), shape)
+
+        example = node.meta.get("val")
+        if isinstance(example, torch.Tensor):
+            dtype_name(example.dtype)
+        return tuple(map(value, example)) if isinstance(example, list | tuple) else value(example)
+
+    def constant(self, node: Node, tensor: Any) -> Value:
+        if not isinstance(tensor, torch.Tensor):
+            raise UnsupportedError("an attribute is no tensor", where=node.name)
+        return self.context.builder.constant(array_of(tensor), node.name, dtype_name(tensor.dtype))
+
+    def call(self, node: Node) -> Any:
+        example = node.meta.get("val")
+        args, kwargs = map_arg(node.args, self.values.__getitem__), map_arg(node.kwargs, self.values.__getitem__)
+        if node.target is operator.getitem:
+            return args[0][args[1]]
+        if isinstance(example, int | torch.SymInt) and not isinstance(example, bool):
+            return self.context.dims(example)
+        handler = HANDLERS.get(getattr(node.target, "overloadpacket", node.target))
+        if handler is None:
+            raise UnsupportedError(f"`{node.target}` is not supported", where=node.name)
+        try:
+            result = handler(self.context, *args, **kwargs)
+        except (TypeError, ValueError, IndexError, AttributeError, AssertionError) as error:
+            what, why = f"`{node.target}` cannot be compiled as it is used here", f"{type(error).__name__}: {error}"
+            raise UnsupportedError(what, where=node.name, why=why) from error
+        if isinstance(result, tuple):
+            return tuple(r if r is None else self.checked(r, e) for r, e in zip(result, example, strict=False))
+        return self.checked(result, example)
+
+    def checked(self, value: Value, example: torch.Tensor) -> Value:
+        """The value in the element type that PyTorch says it has. Raises `UnsupportedError` if it is of another shape."""
+        shape = [self.context.dims(d) for d in example.shape]
+        differ = any(isinstance(a, int) and isinstance(b, int) and a != b for a, b in zip(value.shape, shape, strict=False))
+        if len(shape) != len(value.shape) or differ:
+            raise self.context.unsupported(f"its result would be {value}, and should have the shape {shape}")
+        return self.context.cast(value, dtype_name(example.dtype))
+
+
+def _attribute(module: Any, path: str) -> Any:
+    for name in path.split("."):
+        module = getattr(module, name)
+    return module
+
+
+def _pruned(graph: Graph) -> Graph:
+    """The graph without nodes and constants that no output needs; all inputs stay."""
+    needed: set[Any] = {*graph.outputs}
+    nodes = []
+    for node in reversed(graph.nodes):
+        if not needed.isdisjoint(node.outputs):
+            nodes.append(node)
+            needed.update(node.inputs)
+    constants = {v: a for v, a in graph.constants.items() if v in needed}
+    return Graph(graph.name, graph.inputs, graph.outputs, tuple(reversed(nodes)), constants)

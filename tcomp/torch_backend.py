@@ -1,0 +1,166 @@
+"""The backend of `torch.compile(model, backend="tcomp")`, which PyTorch finds by itself where tcomp is installed.
+
+Dynamo traces a function, AOTAutograd makes functional graphs of ATen operators of it, of the derivatives as well, and each of these is
+compiled. What tcomp has no operator for stays in PyTorch: the graph is cut there, and the logger "tcomp" says what and why
+(`options={"strict": True}` makes it an error). Where no derivatives are wanted, parameters are constants whose layout is chosen beforehand;
+one that is changed later in place becomes an input.
+
+Options: strict (bool), threads (int, default: those of PyTorch).
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch._subclasses.fake_tensor import unset_fake_temporarily
+from torch.fx import GraphModule, Node
+from torch.fx.passes.infra.partitioner import CapabilityBasedPartitioner
+from torch.fx.passes.operator_support import OperatorSupportBase
+
+from tcomp.errors import InputError, TcompError
+from tcomp.frontends.torch import Imported, array_of, decompositions, import_fx, tensor_of, unsupported_nodes
+from tcomp.ir.expr import Expr, evaluate_int, variables
+from tcomp.options import CompileOptions
+from tcomp.pipeline import compile_graph
+from tcomp.runtime import LoadedModel, Module
+
+Run = Callable[..., Any]
+_logger = logging.getLogger("tcomp")
+
+
+@dataclass(frozen=True)
+class _Settings:
+    strict: bool
+    threads: int
+
+
+def tcomp_backend(module: GraphModule, inputs: Sequence[Any], mode: str | None = None, options: Mapping[str, Any] | None = None) -> Run:
+    """A function that computes what the FX graph does. Raises `InputError` for options that there are not, and, if `strict`, a `TcompError`
+    for what cannot be compiled."""
+    from torch._dynamo.backends.common import aot_autograd
+    from torch._functorch.aot_autograd import make_boxed_func
+
+    given = dict(options or {})
+    settings = _Settings(bool(given.pop("strict", False)), int(given.pop("threads", torch.get_num_threads())))
+    if given or mode not in (None, "default"):
+        what = f"option `{next(iter(given))}`" if given else f"mode `{mode}`"
+        raise InputError(f"the backend tcomp has no {what}", hint="options={'strict': True, 'threads': 2}, or none")
+    static = {n: x for n, x in enumerate(inputs) if isinstance(x, torch.Tensor) and hasattr(x, "_dynamo_static_input_type")}
+
+    def compiled(graph: GraphModule, examples: Sequence[Any]) -> Run:
+        return make_boxed_func(_Compiled(graph, {}, settings))
+
+    def for_inference(graph: GraphModule, examples: Sequence[Any]) -> Run:
+        return make_boxed_func(_Compiled(graph, static, settings))
+
+    with torch.nn.attention.sdpa_kernel(torch.nn.attention.SDPBackend.MATH):  # which is made of operators that have derivatives
+        make = aot_autograd(fw_compiler=compiled, bw_compiler=compiled, inference_compiler=for_inference, decompositions=decompositions())
+        return make(module, inputs)
+
+
+class _Compiled:
+    """A graph as code. `constants` are placeholders, by number, that always were these tensors with this content so far."""
+
+    def __init__(self, module: GraphModule, constants: Mapping[int, torch.Tensor], settings: _Settings) -> None:
+        self.module, self.settings = module, settings
+        self.constants: dict[int, tuple[torch.Tensor, int, int]] = {
+            n: (x, x.data_ptr(), x._version) for n, x in constants.items() if x.device.type == "cpu"
+        }
+        self.run = self._made()
+
+    def _made(self) -> Run:
+        with unset_fake_temporarily():  # PyTorch compiles where tensors have no elements, which parameters are to have here
+            return _whole_or_pieces(self.module, {n: x for n, (x, _, _) in self.constants.items()}, self.settings)
+
+    def __call__(self, *args: Any) -> Any:
+        changed = [n for n, (_, at, version) in self.constants.items() if args[n].data_ptr() != at or args[n]._version != version]
+        if changed:
+            for n in changed:
+                del self.constants[n]
+            self.run = self._made()
+        return self.run(*args)
+
+
+def _whole_or_pieces(module: GraphModule, constants: Mapping[int, torch.Tensor], settings: _Settings) -> Run:
+    try:
+        return _Call(module, constants, settings)
+    except TcompError as error:
+        if settings.strict:
+            raise
+        missing = unsupported_nodes(module)
+        if not missing:
+            _logger.warning("a graph of %d operators runs in PyTorch: %s", len(module.graph.nodes), error)
+            return module
+    count = sum(node.op == "call_function" for node in module.graph.nodes)
+    names = dict.fromkeys(f"{node.target} ({why})" for node, why in missing.items())
+    _logger.warning("%d of %d operators run in PyTorch: %s", len(missing), count, ", ".join(names))
+    return _pieces(module, constants, settings, missing)
+
+
+class _Supported(OperatorSupportBase):
+    def __init__(self, missing: Mapping[Node, str]) -> None:
+        self.missing = missing
+
+    def is_node_supported(self, submodules: Any, node: Node) -> bool:
+        """A call of an operator that can be compiled; parts of results are taken where the results are."""
+        picked = node.all_input_nodes if getattr(node.target, "__name__", "") == "getitem" else []
+        return node.op == "call_function" and node not in self.missing and not any(n in self.missing for n in picked)
+
+
+def _pieces(module: GraphModule, constants: Mapping[int, torch.Tensor], settings: _Settings, missing: Mapping[Node, str]) -> Run:
+    """The graph in PyTorch, with parts of it compiled."""
+    cut = CapabilityBasedPartitioner(module, _Supported(missing), allows_single_node_partition=True).partition_and_fuse()
+    numbers = {node: n for n, node in enumerate(node for node in cut.graph.nodes if node.op == "placeholder")}
+    for node in [node for node in cut.graph.nodes if node.op == "call_module"]:
+        part = getattr(cut, str(node.target))
+        known = {n: constants[numbers[a]] for n, a in enumerate(node.args) if isinstance(a, Node) and numbers.get(a) in constants}
+        try:
+            delattr(cut, str(node.target))
+            setattr(cut, str(node.target), _Part(_Call(part, known, settings)))
+        except TcompError as error:
+            _logger.warning("%d operators run in PyTorch: %s", len(part.graph.nodes), error)
+            setattr(cut, str(node.target), part)
+    cut.recompile()
+    return cut
+
+
+class _Part(torch.nn.Module):
+    """A call as a module, which FX graphs can call."""
+
+    def __init__(self, call: Run) -> None:
+        super().__init__()
+        self.call = call
+
+    def forward(self, *args: Any) -> Any:
+        return self.call(*args)
+
+
+class _Call:
+    """A whole graph as one compiled model."""
+
+    def __init__(self, module: GraphModule, constants: Mapping[int, torch.Tensor], settings: _Settings) -> None:
+        self.imported: Imported = import_fx(module, constants)
+        graph = self.imported.graph
+        self.model: LoadedModel | None = None
+        if graph.outputs:
+            artifact = compile_graph(graph, CompileOptions(threads=settings.threads))
+            self.model = Module.load(artifact, threads=settings.threads)
+        self.single = not isinstance(next(n for n in module.graph.nodes if n.op == "output").args[0], list | tuple)
+
+    def __call__(self, *args: Any) -> Any:
+        found: Sequence[Any] = ()
+        if self.model is not None:
+            given = zip(self.imported.graph.inputs, self.imported.inputs, strict=True)
+            found = [*self.model.run({value.name: array_of(args[n]) for value, n in given}).values()]
+        results = [tensor_of(found[r]) if kind == "output" else self.size(r, args) for kind, r in self.imported.results]
+        return results[0] if self.single else results
+
+    def size(self, value: Any, args: Sequence[Any]) -> Any:
+        """A result that is no tensor."""
+        if not isinstance(value, Expr):
+            return value
+        return evaluate_int(value, {v: args[self.imported.sizes[v]] for v in variables(value)})

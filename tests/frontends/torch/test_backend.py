@@ -1,0 +1,186 @@
+"""`torch.compile(..., backend=tcomp)`: inference, training, free sizes, parameters that change, and what stays in PyTorch."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Iterator
+from importlib.metadata import entry_points
+from typing import Any
+
+import pytest
+
+torch = pytest.importorskip("torch", reason="PyTorch is not installed: pip install torch==2.13.0")
+
+from torch import nn
+from torch.nn import functional
+
+from tcomp.torch_backend import tcomp_backend
+
+STRICT = {"strict": True, "threads": 1}
+
+
+@pytest.fixture(autouse=True)
+def fresh() -> Iterator[None]:
+    torch.manual_seed(0)
+    torch._dynamo.reset()
+    torch._dynamo.utils.counters.clear()
+    yield
+    torch._dynamo.reset()
+
+
+class Residual(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.norm = nn.Conv2d(3, 8, 3, 2, 1, bias=False), nn.BatchNorm2d(8)
+        self.depthwise, self.pool = nn.Conv2d(8, 8, 3, padding=1, groups=8), nn.MaxPool2d(3, 2, 1)
+        self.last = nn.Linear(8, 5)
+
+    def forward(self, x: Any) -> Any:
+        x = functional.relu(self.norm(self.first(x)))
+        x = self.pool(x + functional.silu(self.depthwise(x)))
+        return self.last(functional.adaptive_avg_pool2d(x, 1).flatten(1))
+
+
+class Transformer(nn.Module):
+    """Two heads of attention, causal, and what comes around them."""
+
+    def __init__(self, width: int = 16, words: int = 20) -> None:
+        super().__init__()
+        self.words, self.places = nn.Embedding(words, width), nn.Embedding(16, width)
+        self.norm, self.inputs, self.outputs = nn.LayerNorm(width), nn.Linear(width, 3 * width), nn.Linear(width, width)
+        self.feed = nn.Sequential(nn.LayerNorm(width), nn.Linear(width, 32), nn.GELU(), nn.Linear(32, width))
+        self.head = nn.Linear(width, words)
+
+    def forward(self, ids: Any) -> Any:
+        batch, count = ids.shape
+        x = self.words(ids) + self.places(torch.arange(count))
+        q, k, v = self.inputs(self.norm(x)).view(batch, count, 3, 2, -1).permute(2, 0, 3, 1, 4)
+        mixed = functional.scaled_dot_product_attention(q, k, v, is_causal=True).transpose(1, 2).reshape(batch, count, -1)
+        x = x + self.outputs(mixed)
+        return self.head(x + self.feed(x))
+
+
+def compiled(module: Any, **options: Any) -> Any:
+    return torch.compile(module, backend=tcomp_backend, options=STRICT, **options)
+
+
+def close(found: Any, wanted: Any, rtol: float = 1e-4) -> None:
+    torch.testing.assert_close(found, wanted, rtol=rtol, atol=1e-5)
+
+
+CASES: dict[str, tuple[Callable[[], Any], Callable[[], Any]]] = {
+    "residual": (Residual, lambda: torch.randn(2, 3, 16, 16)),
+    "transformer": (Transformer, lambda: torch.randint(0, 20, (2, 7))),
+}
+
+
+def test_pytorch_finds_the_backend() -> None:
+    (found,) = (e for e in entry_points(group="torch_dynamo_backends") if e.name == "tcomp")
+    assert found.load() is tcomp_backend
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_inference_of_whole_graphs(name: str) -> None:
+    make, inputs = CASES[name]
+    module, x = make().eval(), inputs()
+    with torch.no_grad():
+        close(compiled(module)(x), module(x))
+
+
+def test_sizes_are_free() -> None:
+    module = Transformer().eval()
+    run = compiled(module, dynamic=True)
+    with torch.no_grad():
+        for shape in ((2, 7), (3, 5), (4, 16)):
+            ids = torch.randint(0, 20, shape)
+            close(run(ids), module(ids))
+    assert torch._dynamo.utils.counters["stats"]["unique_graphs"] == 1
+
+
+def test_parameters_that_change() -> None:
+    """They are constants, whose layout is chosen beforehand, until they change."""
+    module = Residual().eval()
+    run, x = compiled(module), torch.randn(2, 3, 16, 16)
+    with torch.no_grad():
+        for _ in range(2):
+            close(run(x), module(x))
+            module.first.weight.mul_(2)
+            module.norm.running_mean.add_(1)
+        close(run(x), module(x))
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_training(name: str) -> None:
+    make, inputs = CASES[name]
+    x, losses = inputs(), []
+    wanted = torch.randint(0, 5, (2,) if name == "residual" else (2, 7))
+    for compile_it in (False, True):
+        torch.manual_seed(1)
+        module = make()
+        optimizer = torch.optim.SGD(module.parameters(), lr=0.1, momentum=0.9)
+        run, found = compiled(module) if compile_it else module, []
+        for _ in range(6):
+            y = run(x)
+            loss = functional.cross_entropy(y.reshape(-1, y.shape[-1]), wanted.reshape(-1))
+            optimizer.zero_grad()
+            loss.backward()
+            optimizer.step()
+            found.append(loss.item())
+        losses.append(found)
+    close(torch.tensor(losses[1]), torch.tensor(losses[0]))
+    assert losses[1][-1] < losses[1][0]
+
+
+def test_what_there_is_no_operator_for_stays_in_pytorch(caplog: pytest.LogCaptureFixture) -> None:
+    def function(x: Any) -> Any:
+        return torch.linalg.svdvals(x * 2 + 1).sum() * 3
+
+    x = torch.randn(4, 4)
+    with caplog.at_level(logging.WARNING, "tcomp"):
+        close(torch.compile(function, backend=tcomp_backend)(x), function(x))
+    assert "operators run in PyTorch: aten._linalg_svd" in caplog.text
+    torch._dynamo.reset()
+    with pytest.raises(Exception, match="_linalg_svd.* is not supported"):
+        compiled(function)(x)
+
+
+def test_options_that_there_are_not() -> None:
+    with pytest.raises(Exception, match="no option `fast`"):
+        torch.compile(torch.relu, backend=tcomp_backend, options={"fast": 1})(torch.ones(2))
+
+
+FUNCTIONS: dict[str, Callable[..., Any]] = {
+    "mixed types": lambda x, i: x * i + 2 * i - i / 3,
+    "rounded quotients": lambda x, i: (torch.div(i, 3, rounding_mode="floor"), torch.div(i, -2, rounding_mode="trunc"), x // 0.3, i % 3),
+    "slices": lambda x, i: (x[:, 1:-1:2], x[-1], x[..., None], torch.cat([x, x[:, :2]], 1), x.flip(1), x.roll(1, 0)),
+    "indices": lambda x, i: (x[i[0] % 3], x[:, i[0] % 5], x[i % 3, i % 5], x.gather(1, i % 5), x.index_select(1, i[0] % 5)),
+    "writes": lambda x, i: (
+        torch.zeros(3, 5).scatter(1, i % 5, x[:, :4]),
+        torch.zeros(5).index_put((i[0] % 5,), x[0, :4], accumulate=True),
+    ),
+    "reductions": lambda x, i: (x.sum(), x.mean(1), x.var(0), x.amax(1), x.max(1), i.sum(0), (x > 0).any(1), x.argmin(0), x.prod(1)),
+    "order": lambda x, i: (x.sort(1), x.topk(2, 1), x.cumsum(1), torch.tril(x), torch.triu(x, 1)),
+    "functions": lambda x, i: (x.expm1(), (x * x).log1p(), x.abs().rsqrt(), x.erf(), x.abs() ** 1.7, x.clamp(-0.5, 0.5), i.clamp(min=1)),
+    "made of nothing": lambda x, i: (torch.arange(5) + x, torch.full((3, 5), 2.5) * x, torch.ones_like(i), torch.arange(0, 1, 0.2)),
+    "complete windows": lambda x, i: (functional.avg_pool2d(x[None, None], 3, 2, 1), functional.pad(x, (1, 2, 0, 1), value=7.0)),
+}
+
+
+@pytest.mark.parametrize("name", FUNCTIONS)
+def test_operators(name: str) -> None:
+    x, i = torch.randn(3, 5), torch.randint(0, 9, (3, 5 if name in ("mixed types", "rounded quotients") else 4))
+    if name == "made of nothing":
+        i = i[:, :1]
+    function = FUNCTIONS[name]
+    found, wanted = torch.compile(function, backend=tcomp_backend, options=STRICT)(x, i), function(x, i)
+    torch.testing.assert_close(found, wanted, rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float64])
+def test_other_floats(dtype: Any) -> None:
+    x, w = torch.randn(4, 6).to(dtype), torch.randn(6, 3).to(dtype)
+
+    def function(x: Any, w: Any) -> Any:
+        return torch.softmax(functional.gelu(x @ w) * 2, -1)
+
+    torch.testing.assert_close(compiled(function)(x, w), function(x, w), rtol=2e-2, atol=2e-2)
