@@ -59,6 +59,9 @@ def vjp(outputs: Tensors, wrt: Tensors, cotangents: Tensors | None = None) -> Te
     return found[0] if alone else found
 
 
+Contribution = tuple[Expr, Guards, Expr]  # a read, and its adjoint: a value where all guards hold
+
+
 class _Adjoints:
     """Contributions to the adjoints of tensors, expressions over `places` of their shape, until they are added."""
 
@@ -110,20 +113,25 @@ class _Adjoints:
             guards, factor = share(stage)
             seed = total[stage.tensor.axes]
             known = {} if stage.reducer is not None or stage.body.op == "read" else {stage.body: stage.value}
-            for read, where, value in scalar.reverse(stage.body, seed if factor is None else seed * factor, guards, self.wanted):
-                self.contribute(stage, read, where, _known(value, known))
+            seed = seed if factor is None else seed * factor
+            found = scalar.reverse(stage.body, seed, guards, self.wanted)
+            self.contribute(stage, [(read, where, _known(value, known)) for read, where, value in found])
 
     def wanted(self, read: Expr) -> bool:
         return read.attr in self.active
 
-    def contribute(self, stage: Stage, read: Expr, guards: Guards, value: Expr) -> None:
-        """The adjoint of a read, for all iterations of a stage, added to that of the tensor that it reads."""
-        a, at = read.attr, places(read.attr.shape)
-        pieces = inverse(stage.axes, read.args, guards, a.shape, at)
-        if pieces is None:
-            self.add(a, _scattered(stage, read, guards, value)[at])
-        for piece in pieces or ():
-            self.add(a, _gathered(piece, read, at, guards, value))
+    def contribute(self, stage: Stage, found: Sequence[Contribution]) -> None:
+        """The adjoints of reads, for all iterations of a stage, added to those of the tensors that it reads."""
+        scattered: dict[Tensor, list[Contribution]] = {}
+        for read, guards, value in found:
+            a, at = read.attr, places(read.attr.shape)
+            pieces = inverse(stage.axes, read.args, guards, a.shape, at)
+            if pieces is None:
+                scattered.setdefault(a, []).append((read, guards, value))
+            for piece in pieces or ():
+                self.add(a, _gathered(piece, read, at, guards, value))
+        for a, parts in scattered.items():
+            self.add(a, _scattered(stage, a, parts)[places(a.shape)])
 
     def through_program(self, program: Extern, done: dict[Tensor, Tensor | None]) -> None:
         """From the adjoints of the results of a program to those of its inputs."""
@@ -149,15 +157,14 @@ def _gathered(piece: Piece, read: Expr, at: Sequence[Expr], guards: Guards, valu
     def here(e: Expr) -> Expr:
         return E.substitute(e, known)
 
-    term = wide(here(value))
+    term = simplify(wide(here(value)))
     term = E.select_where([piece.condition, *(simplify(here(g)) for g in guards)], term, const(0.0, term.dtype))
     return te.sum(term, piece.fibre) if piece.fibre else term
 
 
-def _scattered(stage: Stage, read: Expr, guards: Guards, value: Expr) -> Tensor:
-    """The sum of the values of all iterations at the places that they read, added in row-major order of the iterations."""
-    a, value = read.attr, wide(value)
-    inputs: Iterable[Tensor] = dict.fromkeys(r.attr for r in E.reads(value, *read.args, *guards))
+def _scattered(stage: Stage, a: Tensor, parts: Sequence[Contribution]) -> Tensor:
+    """The sum of the values of all iterations at the places of `a` that they read, added in row-major order of the iterations."""
+    inputs: Iterable[Tensor] = dict.fromkeys(r.attr for read, guards, value in parts for r in E.reads(value, *read.args, *guards))
 
     def program(parameters: Sequence[L.Buffer], results: Sequence[L.Buffer]) -> L.Stmt:
         (result,), buffers = results, dict(zip(inputs, parameters, strict=True))
@@ -166,16 +173,17 @@ def _scattered(stage: Stage, read: Expr, guards: Guards, value: Expr) -> Tensor:
             return E.rewrite(e, lambda x: E.read(buffers[x.attr], x.args) if x.op == "read" and x.attr in buffers else None)
 
         def one(i: tuple[Expr, ...]) -> L.Stmt:
-            mapping = dict(zip(stage.axes, i, strict=True))
-            index, new, *where = (of_buffers(E.substitute(e, mapping)) for e in (E.read(result, read.args), value, *guards))
-            stmt: L.Stmt = L.store(result, index.args, index + new)
-            for guard in reversed(where):
-                stmt = L.If(simplify(guard), stmt)
-            return stmt
+            mapping, steps = dict(zip(stage.axes, i, strict=True)), list[L.Stmt]()
+            for read, guards, value in parts:
+                place = E.read(result, read.args)
+                index, new, *where = (of_buffers(E.substitute(e, mapping)) for e in (place, wide(value), *guards))
+                step: L.Stmt = L.store(result, index.args, index + new)
+                for guard in reversed(where):
+                    step = L.If(simplify(guard), step)
+                steps.append(step)
+            return L.block(*steps)
 
         clear = L.over(a.shape, lambda i: L.store(result, i, 0), "z{}".format)
         return L.block(clear, L.over([*stage.axes.values()], one, "s{}".format))
 
-    dtype = accumulator(a.dtype)
-    total = te.extern((a.shape, dtype), list(inputs), program, f"{a.name}.scattered")
-    return total if dtype == a.dtype else te.compute(a.shape, lambda *i: E.cast(total[i], a.dtype), f"{a.name}.rounded")
+    return te.extern((a.shape, accumulator(a.dtype)), list(inputs), program, f"{a.name}.scattered")
