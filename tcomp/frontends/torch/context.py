@@ -134,6 +134,8 @@ class Context:
     def axes(self, x: Value, given: int | Sequence[int] | None) -> tuple[int, ...]:
         """Axes, counted from the front; None or none given: all."""
         several = [given] if isinstance(given, int) else given
+        if not x.shape:  # a scalar may be said to have an axis
+            return ()
         return tuple(self.axis(x, n) for n in several) if several else tuple(range(len(x.shape)))
 
     def shape_of(self, given: Sequence[int | Expr]) -> tuple[Dim, ...]:

@@ -73,7 +73,10 @@ def unsupported_nodes(module: GraphModule) -> dict[Node, str]:
         except TcompError as error:
             if node.op == "call_function":
                 found[node] = "; ".join(text for text in (error.what, error.why) if text)
-            importer.values[node] = importer.unknown(node)
+            try:
+                importer.values[node] = importer.unknown(node)
+            except UnsupportedError:
+                importer.foreign.add(node)
     return found
 
 
@@ -84,6 +87,7 @@ class _Importer:
         self.values: dict[Node, Any] = {}
         self.placeholders: list[int] = []
         self.sizes: dict[Expr, int] = {}
+        self.foreign: set[Node] = set()  # of types that tcomp does not have
         self.count = 0
 
     def run(self) -> Imported:
@@ -155,6 +159,8 @@ class _Importer:
 
     def call(self, node: Node) -> Any:
         example = node.meta.get("val")
+        if not self.foreign.isdisjoint(node.all_input_nodes):
+            raise UnsupportedError("an operand is of a type that is not supported", where=node.name)
         args, kwargs = map_arg(node.args, self.values.__getitem__), map_arg(node.kwargs, self.values.__getitem__)
         if node.target is operator.getitem:
             return args[0][args[1]]

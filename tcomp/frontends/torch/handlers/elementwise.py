@@ -135,6 +135,73 @@ def _logical(op: Operator, ctx: Context, *operands: Value) -> Value:
     return ctx.add(op, *(ctx.tensor(x, "bool") for x in operands))
 
 
+def _atan2(ctx: Context, y: Value, x: Value) -> Value:
+    """The angle of (x, y), by the arc tangent of a quotient that is at most 1 in size, in each of four sectors."""
+    zero, pi = number(ctx, 0, x), number(ctx, math.pi, x)
+    wide, tall = ctx.add(ops.ABS, x), ctx.add(ops.ABS, y)
+    steep = ctx.add(ops.GREATER, tall, wide)
+    small, large = ctx.add(ops.WHERE, steep, wide, tall), ctx.add(ops.WHERE, steep, tall, wide)
+    both = ctx.add(ops.ISINF, small, positive=True, negative=True)  # then the larger one is infinite as well
+    one = number(ctx, 1, x)
+    quotient = ctx.add(ops.DIV, small, ctx.add(ops.WHERE, ctx.add(ops.EQUAL, large, zero), one, large))
+    angle = ctx.add(ops.ATAN, ctx.add(ops.WHERE, both, one, quotient))
+    angle = ctx.add(ops.WHERE, steep, ctx.add(ops.SUB, number(ctx, math.pi / 2, x), angle), angle)
+    angle = ctx.add(ops.WHERE, _signbit(ctx, x), ctx.add(ops.SUB, pi, angle), angle)
+    found = ctx.add(ops.WHERE, _signbit(ctx, y), ctx.add(ops.NEG, angle), angle)
+    unknown = ctx.add(ops.OR, ctx.add(ops.ISNAN, x), ctx.add(ops.ISNAN, y))
+    return ctx.add(ops.WHERE, unknown, number(ctx, math.nan, x), found)
+
+
+def _signbit(ctx: Context, x: Value) -> Value:
+    """Whether a number is negative, -0.0 included."""
+    if not is_float(x.dtype):
+        return ctx.add(ops.LESS, x, number(ctx, 0, x)) if x.dtype != "bool" else ctx.add(ops.XOR, x, x)
+    bits = {"float64": "int64", "float32": "int32"}.get(x.dtype, "int16")
+    whole = ctx.add(ops.BITCAST, x, dtype=bits)
+    return ctx.add(ops.LESS, whole, number(ctx, 0, whole))
+
+
+def _copysign(ctx: Context, x: Operand, y: Operand) -> Value:
+    a, b = ctx.promoted(x, y, kind=KIND.INT_TO_FLOAT)
+    size = ctx.add(ops.ABS, a)
+    return ctx.add(ops.WHERE, _signbit(ctx, b), ctx.add(ops.NEG, size), size)
+
+
+def _hypot(ctx: Context, x: Value, y: Value) -> Value:
+    """Of the larger one times sqrt(1 + the square of the quotient), which does not overflow."""
+    a, b = ctx.add(ops.ABS, x), ctx.add(ops.ABS, y)
+    large, small = ctx.add(ops.MAX, a, b), ctx.add(ops.MIN, a, b)
+    one = number(ctx, 1, x)
+    q = ctx.add(ops.DIV, small, ctx.add(ops.WHERE, ctx.add(ops.EQUAL, large, number(ctx, 0, x)), one, large))
+    found = ctx.add(ops.MUL, large, ctx.add(ops.SQRT, ctx.add(ops.ADD, one, ctx.add(ops.MUL, q, q))))
+    return ctx.add(ops.WHERE, ctx.add(ops.ISINF, large, positive=True, negative=True), large, found)
+
+
+def _known_extreme(op: Operator, ctx: Context, x: Value, y: Value) -> Value:
+    """Of two numbers; NaN is no number."""
+    if not is_float(x.dtype):
+        return ctx.add(op, x, y)
+    found = ctx.add(ops.WHERE, ctx.add(ops.ISNAN, y), x, ctx.add(op, x, y))
+    return ctx.add(ops.WHERE, ctx.add(ops.ISNAN, x), y, found)
+
+
+def _round(ctx: Context, x: Value, decimals: int = 0) -> Value:
+    if decimals == 0 or not is_float(x.dtype):
+        return _rounded(ops.ROUND, ctx, x)
+    factor = number(ctx, 10.0 ** abs(decimals), x)
+    first, second = (ops.MUL, ops.DIV) if decimals > 0 else (ops.DIV, ops.MUL)
+    return ctx.add(second, ctx.add(ops.ROUND, ctx.add(first, x, factor)), factor)
+
+
+def _exp2(ctx: Context, x: Value) -> Value:
+    return ctx.add(ops.POW, number(ctx, 2, x), x)
+
+
+def _ldexp(ctx: Context, x: Operand, n: Operand) -> Value:
+    a, b = ctx.promoted(x, n, kind=KIND.INT_TO_FLOAT)
+    return ctx.add(ops.MUL, a, _exp2(ctx, b))
+
+
 def _gelu(ctx: Context, x: Value, approximate: str = "none") -> Value:
     return ctx.add(ops.GELU, x, approximate=approximate)
 
@@ -144,9 +211,10 @@ def _leaky_relu(ctx: Context, x: Value, slope: float = 0.01) -> Value:
 
 
 def _elu(ctx: Context, x: Value, alpha: float = 1, scale: float = 1, input_scale: float = 1) -> Value:
-    if (scale, input_scale) != (1, 1):
-        raise ctx.unsupported("its scales are not 1")
-    return ctx.add(ops.ELU, x, alpha=float(alpha))
+    inner = x if input_scale == 1 else ctx.add(ops.MUL, x, number(ctx, input_scale, x))
+    below = ctx.add(ops.ELU, inner, alpha=float(alpha))
+    y = below if input_scale == 1 else ctx.add(ops.WHERE, ctx.add(ops.GREATER, x, number(ctx, 0, x)), x, below)
+    return y if scale == 1 else ctx.add(ops.MUL, y, number(ctx, scale, x))
 
 
 def _isinf(ctx: Context, x: Value) -> Value:
@@ -179,7 +247,10 @@ TABLE: Table = {
     aten.sigmoid: unary(ops.SIGMOID, F), aten.reciprocal: unary(ops.RECIPROCAL, F), aten.rsqrt: composed(_rsqrt, F),
     aten.expm1: composed(_expm1, F), aten.log1p: composed(_log1p, F), aten.log2: composed(partial(_logarithm, 2.0), F),
     aten.log10: composed(partial(_logarithm, 10.0), F), aten.ceil: partial(_rounded, ops.CEIL), aten.floor: partial(_rounded, ops.FLOOR),
-    aten.trunc: _trunc, aten.bitwise_not: unary(ops.NOT), aten.logical_not: partial(_logical, ops.NOT), aten.isnan: _isnan,
+    aten.trunc: _trunc, aten.round: _round, aten.exp2: composed(_exp2, F), aten.atan2: composed(_atan2, F),
+    aten.hypot: composed(_hypot), aten.copysign: _copysign, aten.signbit: _signbit, aten.ldexp: _ldexp,
+    aten.fmax: composed(partial(_known_extreme, ops.MAX)), aten.fmin: composed(partial(_known_extreme, ops.MIN)),
+    aten.bitwise_not: unary(ops.NOT), aten.logical_not: partial(_logical, ops.NOT), aten.isnan: _isnan,
     aten.isinf: _isinf, aten.gelu: _gelu, aten.leaky_relu: _leaky_relu, aten.elu: _elu, aten._to_copy: _cast,
     aten.add: partial(_sum, ops.ADD), aten.sub: partial(_sum, ops.SUB), aten.mul: binary(ops.MUL), aten.div: _div, aten.pow: _pow,
     aten.maximum: binary(ops.MAX), aten.minimum: binary(ops.MIN), aten.fmod: binary(ops.FMOD), aten.remainder: binary(ops.MOD),

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import partial
+from math import prod
 from typing import Any
 
+import numpy as np
 import torch
 
 from tcomp.frontends.torch.context import Context, Operand, Table, dtype_name
@@ -138,6 +140,33 @@ def _arange(ctx: Context, *numbers: Any, **others: Any) -> Value:
     return ctx.cast(ctx.add(ADD, scaled, ctx.constant(start, "float64")), dtype)
 
 
+def _unfold(ctx: Context, x: Value, dim: int, size: int, step: int) -> Value:
+    if not x.shape:
+        return ctx.add(ops.RESHAPE, x, shape=(1,))
+    axis = ctx.axis(x, dim)
+    count = result_shape(ctx)[axis]
+    if not isinstance(count, int):
+        raise ctx.unsupported("the number of windows is symbolic")
+    places = ctx.constant(np.arange(count)[:, None] * step + np.arange(size), "int64")
+    windows = ctx.add(ops.GATHER, x, places, axis=axis)
+    rest = [n for n in range(len(windows.shape)) if n != axis + 1]
+    return permute(ctx, windows, [*rest, axis + 1])
+
+
+def _as_strided(ctx: Context, x: Value, size: Sequence[int], stride: Sequence[int], offset: int | None = None) -> Value:
+    """Elements of the memory in which the tensor lies, which has to be all of it, in order."""
+    source = ctx.node.args[0].meta["val"]
+    fixed = all(isinstance(n, int) for n in (*x.shape, *size, *stride, offset or 0))
+    if not fixed or not source.is_contiguous() or source.storage_offset() or source.untyped_storage().nbytes() != source.nbytes:
+        raise ctx.unsupported("it reads memory beyond the tensor, or sizes are symbolic")
+    places = sum(
+        (np.arange(n).reshape(-1, *[1] * (len(size) - k - 1)) * s for k, (n, s) in enumerate(zip(size, stride, strict=True))),
+        np.asarray(offset or 0),
+    )
+    flat = ctx.add(ops.RESHAPE, x, shape=(prod(map(int, x.shape)),))
+    return ctx.add(ops.GATHER, flat, ctx.constant(np.broadcast_to(places, tuple(size)), "int64"), axis=0)
+
+
 def _split(ctx: Context, x: Value, sizes: Sequence[Any], dim: int = 0) -> tuple[Value, ...]:
     axis, parts, start = ctx.axis(x, dim), list[Value](), as_expr(0)
     for size in sizes:
@@ -164,10 +193,12 @@ def _diagonal(ctx: Context, x: Value, offset: int = 0, dim1: int = 0, dim2: int 
 
 
 TABLE: Table = {
-    **dict.fromkeys((aten.view, aten._unsafe_view, aten.reshape, aten.unsqueeze, aten.squeeze), reshape),
+    **dict.fromkeys((aten.view, aten._unsafe_view, aten.reshape, aten.unsqueeze, aten.squeeze, aten.view_copy), reshape),
+    **dict.fromkeys((aten.unsqueeze_copy, aten.squeeze_copy, aten.alias_copy), reshape),
     **dict.fromkeys((aten.clone, aten.alias, aten.detach, aten.lift_fresh_copy), same),
     aten.copy: lambda ctx, x, y, non_blocking=False: ctx.add(ops.EXPAND, ctx.cast(y, x.dtype), shape=x.shape),
-    aten.permute: permute, aten.expand: _expand, aten.slice: _slice, aten.select: _select, aten.cat: _cat,
+    aten.permute: permute, aten.permute_copy: permute, aten.expand_copy: _expand, aten.unfold: _unfold, aten.as_strided: _as_strided,
+    aten.expand: _expand, aten.slice: _slice, aten.select: _select, aten.cat: _cat,
     aten.constant_pad_nd: _pad, aten.repeat: _repeat, aten.flip: _flip, aten.tril: partial(_triangle, False),
     aten.triu: partial(_triangle, True), aten.full: _full, aten.arange: _arange, aten.scalar_tensor: _scalar, aten.diagonal: _diagonal,
     aten.full_like: lambda ctx, x, value, **others: _full(ctx, None, value),

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 from math import prod
 from typing import Any
 
 import numpy as np
 import torch
 
-from tcomp.frontends.torch.context import Context, Table
+from tcomp.frontends.torch.context import Context, Handler, Table
 from tcomp.frontends.torch.handlers.movement import cut, permute
 from tcomp.ir.dtypes import integer_range, is_float
 from tcomp.ir.expr import Dim, as_expr
@@ -17,6 +18,7 @@ from tcomp.ir.graph import Value
 from tcomp.ir.simplify import as_dim
 from tcomp.ops import movement, nn as ops, reduction
 from tcomp.ops.elementwise import ADD, DIV, MOD, MUL
+from tcomp.ops.image import GRID_SAMPLE
 from tcomp.ops.matmul import MATMUL
 
 aten = torch.ops.aten
@@ -32,7 +34,11 @@ def _scaled(ctx: Context, x: Value, factor: float) -> Value:
 
 
 def _add_product(ctx: Context, bias: Value, a: Value, b: Value, beta: float = 1, alpha: float = 1) -> Value:
-    product = _scaled(ctx, ctx.add(MATMUL, a, b), alpha)
+    return _add_scaled(ctx, bias, ctx.add(MATMUL, a, b), beta, alpha)
+
+
+def _add_scaled(ctx: Context, bias: Value, product: Value, beta: float, alpha: float) -> Value:
+    product = _scaled(ctx, product, alpha)
     return product if beta == 0 else ctx.add(ADD, product, _scaled(ctx, bias, beta))
 
 
@@ -78,8 +84,7 @@ def _convolution_backward(
     strides, pads, dilations = (per_axis(v, rank) for v in (stride, padding, dilation))
     to_x = to_w = to_bias = None
     if wanted[0]:
-        spatial = x.shape[2:]
-        to_x = ctx.add(ops.CONV_TRANSPOSE, grad, w, strides=strides, dilations=dilations, group=groups, before=pads, shape=spatial)
+        to_x = _adjoint(ctx, grad, x, w, strides, pads, dilations, groups)
     if wanted[1]:
         batch, channels = x.shape[:2]
         inside = padded(ctx, x, pads, pads)
@@ -97,13 +102,28 @@ def _convolution_backward(
     return to_x, to_w, to_bias
 
 
-def _windows(ctx: Context, x: Value, kernel: Ints, stride: Ints, padding: Ints, dilation: Ints) -> tuple[tuple[int, ...], ...]:
+def _adjoint(ctx: Context, grad: Value, x: Value, w: Value, strides: Ints, pads: Ints, dilations: Ints, groups: int) -> Value:
+    """The derivative of a convolution by its input: with strides of 1 a convolution with mirrored weights, else a transposed one."""
+    kernel = tuple(map(int, w.shape[2:]))
+    around = [(k - 1) * d - p for k, d, p in zip(kernel, dilations, pads, strict=True)]
+    if any(s != 1 for s in strides) or min(around) < 0:
+        return ctx.add(ops.CONV_TRANSPOSE, grad, w, strides=strides, dilations=dilations, group=groups, before=pads, shape=x.shape[2:])
+    outputs, inputs = int(w.shape[0]) // groups, int(w.shape[1])
+    split = ctx.add(movement.RESHAPE, w, shape=(groups, outputs, inputs, *kernel))
+    turned = permute(ctx, split, (0, 2, 1, *range(3, 3 + len(kernel))))
+    mirrored = ctx.add(movement.RESHAPE, turned, shape=(groups * inputs, outputs, *kernel))
+    for axis, size in enumerate(kernel, 2):
+        mirrored = mirrored if size == 1 else cut(ctx, mirrored, axis, size - 1, size, -1)
+    return ctx.add(ops.CONV, padded(ctx, grad, around, around), mirrored, strides=strides, dilations=dilations, group=groups)
+
+
+def _windows(ctx: Context, x: Value, kernel: Ints, stride: Ints, padding: Ints | int, dilation: Ints | int) -> tuple[tuple[int, ...], ...]:
     """(kernel, strides, what is added before and after each spatial axis, dilations), so that all windows of the result lie inside."""
     rank = len(x.shape) - 2
     k, p, d = (per_axis(v, rank) for v in (kernel, padding, dilation))
     s = per_axis(stride, rank) if stride else k
     example = ctx.node.meta["val"]
-    shape = (example[0] if isinstance(example, tuple | list) else example).shape[2:]
+    shape = (example[0] if isinstance(example, tuple | list) else example).shape[-rank:]
     after = []
     for size, count, a, b, c, e in zip(x.shape[2:], shape, k, s, p, d, strict=True):
         whole = isinstance(size, int) and isinstance(count, int)
@@ -114,11 +134,9 @@ def _windows(ctx: Context, x: Value, kernel: Ints, stride: Ints, padding: Ints, 
 def _max_pool(
     ctx: Context, x: Value, kernel: Ints, stride: Ints = (), padding: Ints | int = 0, dilation: Ints | int = 1, ceil_mode: bool = False
 ) -> tuple[Value, Value]:
-    if len(x.shape) < 4:
-        raise ctx.unsupported("the input has no batch")
     if ceil_mode and not all(isinstance(d, int) for d in x.shape[2:]):
         raise ctx.unsupported("windows that reach outside of a symbolic size")
-    k, s, before, after, d = _windows(ctx, x, kernel, stride, per_axis(padding, 2), per_axis(dilation, 2))
+    k, s, before, after, d = _windows(ctx, x, kernel, stride, padding, dilation)
     lowest = -np.inf if is_float(x.dtype) else integer_range(x.dtype)[0]
     inside = padded(ctx, x, before, after, lowest)
     y = ctx.add(ops.MAX_POOL, inside, kernel=k, strides=s, dilations=d)
@@ -156,9 +174,9 @@ def _avg_pool(
     ctx: Context, x: Value, kernel: Ints, stride: Ints = (), padding: Ints | int = 0, ceil_mode: bool = False, count_pads: bool = True,
     divisor: int | None = None,
 ) -> Value:  # fmt: skip
-    if len(x.shape) < 4 or ceil_mode:
-        raise ctx.unsupported("windows that reach outside, or no batch")
-    k, s, before, after, d = _windows(ctx, x, kernel, stride, per_axis(padding, 2), (1, 1))
+    if ceil_mode:
+        raise ctx.unsupported("windows that reach outside")
+    k, s, before, after, d = _windows(ctx, x, kernel, stride, padding, 1)
     inside = padded(ctx, x, before, after)
     counted = [None if count_pads or not b else (b, as_dim(as_expr(n) + b)) for b, n in zip(before, x.shape[2:], strict=True)]
     y = ctx.add(ops.AVERAGE_POOL, inside, kernel=k, strides=s, dilations=d, counted=tuple(counted))
@@ -181,15 +199,56 @@ def _avg_pool_backward(
 
 def _adaptive_avg_pool(ctx: Context, x: Value, size: Sequence[int]) -> Value:
     spatial = x.shape[2:]
-    if len(x.shape) != 4 or not _fixed(spatial) or any(int(n) % int(k) for n, k in zip(spatial, size, strict=True)):
-        raise ctx.unsupported("windows of different sizes")
+    if not _fixed(spatial):
+        raise ctx.unsupported("windows of a symbolic size")
+    if any(int(n) % int(k) for n, k in zip(spatial, size, strict=True)):  # of different sizes: sums along one axis after the other
+        for axis, (n, count) in enumerate(zip(spatial, size, strict=True)):
+            last = ctx.axis(x, axis - len(spatial))
+            order = [*(a for a in range(len(x.shape)) if a != last), last]
+            y = ctx.add(MATMUL, permute(ctx, x, order), ctx.constant(_window_means(int(n), int(count)), x.dtype))
+            x = permute(ctx, y, [order.index(a) for a in range(len(order))])
+        return x
     k = tuple(int(n) // int(m) for n, m in zip(spatial, size, strict=True))
-    return ctx.add(ops.AVERAGE_POOL, x, kernel=k, strides=k, dilations=(1, 1), counted=(None, None))
+    return ctx.add(ops.AVERAGE_POOL, x, kernel=k, strides=k, dilations=(1,) * len(k), counted=(None,) * len(k))
+
+
+def _window_means(size: int, count: int) -> np.ndarray:
+    """A matrix [size, count] whose product with a row is the means of `count` windows that cover it, as adaptive pooling has them."""
+    places, windows = np.arange(size)[:, None], np.arange(count)
+    first, end = windows * size // count, -(-(windows + 1) * size // count)
+    return ((places >= first) & (places < end)) / (end - first)
+
+
+def _grid_sample(ctx: Context, x: Value, grid: Value, mode: int, padding: int, align_corners: bool) -> Value:
+    modes, paddings = ("linear", "nearest", "cubic"), ("zeros", "border", "reflection")
+    return ctx.add(GRID_SAMPLE, x, grid, mode=modes[mode], padding=paddings[padding], align_corners=align_corners)
+
+
+def _batched(handler: Handler, rank: int) -> Handler:
+    """A handler for inputs of `rank` axes, applied to one without a batch as well."""
+
+    def handle(ctx: Context, x: Value, *rest: Any, **others: Any) -> Any:
+        if len(x.shape) == rank:
+            return handler(ctx, x, *rest, **others)
+        found = handler(ctx, ctx.add(movement.RESHAPE, x, shape=(1, *x.shape)), *rest, **others)
+        return tuple(map(partial(_unbatched, ctx), found)) if isinstance(found, tuple) else _unbatched(ctx, found)
+
+    return handle
+
+
+def _unbatched(ctx: Context, x: Value) -> Value:
+    return ctx.add(movement.RESHAPE, x, shape=x.shape[1:])
 
 
 TABLE: Table = {
     aten.mm: _product, aten.bmm: _product, aten.addmm: _add_product, aten.baddbmm: _add_product, aten.mv: _product, aten.dot: _product,
-    aten.convolution: _convolution, aten.convolution_backward: _convolution_backward, aten.max_pool2d_with_indices: _max_pool,
-    aten.max_pool2d_with_indices_backward: _max_pool_backward, aten.avg_pool2d: _avg_pool, aten.avg_pool2d_backward: _avg_pool_backward,
-    aten._adaptive_avg_pool2d: _adaptive_avg_pool,
+    aten.convolution: _convolution, aten.convolution_backward: _convolution_backward,
+    aten.max_pool2d_with_indices: _batched(_max_pool, 4), aten.max_pool3d_with_indices: _batched(_max_pool, 5),
+    aten.avg_pool2d: _batched(_avg_pool, 4), aten.avg_pool3d: _batched(_avg_pool, 5), aten.grid_sampler_2d: _grid_sample,
+    aten.grid_sampler_3d: _grid_sample, aten._adaptive_avg_pool3d: _batched(_adaptive_avg_pool, 5), aten.addmv: _add_product,
+    aten.addbmm: lambda ctx, bias, a, b, beta=1, alpha=1: _add_scaled(
+        ctx, bias, ctx.add(reduction.REDUCE_SUM, ctx.add(MATMUL, a, b), axes=(0,), keepdims=False), beta, alpha
+    ),
+    aten.max_pool2d_with_indices_backward: _max_pool_backward, aten.avg_pool2d_backward: _avg_pool_backward,
+    aten._adaptive_avg_pool2d: _batched(_adaptive_avg_pool, 4),
 }  # fmt: skip

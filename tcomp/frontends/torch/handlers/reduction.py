@@ -15,7 +15,7 @@ from tcomp.ir.expr import as_expr
 from tcomp.ir.graph import Operator, Value
 from tcomp.ir.simplify import as_dim
 from tcomp.ops import movement, reduction as ops
-from tcomp.ops.elementwise import ADD, DIV, MUL, RECIPROCAL, SQRT, SUB
+from tcomp.ops.elementwise import ABS, ADD, DIV, EQUAL, MUL, NOT, POW, RECIPROCAL, SQRT, SUB
 
 aten = torch.ops.aten
 Axes = int | Sequence[int] | None
@@ -71,6 +71,31 @@ def _var(ctx: Context, x: Value, axes: Axes = None, correction: float | None = N
     if isinstance(count, int):
         return ctx.add(DIV, total, ctx.constant(max(0.0, count - less), x.dtype))
     return ctx.add(DIV, total, ctx.add(SUB, ctx.tensor(as_expr(count), x.dtype), ctx.constant(less, x.dtype)))
+
+
+def _var_mean(ctx: Context, x: Value, axes: Axes = None, correction: float | None = None, keepdim: bool = False) -> tuple[Value, Value]:
+    chosen = ctx.axes(x, axes)
+    return _var(ctx, x, axes, correction, keepdim), ctx.add(ops.REDUCE_MEAN, x, axes=chosen, keepdims=keepdim)
+
+
+def _vector_norm(ctx: Context, x: Value, order: float = 2, axes: Axes = None, keepdim: bool = False, dtype: Any = None) -> Value:
+    chosen, x = ctx.axes(x, axes), ctx.cast(x, result_dtype(ctx))
+    if not chosen:
+        if order == 0:
+            raise ctx.unsupported("the order of the norm of a scalar is 0")
+        return ctx.add(ABS, x)
+    size = ctx.add(ABS, x)
+    if order in (float("inf"), float("-inf")):
+        return ctx.add(ops.REDUCE_MAX if order > 0 else ops.REDUCE_MIN, size, axes=chosen, keepdims=keepdim)
+    if order == 0:
+        nonzero = ctx.cast(ctx.add(NOT, ctx.add(EQUAL, x, ctx.constant(0, x.dtype))), x.dtype)
+        return ctx.add(ops.REDUCE_SUM, nonzero, axes=chosen, keepdims=keepdim)
+    if order == 1:
+        return ctx.add(ops.REDUCE_SUM, size, axes=chosen, keepdims=keepdim)
+    if order == 2:
+        return ctx.add(SQRT, ctx.add(ops.REDUCE_SUM_SQUARE, x, axes=chosen, keepdims=keepdim))
+    total = ctx.add(ops.REDUCE_SUM, ctx.add(POW, size, ctx.constant(order, x.dtype)), axes=chosen, keepdims=keepdim)
+    return ctx.add(POW, total, ctx.constant(1 / order, x.dtype))
 
 
 def _softmax(op: Operator, ctx: Context, x: Value, axis: int, half_to_float: bool = False) -> Value:
@@ -159,6 +184,7 @@ TABLE: Table = {
     aten.any: partial(_logical, ops.REDUCE_MAX), aten.all: partial(_logical, ops.REDUCE_MIN),
     aten.max: partial(_extreme, ops.REDUCE_MAX, ops.ARG_MAX), aten.min: partial(_extreme, ops.REDUCE_MIN, ops.ARG_MIN),
     aten.argmax: partial(_position, ops.ARG_MAX), aten.argmin: partial(_position, ops.ARG_MIN), aten.var: _var,
+    aten.var_mean: _var_mean, aten.linalg_vector_norm: _vector_norm,
     aten._softmax: partial(_softmax, ops.SOFTMAX), aten._log_softmax: partial(_softmax, ops.LOG_SOFTMAX),
     aten.cumsum: partial(_cumulative, ops.CUM_SUM), aten.cumprod: partial(_cumulative, ops.CUM_PROD),
     aten.native_layer_norm: _layer_norm, aten.native_group_norm: _group_norm,

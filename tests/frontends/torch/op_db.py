@@ -1,0 +1,129 @@
+"""PyTorch's own samples of all operators through `torch.compile(backend="tcomp")`: `python -m tests.frontends.torch.op_db [--only add,mul]`.
+
+For each operator of `op_db`, element type and sample: the results of eager PyTorch and of the compiled function are compared, and with
+`--backward` the gradients. A sample is "equal", "wrong", or an "error" (that eager PyTorch does not have); "whole" says that no operator of
+it ran in PyTorch. Lines of JSON go to `--out`, and what is there already is not done again.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import logging
+import time
+import warnings
+from collections import Counter
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch.testing import assert_close
+from torch.testing._internal.common_methods_invocations import op_db
+from torch.utils._pytree import tree_flatten, tree_map
+
+from tcomp.torch_backend import tcomp_backend
+
+DTYPES = {"float32": torch.float32, "int64": torch.int64, "bool": torch.bool, "float16": torch.float16, "bfloat16": torch.bfloat16}
+RANDOM = ("rand", "bernoulli", "multinomial", "dropout", "normal", "exponential", "geometric", "cauchy", "empty", "uniform")
+
+
+class Heard(logging.Handler):
+    """What the backend says runs in PyTorch."""
+
+    def __init__(self) -> None:
+        super().__init__(logging.WARNING)
+        self.messages: list[str] = []
+
+    def emit(self, record: logging.LogRecord) -> None:
+        self.messages.append(record.getMessage())
+
+
+def grads(result: Any, inputs: Any) -> list[Any]:
+    """Gradients of the sum of all floating results."""
+    total = sum(t.sum() for t in tree_flatten(result)[0] if isinstance(t, torch.Tensor) and t.requires_grad)
+    wanted = [t for t in tree_flatten(inputs)[0] if isinstance(t, torch.Tensor) and t.requires_grad]
+    return list(torch.autograd.grad(total, wanted, allow_unused=True)) if isinstance(total, torch.Tensor) and wanted else []
+
+
+def judged(op: Any, sample: Any, backward: bool) -> tuple[str, str, str]:
+    """(verdict, details, what ran in PyTorch) of one sample."""
+    heard = Heard()
+    logging.getLogger("tcomp").addHandler(heard)
+    given = sample.input, sample.args, sample.kwargs
+
+    def fresh() -> Any:
+        return tree_map(lambda t: t.detach().clone().requires_grad_(t.requires_grad) if isinstance(t, torch.Tensor) else t, given)
+
+    def function(x: Any, args: Any, kwargs: Any) -> Any:
+        return op(x, *args, **kwargs)
+
+    try:
+        arguments = fresh()
+        wanted = function(*arguments)
+        wanted_grads = grads(wanted, arguments) if backward else []
+    except Exception as error:  # noqa: BLE001  a sample that PyTorch itself refuses
+        return "skipped", str(error)[:200], ""
+    try:
+        torch._dynamo.reset()
+        torch._dynamo.utils.counters.clear()
+        arguments = fresh()
+        found = torch.compile(function, backend=tcomp_backend, options={"threads": 1})(*arguments)
+        assert_close(found, wanted, equal_nan=True)
+        if backward:
+            assert_close(grads(found, arguments), wanted_grads, equal_nan=True)
+    except AssertionError as error:
+        return "wrong", str(error)[:400], "; ".join(heard.messages)
+    except Exception as error:  # noqa: BLE001  whatever else is a finding
+        return "error", f"{type(error).__name__}: {error}"[:400], "; ".join(heard.messages)
+    finally:
+        logging.getLogger("tcomp").removeHandler(heard)
+    if not torch._dynamo.utils.counters["stats"]["unique_graphs"] and not heard.messages:
+        return "equal", "", "Dynamo makes no graph of it"
+    return "equal", "", "; ".join(heard.messages)
+
+
+def samples(op: Any, dtype: torch.dtype, backward: bool, count: int) -> Iterator[Any]:
+    yield from (s for _, s in zip(range(count), op.sample_inputs("cpu", dtype, requires_grad=backward), strict=False))
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--only", default="", help="names of operators, comma-separated")
+    parser.add_argument("--dtypes", default=",".join(DTYPES))
+    parser.add_argument("--samples", type=int, default=3, help="of each operator and element type")
+    parser.add_argument("--backward", action="store_true")
+    parser.add_argument("--seconds", type=float, default=60.0, help="of one operator and element type, at which its samples end")
+    parser.add_argument("--out", type=Path, default=Path("op_db.jsonl"))
+    options = parser.parse_args()
+    warnings.simplefilter("ignore")
+    logging.getLogger("tcomp").propagate = False
+    known = [json.loads(line) for line in options.out.read_text().splitlines()] if options.out.exists() else []
+    done = {(r["op"], r["dtype"]) for r in known}
+    with options.out.open("a") as file:
+        for op in op_db:
+            if any(word in op.name for word in RANDOM) or (options.only and op.name not in options.only.split(",")):
+                continue
+            for name in options.dtypes.split(","):
+                label = f"{op.name}{'.' + op.variant_test_name if op.variant_test_name else ''}"
+                supported = op.supported_dtypes("cpu") if not options.backward else op.supported_backward_dtypes("cpu")
+                if (label, name) in done or DTYPES[name] not in supported or (options.backward and not op.supports_autograd):
+                    continue
+                verdicts, end = list[tuple[str, str, str]](), time.monotonic() + options.seconds
+                try:
+                    for sample in samples(op, DTYPES[name], options.backward, options.samples):
+                        verdicts.append(judged(op, sample, options.backward))
+                        if time.monotonic() > end:
+                            break
+                except Exception as error:  # noqa: BLE001  samples that cannot be made here
+                    verdicts.append(("skipped", str(error)[:200], ""))
+                record = {"op": label, "dtype": name, "verdicts": verdicts}
+                known.append(record)
+                print(json.dumps(record), file=file, flush=True)
+    counts = Counter(v[0] for r in known for v in r["verdicts"])
+    whole = sum(v[0] == "equal" and not v[2] for r in known for v in r["verdicts"])
+    print(f"{sum(counts.values())} samples: {dict(counts)}, {whole} without a piece in PyTorch")
+
+
+if __name__ == "__main__":
+    main()
