@@ -174,7 +174,7 @@ class _Reversal:
                 n = as_dim(_in(as_expr(extent), values))
                 new = loop_var(v.name, n)
                 inner = self.run(body, {**values, v: new}, (*loops, (v, extent)), taped)
-                return For(new, n, inner) if L.walk(inner) and not _is_empty(inner) else Block(())
+                return Block(()) if _is_empty(inner) else For(new, n, inner)
             case If(cond, then, otherwise):
                 keep = taped and _depends(cond, stmt) and any(b in self.needed or b in self.active for b in _written(stmt))
                 branches = [self.run(s, values, loops, taped) for s in (then, otherwise) if s is not None]
@@ -242,11 +242,12 @@ class _Reversal:
                 return self.undo_store(stmt, values)
         return Block(())
 
-    def check(self, stmt: Stmt, *used: Expr) -> None:
-        """Raises `IRError` where something is read that is not what it was, or is changed in the meantime."""
+    def check(self, stmt: Stmt | None, *used: Expr) -> None:
+        """Raises `IRError` where something is read that does not get back what it held, or that the statement itself changes."""
+        changed = set() if stmt is None else _written(stmt)
         for r in E.reads(*used):
-            if r.attr in self.lost or (r.attr in _written(stmt)):
-                why = f"`{r.attr.name}` is read, and overwritten, where its values are not kept"
+            if r.attr in self.lost or r.attr in changed:
+                why = f"`{r.attr.name}` is read, and overwritten where its values are not kept: by what they depend on, or in a `while`"
                 raise IRError("a program cannot be reversed", where=str(r), why=why, hint="write to another array")
 
     def undo_store(self, stmt: Store | Accumulate, values: Values) -> Stmt:
@@ -261,7 +262,7 @@ class _Reversal:
         own, held = self.adjoints[b], Buffer("held", self.adjoints[b].dtype, (1,), "register")
         steps += [L.store(held, (0,), own[at]), L.store(own, at, 0)]
         for read, guards, value in scalar.reverse(_stored(stmt), cast(held[0], b.dtype), (), self.wanted):
-            self.check_lost(value, *guards, *read.args)
+            self.check(None, value, *guards, *read.args)
             target = self.adjoints[read.attr]
             index, new = _in(target[read.args], values), _in(wide(value), values)
             step: Stmt = L.store(target, index.args, index + cast(new, target.dtype))
@@ -269,11 +270,6 @@ class _Reversal:
                 step = If(simplify(_in(guard, values)), step)
             steps.append(step)
         return Allocate(held, L.block(*steps))
-
-    def check_lost(self, *used: Expr) -> None:
-        if found := [r for r in E.reads(*used) if r.attr in self.lost]:
-            why = f"`{found[0].attr.name}` is computed in a `while`, and overwritten later"
-            raise IRError("a program cannot be reversed", where=str(found[0]), why=why, hint="write to another array")
 
 
 def _in(e: Expr, values: Values) -> Expr:

@@ -179,7 +179,7 @@ def conjunction(guards: Guards) -> Expr:
 
 
 def _either(a: Expr, b: Expr) -> Expr:
-    return a if "const" in (a.op,) and a.attr else b if b.op == "const" and b.attr else a | b
+    return const(True, "bool") if any(c.op == "const" and c.attr for c in (a, b)) else a | b
 
 
 def forward(body: Expr, tangent: Callable[[Expr], Expr | None]) -> Expr | None:

@@ -7,7 +7,7 @@ import tcomp
 from tcomp import TcompError, te
 from tcomp.ir import loops as L
 from tcomp.ir.interpreters.te import evaluate
-from tcomp.ir.te import print_te
+from tcomp.ir.te import print_te, tensors
 from tcomp.ops import OPERATORS
 from tests.ir.transforms.differences import check, placeholders
 from tests.ir.transforms.random_expressions import compare
@@ -44,22 +44,16 @@ def test_borders_are_pieces_of_their_own(mode):
     x = te.placeholder((50,), "float64", "x")
     (y,) = OPERATORS["pad"].apply([x, None], {"before": (3,), "after": (2,), "mode": mode})
     adjoint = te.vjp(y, x)
-    assert all(t.extern is None for t in te_tensors(adjoint))
+    assert all(t.extern is None for t in tensors([adjoint]))
     expected = np.bincount(np.pad(np.arange(50), (3, 2), mode))
     np.testing.assert_array_equal(evaluate([adjoint], {})[0], expected)
-
-
-def te_tensors(*outputs):
-    from tcomp.ir.te import tensors
-
-    return list(tensors(outputs))
 
 
 def test_data_dependent_reads_become_a_scatter():
     x, p = te.placeholder((5, 2), "float64", "x"), te.placeholder((4,), "int64", "p")
     (y,) = OPERATORS["gather"].apply([x, p], {"axis": 0})
     adjoint = te.vjp(y, x)
-    assert any(t.extern is not None for t in te_tensors(adjoint))
+    assert any(t.extern is not None for t in tensors([adjoint]))
     np.testing.assert_array_equal(evaluate([adjoint], {p: np.array([1, 3, 1, -1])})[0][:, 0], [0, 2, 0, 1, 1])
 
 
@@ -110,10 +104,10 @@ def test_second_derivatives_of_operators(name):
         "gather": ([rng.normal(size=(3, 5)), np.array([1, 1, 4])], {"axis": 1}),
         "layer_norm": ([rng.normal(size=(3, 5)), rng.normal(size=5), None], {"axis": 1, "epsilon": 1e-3}),
     }[name]
-    tensors = placeholders(*arrays)
-    (y,) = OPERATORS[name].apply(tensors, attrs)[:1]
+    inputs = placeholders(*arrays)
+    (y,) = OPERATORS[name].apply(inputs, attrs)[:1]
     loss = te.compute(y.shape, lambda *i: y[i] * y[i] * y[i], "loss")
-    given = {t: a for t, a in zip(tensors, arrays, strict=True) if t is not None}
+    given = {t: a for t, a in zip(inputs, arrays, strict=True) if t is not None}
     check(te.vjp(loss, [t for t, a in given.items() if a.dtype == np.float64]), given)
 
 
@@ -137,7 +131,7 @@ def test_a_reshape_of_symbolic_sizes_is_a_gather():
     (y,) = OPERATORS["reshape"].apply([x], {"shape": (n * m * 3,)})
     g = te.placeholder(y.shape, "float64", "g")
     adjoint = te.vjp(y, x, g)
-    assert all(t.extern is None for t in te_tensors(adjoint))
+    assert all(t.extern is None for t in tensors([adjoint]))
     given = np.arange(30.0)
     np.testing.assert_array_equal(evaluate([adjoint], {g: given}, {n: 5, m: 2})[0], given.reshape(5, 2, 3))
 

@@ -9,6 +9,8 @@ import tcomp
 from tcomp import TcompError, te
 from tcomp.ir import loops as L
 from tcomp.ir.interpreters.te import evaluate
+from tcomp.ir.te import print_te
+from tcomp.ops import OPERATORS
 from tests.ir.transforms.differences import check
 from tests.ir.transforms.random_programs import compare
 
@@ -108,9 +110,6 @@ def test_machine_code():
 
 def test_a_prefix_sum_is_not_run_again():
     """Its derivative does not depend on values."""
-    from tcomp.ir.te import print_te
-    from tcomp.ops import OPERATORS
-
     x = te.placeholder((7,), "float64", "x")
     (y,) = OPERATORS["cum_sum"].apply([x], {"axis": 0, "exclusive": False, "reverse": False})
     text = print_te([te.vjp(y, x)])
@@ -133,5 +132,13 @@ def test_refusals():
 
         return L.block(L.loop("c", 7, lambda i: L.store(y, (i,), a[i])), L.loop("i", 7, step))
 
-    with pytest.raises(TcompError, match="`out0` is read, and overwritten, where its values are not kept"):
+    with pytest.raises(TcompError, match="`out0` is read, and overwritten where its values are not kept"):
         te.vjp(te.extern(((7,), "float64"), [x], moving), x)
+
+
+def test_what_a_while_computes_for_each_iteration_is_not_kept():
+    """The order of a lane, where lanes have a symbolic length and share the memory for it."""
+    x = te.placeholder((3, te.var("n")), "float64", "x")
+    values, _ = OPERATORS["top_k"].apply([x], {"k": 2, "axis": 1, "largest": True})
+    with pytest.raises(TcompError, match="`order` is read, and overwritten where its values are not kept"):
+        te.vjp(values, x)
