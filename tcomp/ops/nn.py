@@ -26,9 +26,9 @@ Ints = Sequence[int]
 Index = tuple[Expr, ...]
 
 
-def window_count(extent: Dim, kernel: int, stride: int, dilation: int) -> Dim:
+def window_count(extent: Dim, kernel: Dim, stride: int, dilation: int) -> Dim:
     """How many windows of `kernel` elements, `dilation` apart, fit into `extent` at steps of `stride`."""
-    return as_dim((as_expr(extent) - (dilation * (kernel - 1) + 1)) // stride + 1)
+    return as_dim((as_expr(extent) - ((as_expr(kernel) - 1) * dilation + 1)) // stride + 1)
 
 
 def sizes(shape: Sequence[Dim], what: str) -> tuple[int, ...]:
@@ -46,6 +46,13 @@ def _check(x: Tensor, w: Tensor, group: int, *per_axis: Ints) -> None:
         raise IRError(f"strides, dilations {per_axis} and group {group} must be positive, one for each spatial axis")
 
 
+def _per_group(channels: Dim, group: int, what: str) -> Expr:
+    """Channels of a group; the caller guarantees that a symbolic number of them divides."""
+    if isinstance(channels, int) and channels % group:
+        raise IRError(f"{channels} {what} channels do not divide into {group} groups")
+    return simplify(as_expr(channels) // group)
+
+
 def conv(x: Tensor, w: Tensor, strides: Ints, dilations: Ints, group: int) -> Tensor:
     """Cross-correlation: y[n, o, p...] = sum over c, k of x[n, g*C/G + c, p*stride + k*dilation] * w[o, c, k...].
 
@@ -53,10 +60,10 @@ def conv(x: Tensor, w: Tensor, strides: Ints, dilations: Ints, group: int) -> Te
     Integers wrap around in their own type, except that 8-bit ones, which may differ in sign, give int32.
     """
     _check(x, w, group, strides, dilations)
-    out_channels, in_channels, *kernel = sizes(w.shape, "weights of a convolution")
-    require_same(x.shape[1], in_channels * group, f"channels of a convolution with weights {list(w.shape)} in {group} groups")
-    if out_channels % group:
-        raise IRError(f"{out_channels} output channels do not divide into {group} groups")
+    out_channels, in_channels, *kernel = w.shape
+    channels = as_dim(as_expr(in_channels) * group)
+    require_same(x.shape[1], channels, f"channels of a convolution with weights {list(w.shape)} in {group} groups")
+    per_group = _per_group(out_channels, group, "output")
     spatial = [window_count(d, k, s, r) for d, k, s, r in zip(x.shape[2:], kernel, strides, dilations, strict=True)]
     channel = te.reduce_axis(in_channels, "rc")
     offsets = [te.reduce_axis(k, f"rk{n}") for n, k in enumerate(kernel)]
@@ -64,7 +71,7 @@ def conv(x: Tensor, w: Tensor, strides: Ints, dilations: Ints, group: int) -> Te
     inner, *window = [axis if axis in reduced else const(0) for axis in (channel, *offsets)]
 
     def element(n: Expr, o: Expr, *p: Expr) -> Expr:
-        source = inner if group == 1 else o // (out_channels // group) * in_channels + inner
+        source = inner if group == 1 else o // per_group * as_expr(in_channels) + inner
         at = [i * s + k * r for i, s, k, r in zip(p, strides, window, dilations, strict=True)]
         return cast(te.sum(factor(x[(n, source, *at)]) * factor(w[(o, inner, *window)]), reduced), product_dtype(x.dtype))
 
@@ -79,16 +86,15 @@ def conv_transpose(x: Tensor, w: Tensor, strides: Ints, dilations: Ints, group: 
     is cut off), each output has exactly one term and the sum over the kernel vanishes.
     """
     _check(x, w, group, strides, dilations)
-    in_channels, out_channels, *kernel = sizes(w.shape, "weights of a transposed convolution")
+    in_channels, out_channels, *kernel = w.shape
     require_same(x.shape[1], in_channels, f"channels of a transposed convolution with weights {list(w.shape)}")
-    if in_channels % group:
-        raise IRError(f"{in_channels} input channels do not divide into {group} groups")
-    channel = te.reduce_axis(depth := in_channels // group, "rc")
+    depth = _per_group(in_channels, group, "input")
+    channel = te.reduce_axis(as_dim(depth), "rc")
     sizes_of_axes = enumerate(zip(kernel, strides, dilations, strict=True))
     offsets = [None if k == s and r == 1 else te.reduce_axis(k, f"rk{n}") for n, (k, s, r) in sizes_of_axes]
 
     def element(n: Expr, o: Expr, *q: Expr) -> Expr:
-        source = channel if group == 1 else o // out_channels * depth + channel
+        source = channel if group == 1 else o // as_expr(out_channels) * depth + channel
         valid, at, weights = const(True, "bool"), [], []
         for index, offset, cut, stride, r, extent in zip(q, offsets, before, strides, dilations, x.shape[2:], strict=True):
             full = index + cut
@@ -98,10 +104,10 @@ def conv_transpose(x: Tensor, w: Tensor, strides: Ints, dilations: Ints, group: 
             at.append(reach // stride)
             valid = valid & (at[-1] >= 0) & (at[-1] < extent)
             weights.append(full % stride if offset is None else offset)
-        term = widened(x[(n, source, *at)]) * widened(w[(source, o if group == 1 else o % out_channels, *weights)])
+        term = widened(x[(n, source, *at)]) * widened(w[(source, o if group == 1 else o % as_expr(out_channels), *weights)])
         return cast(te.sum(select(valid, term, 0), [channel, *(k for k in offsets if k is not None)]), x.dtype)
 
-    return te.compute((x.shape[0], out_channels * group, *shape), element, "conv_transpose")
+    return te.compute((x.shape[0], as_dim(as_expr(out_channels) * group), *shape), element, "conv_transpose")
 
 
 def deform_conv(

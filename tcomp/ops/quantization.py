@@ -13,7 +13,7 @@ from tcomp.errors import IRError
 from tcomp.ir import te
 from tcomp.ir.broadcasting import BYTES, broadcast_read, broadcast_shape, require_same, widened
 from tcomp.ir.dtypes import NARROW_FLOATS, NARROW_INTEGERS, integer_range, is_float
-from tcomp.ir.expr import Expr, cast, const, maximum, minimum
+from tcomp.ir.expr import Expr, cast, const, maximum, minimum, select
 from tcomp.ir.graph import Operator
 from tcomp.ir.narrow import convert
 from tcomp.ir.te import Tensor
@@ -72,11 +72,12 @@ def dequantize(x: Tensor, scale: Tensor, zero: Tensor | None, axis: int, block: 
 
 
 def dynamic_range(x: Tensor) -> tuple[Tensor, Tensor]:
-    """(scale, zero point as uint8) that map [min(x, 0), max(x, 0)] onto 0..255."""
+    """(scale, zero point as uint8) that map [min(x, 0), max(x, 0)] onto 0..255; zeros alone have a range of 1, as in ONNX's reference."""
     axes = tuple(te.reduce_axis(d, f"r{n}") for n, d in enumerate(x.shape))
     low = te.compute((), lambda: minimum(te.min(x[axes], axes), 0.0), "low")
     high = te.compute((), lambda: maximum(te.max(x[axes], axes), 0.0), "high")
-    scale = te.compute((), lambda: (high[()] - low[()]) / 255.0, "scale")
+    span = te.compute((), lambda: select(te.equal(high[()], low[()]), 1.0, high[()] - low[()]), "span")
+    scale = te.compute((), lambda: span[()] / 255.0, "scale")
     zero = te.compute((), lambda: cast(te.round(minimum(maximum((0.0 - low[()]) / scale[()], 0.0), 255.0)), "uint8"), "zero_point")
     return scale, zero
 

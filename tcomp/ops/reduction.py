@@ -13,6 +13,7 @@ from tcomp.ir.broadcasting import broadcast_read, require_same, widened
 from tcomp.ir.dtypes import is_float
 from tcomp.ir.expr import Dim, Expr, as_expr, cast, const, row_major, select
 from tcomp.ir.graph import Operator
+from tcomp.ir.simplify import as_dim
 from tcomp.ir.te import Tensor, rounded
 from tcomp.ops.elementwise import divide
 from tcomp.ops.movement import product, valid_index
@@ -301,10 +302,10 @@ def instance_norm(x: Tensor, scale: Tensor, bias: Tensor, epsilon: float) -> Ten
 def group_norm(x: Tensor, scale: Tensor, bias: Tensor, groups: int, epsilon: float) -> Tensor:
     """Normalises each of `groups` blocks of channels over channels and spatial axes; scale and bias per channel, or per group."""
     channels = x.shape[1]
-    if not isinstance(channels, int) or groups < 1 or channels % groups:
+    if groups < 1 or (isinstance(channels, int) and channels % groups):
         raise IRError(f"{channels} channels do not divide into {groups} groups")
-    size = channels // groups
-    shape = (x.shape[0], groups, size, *x.shape[2:])
+    size = as_expr(channels) // groups  # the caller guarantees that a symbolic number of channels divides
+    shape = (x.shape[0], groups, as_dim(size), *x.shape[2:])
     grouped = te.compute(shape, lambda *i: widened(x[(i[0], i[1] * size + i[2], *i[3:])]), "grouped")
     mean, variance = moments(grouped, range(2, grouped.ndim))
     per_group = scale.shape[0] == groups and groups != channels

@@ -94,3 +94,42 @@ def test_windows_have_the_sizes_that_kernel_shape_says(op):
     agrees(
         proto, {"x": RNG.standard_normal((2, 3, 8, 8)).astype(np.float32), "w": RNG.standard_normal((3, 3, 3, 2)).astype(np.float32)}, 1e-4
     )
+
+
+@pytest.mark.parametrize("op, weights, attrs", [
+    ("Conv", ["o", "c", "k", "l"], {"pads": [1, 0, 1, 0]}),
+    ("Conv", ["o", "c", "k", "l"], {"auto_pad": "SAME_UPPER"}),
+    ("ConvTranspose", ["c", "o", "k", "l"], {"strides": [2, 1]}),
+])  # fmt: skip
+def test_channels_and_windows_of_convolutions_are_free(op, weights, attrs):
+    proto = model([(op, ["x", "w"], ["y"], attrs)], {"x": ("float32", ["n", "c", "h", 7]), "w": ("float32", weights)}, ["y"])
+    module = tcomp.compile(proto, threads=1)
+    for n, c, o, h, k, ell in ((1, 1, 3, 6, 3, 2), (2, 5, 2, 9, 1, 1)):
+        w = (o, c, k, ell) if op == "Conv" else (c, o, k, ell)
+        given = {"x": RNG.standard_normal((n, c, h, 7)).astype(np.float32), "w": RNG.standard_normal(w).astype(np.float32)}
+        (wanted,) = ReferenceEvaluator(proto).run(None, given)
+        np.testing.assert_allclose(module.run(given)["y"], wanted, rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize("node, weights", [
+    (("Conv", ["x", "w"], ["y"], {"group": 2}), ["o", 2, 3]),
+    (("GroupNormalization", ["x", "w", "w"], ["y"], {"num_groups": 2}), ["o"]),
+])  # fmt: skip
+def test_free_channels_divide_into_groups(node, weights):
+    channels = 4 if node[0] == "Conv" else "o"
+    proto = model([node], {"x": ("float32", ["n", channels, 8]), "w": ("float32", weights)}, ["y"])
+    module = tcomp.compile(proto, threads=1)
+    given = {"x": RNG.standard_normal((2, 4, 8)).astype(np.float32), "w": RNG.standard_normal([4, *weights[1:]]).astype(np.float32)}
+    (wanted,) = ReferenceEvaluator(proto).run(None, given)
+    np.testing.assert_allclose(module.run(given)["y"], wanted, rtol=1e-4, atol=1e-4)
+    with pytest.raises(InputError):
+        odd = {"w": np.ones([3, *weights[1:]], np.float32)} | ({"x": np.ones((2, 3, 8), np.float32)} if channels == "o" else {})
+        module.run(given | odd)
+
+
+def test_the_range_of_zeros():
+    """Their scale was 0, by which others then divide; ONNX's reference has a range of 1."""
+    agrees(
+        model([("DynamicQuantizeLinear", ["x"], ["y", "s", "z"])], {"x": ("float32", ["n"])}, ["y", "s", "z"]),
+        {"x": np.zeros(5, np.float32)},
+    )

@@ -5,12 +5,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from tcomp.frontends.onnx.context import Context, Table, attribute, axis_of, forward
+from tcomp.frontends.onnx.context import Context, Table, axis_of, forward
 from tcomp.frontends.onnx.handlers import movement
 from tcomp.frontends.onnx.handlers.runtime_axes import sized
-from tcomp.ir.broadcasting import HINT
 from tcomp.ir.dtypes import NARROW_FLOATS, is_float, lowest
-from tcomp.ir.expr import Dim, Expr, as_expr, maximum, minimum
+from tcomp.ir.expr import Dim, Expr, as_expr, equal, maximum, minimum
 from tcomp.ir.graph import Operator, Value
 from tcomp.ir.simplify import as_dim
 from tcomp.ops import nn, reduction as ops
@@ -29,7 +28,7 @@ def per_axis(ctx: Context, name: str, rank: int) -> tuple[int, ...]:
     return tuple(given)
 
 
-def window_pads(ctx: Context, extents: Sequence[Dim], kernel: Sequence[int], strides: Sequence[int], dilations: Sequence[int]) -> Pads:
+def window_pads(ctx: Context, extents: Sequence[Dim], kernel: Sequence[Dim], strides: Sequence[int], dilations: Sequence[int]) -> Pads:
     """Padding of each spatial axis, from `pads` or `auto_pad`."""
     auto, rank = ctx.attrs.get("auto_pad") or "NOTSET", len(extents)
     if auto in ("VALID", "NOTSET"):
@@ -41,7 +40,7 @@ def window_pads(ctx: Context, extents: Sequence[Dim], kernel: Sequence[int], str
         raise ctx.invalid(f"attribute `auto_pad` is {auto}")
     result: Pads = []
     for extent, k, s, r in zip(extents, kernel, strides, dilations, strict=True):
-        total = maximum((-((-as_expr(extent)) // s) - 1) * s + (k - 1) * r + 1 - extent, 0)
+        total = maximum((-((-as_expr(extent)) // s) - 1) * s + (as_expr(k) - 1) * r + 1 - extent, 0)
         pair = as_dim(total // 2), as_dim(total - total // 2)
         result.append(pair if auto == "SAME_UPPER" else pair[::-1])
     return result
@@ -56,10 +55,15 @@ def padded(ctx: Context, x: Value, pads: Pads, value: Value | None = None) -> Va
 def convolution(ctx: Context, x: Value, w: Value) -> Value:
     """Padding and convolution by the attributes of Conv; `x` and `w` have one dtype, zero is the neutral element."""
     strides, dilations = _steps(ctx, x, w)
-    if not all(isinstance(d, int) for d in w.shape):
-        raise ctx.unsupported(f"the shape of the weights, {list(map(str, w.shape))}, is symbolic", HINT)
-    pads = window_pads(ctx, x.shape[2:], nn.sizes(w.shape[2:], "weights"), strides, dilations)
+    _require_groups(ctx, w.shape[0], ctx.attrs["group"])
+    pads = window_pads(ctx, x.shape[2:], w.shape[2:], strides, dilations)
     return ctx.add(nn.CONV, [padded(ctx, x, pads), w], strides=strides, dilations=dilations, group=ctx.attrs["group"])
+
+
+def _require_groups(ctx: Context, channels: Dim, groups: int) -> None:
+    """Symbolic channels have to divide into groups."""
+    if groups > 1 and not isinstance(channels, int):
+        ctx.require(equal(as_expr(channels) % groups, 0))
 
 
 def _steps(ctx: Context, x: Value, w: Value) -> tuple[tuple[int, ...], tuple[int, ...]]:
@@ -81,6 +85,7 @@ def _conv_transpose(ctx: Context) -> Value:
     """Shape and padding by the equations of the operator's specification."""
     x, w, rank = ctx.value(0), ctx.value(1), len(ctx.value(0).shape) - 2
     strides, dilations = _steps(ctx, x, w)
+    _require_groups(ctx, w.shape[0], ctx.attrs["group"])
     extra, pads = ctx.attrs.get("output_padding") or [0] * rank, ctx.attrs.get("pads") or [0] * (2 * rank)
     wanted, auto = ctx.attrs.get("output_shape"), ctx.attrs["auto_pad"]
     if len(extra) != rank or len(pads) != 2 * rank or (wanted and len(wanted) not in (rank, rank + 2)):
@@ -278,6 +283,11 @@ def _q_linear_mat_mul(ctx: Context) -> Value:
     return ctx.add(REQUANTIZE, [y, scale, ctx.value(4), ctx.value(6), ctx.value(7)], axis=len(y.shape) - 1)
 
 
+def _group_normalization(ctx: Context) -> Value:
+    _require_groups(ctx, ctx.value(0).shape[1], groups := ctx.attrs["num_groups"])
+    return ctx.add(ops.GROUP_NORM, [ctx.value(n) for n in range(3)], groups=groups, epsilon=ctx.attrs["epsilon"])
+
+
 TABLE: Table = {
     "Conv": lambda ctx: biased(ctx, convolution(ctx, ctx.value(0), ctx.value(1)), ctx.input(2)),
     "ConvTranspose": _conv_transpose, "DeformConv": _deform_conv,
@@ -286,7 +296,7 @@ TABLE: Table = {
     "GlobalAveragePool": lambda ctx: _global(ctx, ops.REDUCE_MEAN), "GlobalMaxPool": lambda ctx: _global(ctx, ops.REDUCE_MAX),
     "GlobalLpPool": forward(nn.GLOBAL_LP_POOL, p=lambda ctx: float(ctx.attrs["p"])),
     "BatchNormalization": _batch_normalization, "LpNormalization": _lp_normalization,
-    "GroupNormalization": forward(ops.GROUP_NORM, "epsilon", groups=attribute("num_groups")),
+    "GroupNormalization": _group_normalization,
     "InstanceNormalization": forward(ops.INSTANCE_NORM, "epsilon"), "LRN": forward(ops.LRN, "size", "alpha", "beta", "bias"),
     "LayerNormalization": forward(ops.LAYER_NORM, "epsilon", inputs=3, axis=axis_of()),
     "SimplifiedLayerNormalization": _simplified_layer_norm,
