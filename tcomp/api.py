@@ -5,24 +5,27 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy.typing as npt
 
 from tcomp.backends import Backend
+from tcomp.errors import InputError
 from tcomp.options import CompileOptions, Progress, Report
-from tcomp.pipeline import compile_model
+from tcomp.pipeline import compile_model, from_torch
 from tcomp.runtime import Artifact, LoadedModel, Module
 from tcomp.target import Target
 
 if TYPE_CHECKING:
     import onnx
+    import torch
+    from torch.export import ExportedProgram
 
     from tcomp.frontends.onnx.importer import Source
 
 
 def compile(
-    model: str | os.PathLike[str] | bytes | onnx.ModelProto,
+    model: str | os.PathLike[str] | bytes | onnx.ModelProto | torch.nn.Module | ExportedProgram,
     target: Target | Backend | str | None = None,
     shapes: Mapping[str, Sequence[int | str]] | None = None,
     dims: Mapping[str, int | tuple[int, int]] | None = None,
@@ -34,10 +37,14 @@ def compile(
     max_seconds: float | None = None,
     max_memory: int | None = None,
     unchecked: bool = False,
+    args: Sequence[Any] | None = None,
+    dynamic_shapes: Any = None,
 ) -> LoadedModel:
-    """Compile an ONNX model for this machine and load it.
+    """Compile an ONNX model, or a module of PyTorch, for this machine and load it.
 
-    `model` is a path, the bytes of a file, or a `ModelProto`. `target` defaults to this machine. `shapes` fixes input shapes by input
+    `model` is a path, the bytes of a file, or a `ModelProto`; or an `nn.Module` with example inputs (`args`, a tuple of tensors), which
+    `torch.export.export` traces with these `dynamic_shapes`; or an `ExportedProgram`, or the path of one (.pt2; reading it has PyTorch
+    evaluate parts of it, so it has to be trusted). `target` defaults to this machine. `shapes` fixes input shapes by input
     name, `dims` fixes (int) or bounds ((lowest, highest)) symbolic dims by name; the others stay symbolic. `threads` is the number of
     threads of `Module.run` (default: all cores the process may use). `values` fixes inputs for good (by name), so that shapes and
     branches may depend on them; they are no longer inputs then. `progress` is told (stage, done, total). `database` is a file that
@@ -50,6 +57,12 @@ def compile(
     Raises `ImportModelError` for a file that is no valid model, `UnsupportedError` listing everything tcomp cannot compile,
     `TargetError` for an unknown target, `DatabaseError` for a database that cannot be read, `LimitError` where a limit is exceeded.
     """
+    if args is not None or dynamic_shapes is not None:
+        if not from_torch(model) or isinstance(model, str | os.PathLike):
+            raise InputError("args and dynamic_shapes are for modules of PyTorch", hint="shapes={...} gives shapes of an ONNX model")
+        from tcomp.frontends.torch.exported import exported  # PyTorch is loaded, since the module is there
+
+        model = exported(model, args, dynamic_shapes)
     if unchecked:
         target = f"{'cpu' if target is None else target} -unchecked"
     options = CompileOptions(target, shapes, dims, threads, values, direct)
@@ -64,6 +77,8 @@ def compile_limited(
     """The artifact and what happened, made within limits if there are any. Raises as `compile`."""
     if max_seconds is None and max_memory is None:
         return compile_model(model, with_records(options, database))
+    if from_torch(model) and not isinstance(model, str | os.PathLike):
+        raise InputError("compiling within limits takes a file", hint="torch.export.save(program, 'model.pt2')")
     from tcomp.confined import Limits, compile_within  # only where it is needed
 
     return compile_within(Limits(max_seconds, max_memory), model, options, database)

@@ -10,6 +10,8 @@ package    code, weights and manifest -> artifact
 
 from __future__ import annotations
 
+import os
+import sys
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import nullcontext
 from dataclasses import replace
@@ -21,7 +23,7 @@ import numpy as np
 from tcomp.backends.kernel import CompiledKernel, listings, operand_layouts, predicted_seconds
 from tcomp.backends.protocol import Backend
 from tcomp.backends.workers import compile_kernels
-from tcomp.errors import UnsupportedError
+from tcomp.errors import InputError, UnsupportedError
 from tcomp.garbage import seldom_collected
 from tcomp.ir.graph import IF, KERNEL, LOOP, Graph, Node, Value, canonical_graph_text
 from tcomp.ir.layout import Layout
@@ -51,10 +53,31 @@ def compile_model(model: Source, options: CompileOptions | None = None) -> tuple
 
 
 def import_graph(model: Source, options: CompileOptions) -> Graph:
-    """ONNX model -> graph, with the shapes, dims and values of the options."""
+    """ONNX model, or program of PyTorch, -> graph, with the shapes, dims and values of the options."""
+    if from_torch(model):
+        return _import_torch(model, options)
     from tcomp.frontends.onnx import import_model  # a fifth of what the compiler takes to load, and nothing that `tcomp.build` needs
 
     return import_model(model, options.shapes, options.dims, {name: np.asarray(v) for name, v in (options.values or {}).items()})
+
+
+def from_torch(model: object) -> bool:
+    """Whether it is a module or program of PyTorch, or the path of such a program."""
+    if isinstance(model, str | os.PathLike):
+        return os.fspath(model).endswith(".pt2")
+    torch = sys.modules.get("torch")  # which has made it, or is not needed
+    return torch is not None and isinstance(model, torch.nn.Module | torch.export.ExportedProgram)
+
+
+def _import_torch(model: object, options: CompileOptions) -> Graph:
+    for name in ("shapes", "dims", "values"):
+        if getattr(options, name):
+            raise InputError(f"programs of PyTorch have no {name} to be given", hint="export them for other inputs, or dynamic_shapes")
+    try:
+        from tcomp.frontends.torch import exported  # loads PyTorch
+    except ImportError as error:
+        raise InputError("this model needs PyTorch to be read", why=str(error), hint="pip install 'tcomp[torch]'") from error
+    return exported.import_program(exported.read_program(model) if isinstance(model, str | os.PathLike) else exported.exported(model, None))
 
 
 @seldom_collected()

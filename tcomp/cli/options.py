@@ -51,7 +51,7 @@ _VALUE = "Fix an input for good (sr=16000, table=table.npy), so that shapes may 
 _TARGET = "What to compile for, as in 'cpu -mcpu=skylake-avx512'. Default: this machine."
 _PRECISION = "Of products of float32 matrices, for --target cuda: fp32, tf32, fp16, bf16."
 _DIRECT = "Direct sums only, without Winograd's and Strassen's algorithms: slower, more exact, less memory for weights."
-OnnxModel = Annotated[Path, argument("MODEL.onnx", "An ONNX model.")]
+OnnxModel = Annotated[Path, argument("MODEL.onnx", "An ONNX model, or a program that torch.export.save wrote (.pt2).")]
 AnyModel = Annotated[Path, argument("MODEL", "An ONNX model, or an artifact that `tcomp compile` wrote.")]
 Dims = Annotated[list[str] | None, option("--dim", "NAME=N", "Fix a symbolic dim (batch=1), or bound it (seq=1..512). May be repeated.")]
 Shapes = Annotated[list[str] | None, option("--shape", "INPUT=AxBxC", "The shape of an input (x=1x3x224x224). May be repeated.")]

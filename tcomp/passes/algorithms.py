@@ -212,7 +212,8 @@ def algorithm_costs(x: Sizes, target: CpuTarget) -> dict[int, float]:
         """Of a core; `products` and `weights` are those of one pair of channels. Of weights some arrive while products are computed."""
         vectors = channels * -(-outputs // lanes)
         computing, arriving = vectors * products / core.fma, vectors * weights * lanes * 4 / target.streaming_bandwidth
-        return computing / core.product_efficiency + arriving * min(1.0, arriving / computing)
+        exposed = min(1.0, arriving / computing) if computing else 1.0  # an operand may have no rows
+        return computing / core.product_efficiency + arriving * exposed
 
     if isinstance(x, Product):
         costs = {0: cycles(x.batch * x.rows, 1, x.depth, x.columns)}

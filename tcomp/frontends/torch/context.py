@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 
@@ -39,10 +39,11 @@ def dtype_name(dtype: torch.dtype) -> str:
 
 
 class Dims:
-    """Symbolic sizes of PyTorch, which are formulas of sympy, as those of tcomp."""
+    """Symbolic sizes of PyTorch, which are formulas of sympy, as those of tcomp. `ranges` of symbols come before those of the trace."""
 
-    def __init__(self) -> None:
+    def __init__(self, ranges: Mapping[Any, Any] | None = None) -> None:
         self.symbols: dict[str, Expr] = {}
+        self.ranges = ranges or {}
 
     def __call__(self, size: Any) -> Dim:
         """An int, or a `torch.SymInt`. Raises `UnsupportedError` for a formula that tcomp has no operators for."""
@@ -52,9 +53,10 @@ class Dims:
         if e.is_Integer:
             return as_expr(int(e))
         if e.is_Symbol:
-            known = env.var_to_range.get(e)
+            known = self.ranges.get(e) or env.var_to_range.get(e)
             low, high = (int(b) if b.is_Integer else None for b in (known.lower, known.upper)) if known else (None, None)
-            return self.symbols.setdefault(str(e), dim(str(e), max(low or 0, 0), None if high is None or high >= UNBOUNDED else high))
+            least = 1 if e in self.ranges else 0  # without any limit, what is empty is no input that there is code for
+            return self.symbols.setdefault(str(e), dim(str(e), max(low or 0, least), None if high is None or high >= UNBOUNDED else high))
         args = [self._formula(a, env) for a in e.args]
         match type(e).__name__:
             case "Add":

@@ -23,6 +23,7 @@ from tcomp.ops.movement import IDENTITY
 
 HANDLERS: Table = {op: handler for family in (elementwise, indexing, movement, nn, reduction) for op, handler in family.TABLE.items()}
 Array = np.ndarray
+aten = torch.ops.aten
 
 
 @dataclass(frozen=True)
@@ -38,11 +39,11 @@ class Imported:
 
 @cache
 def decompositions() -> dict[Any, Any]:
-    """How PyTorch itself writes operators by those of core ATen, but for those that are imported as they are."""
+    """How PyTorch itself writes operators by those of core ATen, and a few more, but for those that are imported as they are."""
     table = dict(torch._decomp.core_aten_decompositions())
-    for op in [op for op in table if getattr(op, "overloadpacket", None) in HANDLERS]:
-        del table[op]
-    return table
+    more = (aten.adaptive_max_pool3d, aten.as_strided_copy, aten.bucketize, aten.dist, aten.narrow_copy, aten.unbind_copy)
+    table |= torch._decomp.get_decompositions([*more, aten._batch_norm_with_update_functional])
+    return {op: f for op, f in table.items() if getattr(op, "overloadpacket", None) not in HANDLERS}
 
 
 def array_of(tensor: torch.Tensor) -> Array:
@@ -56,10 +57,13 @@ def tensor_of(array: Array) -> torch.Tensor:
     return torch.from_numpy(array.view(np.int16)).view(torch.bfloat16) if array.dtype.name == "bfloat16" else torch.from_numpy(array)
 
 
-def import_fx(module: GraphModule, constants: Mapping[int, torch.Tensor] | None = None) -> Imported:
+def import_fx(
+    module: GraphModule, constants: Mapping[int, torch.Tensor] | None = None, ranges: Mapping[Any, Any] | None = None
+) -> Imported:
     """The graph of a module whose nodes are functional ATen operators with `meta["val"]`. `constants`: placeholders, by number, that are
-    these tensors for good. Raises `UnsupportedError` for what cannot be compiled."""
-    return _Importer(module, constants or {}).run()
+    these tensors for good; `ranges` of symbols of sizes, if they are others than those of the trace. Raises `UnsupportedError` for what
+    cannot be compiled."""
+    return _Importer(module, constants or {}, ranges).run()
 
 
 def unsupported_nodes(module: GraphModule) -> dict[Node, str]:
@@ -81,9 +85,9 @@ def unsupported_nodes(module: GraphModule) -> dict[Node, str]:
 
 
 class _Importer:
-    def __init__(self, module: GraphModule, constants: Mapping[int, torch.Tensor]) -> None:
+    def __init__(self, module: GraphModule, constants: Mapping[int, torch.Tensor], ranges: Mapping[Any, Any] | None = None) -> None:
         self.module, self.constants = module, constants
-        self.context = Context(GraphBuilder("torch"), Dims())
+        self.context = Context(GraphBuilder("torch"), Dims(ranges))
         self.values: dict[Node, Any] = {}
         self.placeholders: list[int] = []
         self.sizes: dict[Expr, int] = {}
@@ -163,6 +167,8 @@ class _Importer:
             raise UnsupportedError("an operand is of a type that is not supported", where=node.name)
         args, kwargs = map_arg(node.args, self.values.__getitem__), map_arg(node.kwargs, self.values.__getitem__)
         if node.target is operator.getitem:
+            if args[0][args[1]] is None and example is not None:
+                raise UnsupportedError(f"result {args[1]} of `{node.args[0]}` is not computed", where=node.name)
             return args[0][args[1]]
         if isinstance(example, int | torch.SymInt) and not isinstance(example, bool):
             return self.context.dims(example)
@@ -171,11 +177,11 @@ class _Importer:
             raise UnsupportedError(f"`{node.target}` is not supported", where=node.name)
         try:
             result = handler(self.context, *args, **kwargs)
-        except (TypeError, ValueError, IndexError, AttributeError, AssertionError) as error:
+        except (TypeError, ValueError, IndexError, AttributeError, ArithmeticError, AssertionError) as error:
             what, why = f"`{node.target}` cannot be compiled as it is used here", f"{type(error).__name__}: {error}"
             raise UnsupportedError(what, where=node.name, why=why) from error
         if isinstance(result, tuple):
-            return tuple(r if r is None else self.checked(r, e) for r, e in zip(result, example, strict=False))
+            return tuple(r if r is None or e is None else self.checked(r, e) for r, e in zip(result, example, strict=False))
         return self.checked(result, example)
 
     def checked(self, value: Value, example: torch.Tensor) -> Value:

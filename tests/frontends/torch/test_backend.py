@@ -160,9 +160,29 @@ FUNCTIONS: dict[str, Callable[..., Any]] = {
     ),
     "reductions": lambda x, i: (x.sum(), x.mean(1), x.var(0), x.amax(1), x.max(1), i.sum(0), (x > 0).any(1), x.argmin(0), x.prod(1)),
     "order": lambda x, i: (x.sort(1), x.topk(2, 1), x.cumsum(1), torch.tril(x), torch.triu(x, 1)),
+    "reduced writes": lambda x, i: tuple(
+        function(x, 1, index, x[:, :4] + 1, how, include_self=own)
+        for function, index in ((torch.scatter_reduce, i % 5), (torch.index_reduce, i[0] % 5))
+        for how in ("mean", "amax", "prod")
+        for own in (True, False)
+    ),
+    "chosen": lambda x, i: (
+        x.median(1),
+        torch.where(x > 1, torch.nan, x).median(),
+        x.kthvalue(2, 1),
+        x.masked_scatter(x > 0, x * 2),
+        torch.searchsorted(x[0].sort()[0], x, right=True),
+        torch.ops.aten.index_put(x, [None, i[0] % 5], x[:, :4]),
+        torch.empty(0, 3) @ torch.ones(3, 16),
+    ),
     "functions": lambda x, i: (x.expm1(), (x * x).log1p(), x.abs().rsqrt(), x.erf(), x.abs() ** 1.7, x.clamp(-0.5, 0.5), i.clamp(min=1)),
     "made of nothing": lambda x, i: (torch.arange(5) + x, torch.full((3, 5), 2.5) * x, torch.ones_like(i), torch.arange(0, 1, 0.2)),
-    "complete windows": lambda x, i: (functional.avg_pool2d(x[None, None], 3, 2, 1), functional.pad(x, (1, 2, 0, 1), value=7.0)),
+    "complete windows": lambda x, i: (
+        functional.avg_pool2d(x[None, None], 3, 2, 1),
+        functional.avg_pool2d(x[None], 2, 2, 1, ceil_mode=True),
+        functional.avg_pool2d(x[None], 2, 2, 1, ceil_mode=True, count_include_pad=False),
+        functional.pad(x, (1, 2, 0, 1), value=7.0),
+    ),
 }
 
 
@@ -173,7 +193,7 @@ def test_operators(name: str) -> None:
         i = i[:, :1]
     function = FUNCTIONS[name]
     found, wanted = torch.compile(function, backend=tcomp_backend, options=STRICT)(x, i), function(x, i)
-    torch.testing.assert_close(found, wanted, rtol=1e-5, atol=1e-6)
+    torch.testing.assert_close(found, wanted, rtol=1e-5, atol=1e-6, equal_nan=True)
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float64])

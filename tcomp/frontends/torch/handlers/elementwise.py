@@ -202,6 +202,11 @@ def _ldexp(ctx: Context, x: Operand, n: Operand) -> Value:
     return ctx.add(ops.MUL, a, _exp2(ctx, b))
 
 
+def _angle(ctx: Context, x: Value) -> Value:
+    turned = ctx.add(ops.WHERE, ctx.add(ops.LESS, x, number(ctx, 0, x)), number(ctx, math.pi, x), number(ctx, 0, x))
+    return ctx.add(ops.WHERE, ctx.add(ops.ISNAN, x), x, turned)
+
+
 def _gelu(ctx: Context, x: Value, approximate: str = "none") -> Value:
     return ctx.add(ops.GELU, x, approximate=approximate)
 
@@ -248,7 +253,7 @@ TABLE: Table = {
     aten.expm1: composed(_expm1, F), aten.log1p: composed(_log1p, F), aten.log2: composed(partial(_logarithm, 2.0), F),
     aten.log10: composed(partial(_logarithm, 10.0), F), aten.ceil: partial(_rounded, ops.CEIL), aten.floor: partial(_rounded, ops.FLOOR),
     aten.trunc: _trunc, aten.round: _round, aten.exp2: composed(_exp2, F), aten.atan2: composed(_atan2, F),
-    aten.hypot: composed(_hypot), aten.copysign: _copysign, aten.signbit: _signbit, aten.ldexp: _ldexp,
+    aten.angle: composed(_angle, F), aten.hypot: composed(_hypot), aten.copysign: _copysign, aten.signbit: _signbit, aten.ldexp: _ldexp,
     aten.fmax: composed(partial(_known_extreme, ops.MAX)), aten.fmin: composed(partial(_known_extreme, ops.MIN)),
     aten.bitwise_not: unary(ops.NOT), aten.logical_not: partial(_logical, ops.NOT), aten.isnan: _isnan,
     aten.isinf: _isinf, aten.gelu: _gelu, aten.leaky_relu: _leaky_relu, aten.elu: _elu, aten._to_copy: _cast,

@@ -174,11 +174,14 @@ def _avg_pool(
     ctx: Context, x: Value, kernel: Ints, stride: Ints = (), padding: Ints | int = 0, ceil_mode: bool = False, count_pads: bool = True,
     divisor: int | None = None,
 ) -> Value:  # fmt: skip
-    if ceil_mode:
-        raise ctx.unsupported("windows that reach outside")
+    if ceil_mode and not _fixed(x.shape[2:]):
+        raise ctx.unsupported("windows that reach outside of a symbolic size")
     k, s, before, after, d = _windows(ctx, x, kernel, stride, padding, 1)
-    inside = padded(ctx, x, before, after)
-    counted = [None if count_pads or not b else (b, as_dim(as_expr(n) + b)) for b, n in zip(before, x.shape[2:], strict=True)]
+    inside, counted = padded(ctx, x, before, after), list[tuple[Dim, Dim] | None]()
+    for b, a, n in zip(before, after, x.shape[2:], strict=True):  # windows count their elements inside, or inside and in the margins
+        margin = b if count_pads else 0
+        whole = divisor is not None or (a <= margin and b <= margin)
+        counted.append(None if whole else (b - margin, as_dim(as_expr(n) + b + margin)))
     y = ctx.add(ops.AVERAGE_POOL, inside, kernel=k, strides=s, dilations=d, counted=tuple(counted))
     return y if divisor is None else ctx.add(DIV, ctx.add(MUL, y, ctx.constant(prod(k), y.dtype)), ctx.constant(divisor, y.dtype))
 
