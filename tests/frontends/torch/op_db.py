@@ -57,11 +57,16 @@ def tolerances(op: Any, dtype: torch.dtype) -> dict[str, float]:
 
 def compare(op: Any, sample: Any, found: Any, wanted: Any, close: dict[str, float]) -> None:
     """Raises `AssertionError` for results that differ; where PyTorch leaves open which of equal elements is meant, any is right."""
-    if op.name in ("topk", "kthvalue") and sample.input.dim():
-        dim = sample.kwargs.get("dim", sample.args[1] if len(sample.args) > 1 else -1)
+    free = op.name in ("topk", "kthvalue") or (op.name == "sort" and not sample.kwargs.get("stable"))
+    if free and sample.input.dim():
+        given = sample.args[op.name != "sort" :]
+        dim = sample.kwargs.get("dim", given[0] if given else -1)
         places = found.indices if found.indices.dim() == sample.input.dim() else found.indices.unsqueeze(dim)
         assert_close(sample.input.gather(dim, places).reshape(found.values.shape), found.values, equal_nan=True, rtol=0, atol=0)
         found, wanted = found.values, wanted.values
+    if op.name == "argsort" and not sample.kwargs.get("stable") and sample.input.dim():
+        dim = sample.kwargs.get("dim", sample.args[0] if sample.args else -1)
+        found, wanted = (sample.input.gather(dim, places) for places in (found, wanted))
     assert_close(found, wanted, equal_nan=True, **close)
 
 
