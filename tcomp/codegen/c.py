@@ -137,6 +137,7 @@ class SourceText:
     def __init__(self, taken: set[str], indent: int = 0) -> None:
         self.lines: list[str] = []
         self.taken, self.indent = taken, indent
+        self.numbers: dict[str, itertools.count[int]] = {}  # those not tried yet, by what stands before them
 
     def line(self, text: str) -> None:
         """One more line."""
@@ -155,7 +156,7 @@ class SourceText:
         """An identifier like a name, which is not taken yet."""
         found = plain = re.sub(r"\W|^(?=\d)", "_", wanted, flags=re.ASCII) or "_"
         stem = re.sub(r"^_+(?!\d)", "", plain) or "v"  # an underscore before a digit stays: without it this is no identifier
-        numbers = itertools.count(self.first_number)
+        numbers = self.numbers.setdefault(stem, itertools.count(self.first_number))  # names are never given back
         while found in self.taken or found.startswith("__"):
             found = f"{stem}_{next(numbers)}"
         self.taken.add(found)
