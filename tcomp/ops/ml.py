@@ -6,6 +6,7 @@ import math
 from collections.abc import Sequence
 
 from tcomp.ir import loops as L, te
+from tcomp.ir.dtypes import is_float
 from tcomp.ir.expr import Expr, as_expr, cast, checked, maximum, minimum, select
 from tcomp.ir.graph import Operator
 from tcomp.ir.te import Tensor, elementwise
@@ -126,7 +127,7 @@ def look_up(x: Tensor, keys: Tensor, values: Tensor, default: Tensor, missing: T
             further = minimum(place + (1 << bit), count - 1)
             place = select(keys[further] <= x[i], further, place)
         found = select(te.equal(keys[place], x[i]), values[place], default[()])
-        return select(te.isnan(x[i]), missing[()], found) if x.dtype.startswith("float") else found
+        return select(te.isnan(x[i]), missing[()], found) if is_float(x.dtype) else found
 
     return te.compute(x.shape, element, "look_up")
 

@@ -140,9 +140,5 @@ class Context:
             return ()
         return tuple(self.axis(x, n) for n in several) if several else tuple(range(len(x.shape)))
 
-    def shape_of(self, given: Sequence[int | Expr]) -> tuple[Dim, ...]:
-        """A shape as sizes."""
-        return tuple(as_dim(d) for d in given)
-
 
 __all__ = ["KIND", "Context", "Dims", "Handler", "Operand", "Table", "dtype_name"]

@@ -11,6 +11,7 @@ import numpy as np
 import torch
 
 from tcomp.frontends.torch.context import Context, Operand, Table, dtype_name
+from tcomp.ir.dtypes import is_float
 from tcomp.ir.expr import Dim, Expr, as_expr, maximum, minimum
 from tcomp.ir.graph import Value
 from tcomp.ir.simplify import as_dim
@@ -125,7 +126,7 @@ def _full(ctx: Context, size: Any, value: Operand, **others: Any) -> Value:
     if isinstance(value, Expr):
         return ctx.add(ops.EXPAND, ctx.tensor(value, dtype), shape=shape)
     assert not isinstance(value, Value)
-    number = bool(value) if dtype == "bool" else float(value) if dtype.startswith(("float", "bfloat")) else int(value)
+    number = bool(value) if dtype == "bool" else float(value) if is_float(dtype) else int(value)
     return ctx.add(FULL, shape=shape, value=number, dtype=dtype)
 
 
