@@ -175,7 +175,7 @@ def stepper(module: nn.Module, run: Callable[..., Any], args: Sequence[Tensor]) 
         loss = nn.functional.cross_entropy(scores, wanted)
         loss.backward()
         optimizer.step()
-        return loss.item()
+        return float(loss.item())
 
     return step
 
@@ -198,11 +198,11 @@ def measured(name: str, training: bool, threads: int, seconds: float, rounds: in
         step = stepper(module, run, args) if training else lambda run=run, args=args: run(*args)
         start = time.perf_counter()
         with torch.set_grad_enabled(training):
-            found = [step() for _ in range(20)] if training else step()
+            found: Any = [step() for _ in range(20)] if training else step()
         record[f"first_{backend}"] = time.perf_counter() - start
-        found = torch.tensor(found) if training else (found if isinstance(found, Tensor) else found[0])
-        wanted = found if wanted is None else wanted
-        record[f"error_{backend}"] = ((found - wanted).abs().max() / wanted.abs().max()).item()
+        result = torch.tensor(found) if training else (found if isinstance(found, Tensor) else found[0])
+        wanted = result if wanted is None else wanted
+        record[f"error_{backend}"] = ((result - wanted).abs().max() / wanted.abs().max()).item()
         if eager or backend != "eager":
             calls[backend] = step
     record["pieces"] = heard.count
@@ -242,8 +242,8 @@ def main() -> None:
             times = "  ".join(f"{k[3:]} {v:8.3f} ms" for k, v in record.items() if k.startswith("ms_"))
             first = f"first {record['first_tcomp']:6.2f} / {record['first_inductor']:6.2f} s"
             ratio = record["ms_tcomp"] / record["ms_inductor"]
-            error = f"error {record['error_tcomp']:.0e} / {record['error_inductor']:.0e}"
-            print(f"{name:18} {threads} threads: {times}  ratio {ratio:.3f}  {first}  {error}  pieces {record['pieces']}", flush=True)
+            errors = f"error {record['error_tcomp']:.0e} / {record['error_inductor']:.0e}"
+            print(f"{name:18} {threads} threads: {times}  ratio {ratio:.3f}  {first}  {errors}  pieces {record['pieces']}", flush=True)
         if records:
             ratios, firsts = ([r[f"{k}_tcomp"] / r[f"{k}_inductor"] for r in records] for k in ("ms", "first"))
             print(

@@ -12,6 +12,7 @@ from torch._prims_common import ELEMENTWISE_TYPE_PROMOTION_KIND as KIND, element
 from torch.fx import Node
 
 from tcomp.errors import UnsupportedError
+from tcomp.ir.broadcasting import HALF
 from tcomp.ir.dtypes import to_numpy
 from tcomp.ir.expr import Dim, Expr, as_expr, dim, maximum, minimum
 from tcomp.ir.graph import GraphBuilder, Operator, Value
@@ -141,4 +142,13 @@ class Context:
         return tuple(self.axis(x, n) for n in several) if several else tuple(range(len(x.shape)))
 
 
-__all__ = ["KIND", "Context", "Dims", "Handler", "Operand", "Table", "dtype_name"]
+def widened(handler: Handler) -> Handler:
+    """A handler that gets 16-bit operands as float32 numbers, since each of the operators that it is made of would round."""
+
+    def wide(ctx: Context, x: Any) -> Any:
+        return ctx.cast(x, "float32") if isinstance(x, Value) and x.dtype in HALF else x
+
+    return lambda ctx, *args, **others: handler(ctx, *(wide(ctx, x) for x in args), **{k: wide(ctx, x) for k, x in others.items()})
+
+
+__all__ = ["KIND", "Context", "Dims", "Handler", "Operand", "Table", "dtype_name", "widened"]

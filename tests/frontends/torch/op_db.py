@@ -1,7 +1,8 @@
 """PyTorch's own samples of all operators through `torch.compile(backend="tcomp")`: `python -m tests.frontends.torch.op_db [--only add,mul]`.
 
 For each operator of `op_db`, element type and sample: the results of eager PyTorch and of the compiled function are compared, and with
-`--backward` the gradients. A sample is "equal", "wrong", or an "error" (that eager PyTorch does not have); "whole" says that no operator of
+`--backward` the gradients. A sample is "equal", "nearer" (than eager PyTorch to the result in
+float64, for 16-bit numbers), "wrong", or an "error" (that eager PyTorch does not have); "whole" says that no operator of
 it ran in PyTorch. Lines of JSON go to `--out`, and what is there already is not done again.
 """
 
@@ -70,9 +71,20 @@ def compare(op: Any, sample: Any, found: Any, wanted: Any, close: dict[str, floa
     assert_close(found, wanted, equal_nan=True, **close)
 
 
-def judged(op: Any, sample: Any, backward: bool, close: dict[str, float]) -> tuple[str, str, str]:
+def nearer(op: Any, sample: Any, found: Any, wanted: Any) -> bool:
+    """Whether results are no farther from those in float64 than eager PyTorch's are, which rounds to 16 bits more often."""
+    x, args, kwargs = tree_map(
+        lambda t: t.detach().double() if isinstance(t, torch.Tensor) and t.is_floating_point() else t,
+        (sample.input, sample.args, sample.kwargs),
+    )
+    exact = op(x, *args, **kwargs)
+    tensors = [[t for t in tree_flatten(r)[0] if isinstance(t, torch.Tensor)] for r in (found, wanted, exact)]
+    return all(torch.dist(a.double(), e, 2) <= torch.dist(b.double(), e, 2) * 1.001 for a, b, e in zip(*tensors, strict=True))
+
+
+def judged(op: Any, sample: Any, backward: bool, dtype: torch.dtype) -> tuple[str, str, str]:
     """(verdict, details, what ran in PyTorch) of one sample."""
-    heard = Heard()
+    heard, close = Heard(), tolerances(op, dtype)
     logging.getLogger("tcomp").addHandler(heard)
     given = sample.input, sample.args, sample.kwargs
 
@@ -93,7 +105,12 @@ def judged(op: Any, sample: Any, backward: bool, close: dict[str, float]) -> tup
         torch._dynamo.utils.counters.clear()
         arguments = fresh()
         found = torch.compile(function, backend=tcomp_backend, options={"threads": 1})(*arguments)
-        compare(op, sample, found, wanted, close)
+        try:
+            compare(op, sample, found, wanted, close)
+        except AssertionError:
+            if dtype not in (torch.float16, torch.bfloat16) or not nearer(op, sample, found, wanted):
+                raise
+            return "nearer", "", "; ".join(heard.messages)
         if backward:
             assert_close(grads(found, arguments), wanted_grads, equal_nan=True, **close)
     except AssertionError as error:
@@ -136,7 +153,7 @@ def main() -> None:
                 verdicts, end = list[tuple[str, str, str]](), time.monotonic() + options.seconds
                 try:
                     for sample in samples(op, DTYPES[name], options.backward, options.samples):
-                        verdicts.append(judged(op, sample, options.backward, tolerances(op, DTYPES[name])))
+                        verdicts.append(judged(op, sample, options.backward, DTYPES[name]))
                         if time.monotonic() > end:
                             break
                 except Exception as error:  # noqa: BLE001  samples that cannot be made here
@@ -145,7 +162,7 @@ def main() -> None:
                 known.append(record)
                 print(json.dumps(record), file=file, flush=True)
     counts = Counter(v[0] for r in known for v in r["verdicts"])
-    whole = sum(v[0] == "equal" and not v[2] for r in known for v in r["verdicts"])
+    whole = sum(v[0] in ("equal", "nearer") and not v[2] for r in known for v in r["verdicts"])
     print(f"{sum(counts.values())} samples: {dict(counts)}, {whole} without a piece in PyTorch")
 
 

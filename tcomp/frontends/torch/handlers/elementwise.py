@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from tcomp.frontends.torch.context import KIND, Context, Handler, Operand, Table, dtype_name
+from tcomp.frontends.torch.context import KIND, Context, Handler, Operand, Table, dtype_name, widened
 from tcomp.ir.dtypes import is_float
 from tcomp.ir.graph import Operator, Value
 from tcomp.ops import elementwise as ops
@@ -29,7 +29,7 @@ def binary(op: Operator, kind: KIND = KIND.DEFAULT) -> Handler:
 
 def composed(function: Callable[..., Value], kind: KIND = KIND.DEFAULT) -> Handler:
     """A function of the context and promoted operands."""
-    return lambda ctx, *operands: function(ctx, *ctx.promoted(*operands, kind=kind))
+    return lambda ctx, *operands: widened(function)(ctx, *ctx.promoted(*operands, kind=kind))
 
 
 def number(ctx: Context, value: float, like: Value) -> Value:
@@ -202,6 +202,16 @@ def _ldexp(ctx: Context, x: Operand, n: Operand) -> Value:
     return ctx.add(ops.MUL, a, _exp2(ctx, b))
 
 
+def _add_result(op: Operator, ctx: Context, x: Operand, y: Operand, z: Operand, value: float = 1) -> Value:
+    """x + value * op(y, z)"""
+
+    def apply(ctx: Context, a: Value, b: Value, c: Value) -> Value:
+        scaled = b if value == 1 else ctx.add(ops.MUL, b, number(ctx, value, b))
+        return ctx.add(ops.ADD, a, ctx.add(op, scaled, c))
+
+    return widened(apply)(ctx, *ctx.promoted(x, y, z))
+
+
 def _angle(ctx: Context, x: Value) -> Value:
     turned = ctx.add(ops.WHERE, ctx.add(ops.LESS, x, number(ctx, 0, x)), number(ctx, math.pi, x), number(ctx, 0, x))
     return ctx.add(ops.WHERE, ctx.add(ops.ISNAN, x), x, turned)
@@ -253,7 +263,8 @@ TABLE: Table = {
     aten.expm1: composed(_expm1, F), aten.log1p: composed(_log1p, F), aten.log2: composed(partial(_logarithm, 2.0), F),
     aten.log10: composed(partial(_logarithm, 10.0), F), aten.ceil: partial(_rounded, ops.CEIL), aten.floor: partial(_rounded, ops.FLOOR),
     aten.trunc: _trunc, aten.round: _round, aten.exp2: composed(_exp2, F), aten.atan2: composed(_atan2, F),
-    aten.angle: composed(_angle, F), aten.hypot: composed(_hypot), aten.copysign: _copysign, aten.signbit: _signbit, aten.ldexp: _ldexp,
+    aten.addcmul: partial(_add_result, ops.MUL), aten.addcdiv: partial(_add_result, ops.DIV), aten.angle: composed(_angle, F),
+    aten.hypot: composed(_hypot), aten.copysign: _copysign, aten.signbit: _signbit, aten.ldexp: _ldexp,
     aten.fmax: composed(partial(_known_extreme, ops.MAX)), aten.fmin: composed(partial(_known_extreme, ops.MIN)),
     aten.bitwise_not: unary(ops.NOT), aten.logical_not: partial(_logical, ops.NOT), aten.isnan: _isnan,
     aten.isinf: _isinf, aten.gelu: _gelu, aten.leaky_relu: _leaky_relu, aten.elu: _elu, aten._to_copy: _cast,

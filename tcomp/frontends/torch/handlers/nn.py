@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from tcomp.frontends.torch.context import Context, Handler, Table
+from tcomp.frontends.torch.context import Context, Handler, Table, widened
 from tcomp.frontends.torch.handlers.movement import cut, permute
 from tcomp.ir.dtypes import integer_range, is_float
 from tcomp.ir.expr import Dim, as_expr
@@ -35,6 +35,12 @@ def _scaled(ctx: Context, x: Value, factor: float) -> Value:
 
 def _add_product(ctx: Context, bias: Value, a: Value, b: Value, beta: float = 1, alpha: float = 1) -> Value:
     return _add_scaled(ctx, bias, ctx.add(MATMUL, a, b), beta, alpha)
+
+
+def _add_products(ctx: Context, bias: Value, a: Value, b: Value, beta: float = 1, alpha: float = 1) -> Value:
+    """With the sum of a batch of products."""
+    total = ctx.add(reduction.REDUCE_SUM, ctx.add(MATMUL, a, b), axes=(0,), keepdims=False)
+    return _add_scaled(ctx, bias, total, beta, alpha)
 
 
 def _add_scaled(ctx: Context, bias: Value, product: Value, beta: float, alpha: float) -> Value:
@@ -174,8 +180,8 @@ def _avg_pool(
     ctx: Context, x: Value, kernel: Ints, stride: Ints = (), padding: Ints | int = 0, ceil_mode: bool = False, count_pads: bool = True,
     divisor: int | None = None,
 ) -> Value:  # fmt: skip
-    if ceil_mode and not _fixed(x.shape[2:]):
-        raise ctx.unsupported("windows that reach outside of a symbolic size")
+    if not is_float(x.dtype) or (ceil_mode and not _fixed(x.shape[2:])):
+        raise ctx.unsupported("means of integers, or windows that reach outside of a symbolic size")
     k, s, before, after, d = _windows(ctx, x, kernel, stride, padding, 1)
     inside, counted = padded(ctx, x, before, after), list[tuple[Dim, Dim] | None]()
     for b, a, n in zip(before, after, x.shape[2:], strict=True):  # windows count their elements inside, or inside and in the margins
@@ -244,14 +250,13 @@ def _unbatched(ctx: Context, x: Value) -> Value:
 
 
 TABLE: Table = {
-    aten.mm: _product, aten.bmm: _product, aten.addmm: _add_product, aten.baddbmm: _add_product, aten.mv: _product, aten.dot: _product,
-    aten.convolution: _convolution, aten.convolution_backward: _convolution_backward,
+    **dict.fromkeys((aten.mm, aten.bmm, aten.mv, aten.dot), _product),
+    **dict.fromkeys((aten.addmm, aten.addmv, aten.baddbmm), widened(_add_product)),
+    aten.convolution: widened(_convolution), aten.convolution_backward: _convolution_backward,
     aten.max_pool2d_with_indices: _batched(_max_pool, 4), aten.max_pool3d_with_indices: _batched(_max_pool, 5),
     aten.avg_pool2d: _batched(_avg_pool, 4), aten.avg_pool3d: _batched(_avg_pool, 5), aten.grid_sampler_2d: _grid_sample,
-    aten.grid_sampler_3d: _grid_sample, aten._adaptive_avg_pool3d: _batched(_adaptive_avg_pool, 5), aten.addmv: _add_product,
-    aten.addbmm: lambda ctx, bias, a, b, beta=1, alpha=1: _add_scaled(
-        ctx, bias, ctx.add(reduction.REDUCE_SUM, ctx.add(MATMUL, a, b), axes=(0,), keepdims=False), beta, alpha
-    ),
+    aten.grid_sampler_3d: _grid_sample, aten._adaptive_avg_pool3d: _batched(widened(_adaptive_avg_pool), 5),
+    aten.addbmm: widened(_add_products),
     aten.max_pool2d_with_indices_backward: _max_pool_backward, aten.avg_pool2d_backward: _avg_pool_backward,
-    aten._adaptive_avg_pool2d: _batched(_adaptive_avg_pool, 4),
+    aten._adaptive_avg_pool2d: _batched(widened(_adaptive_avg_pool), 4),
 }  # fmt: skip

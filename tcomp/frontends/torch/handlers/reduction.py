@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from tcomp.frontends.torch.context import Context, Table, dtype_name
+from tcomp.frontends.torch.context import Context, Table, dtype_name, widened
 from tcomp.ir.dtypes import is_float
 from tcomp.ir.expr import as_expr
 from tcomp.ir.graph import Operator, Value
@@ -183,10 +183,11 @@ TABLE: Table = {
     aten.amax: partial(reduced, ops.REDUCE_MAX), aten.amin: partial(reduced, ops.REDUCE_MIN),
     aten.any: partial(_logical, ops.REDUCE_MAX), aten.all: partial(_logical, ops.REDUCE_MIN),
     aten.max: partial(_extreme, ops.REDUCE_MAX, ops.ARG_MAX), aten.min: partial(_extreme, ops.REDUCE_MIN, ops.ARG_MIN),
-    aten.argmax: partial(_position, ops.ARG_MAX), aten.argmin: partial(_position, ops.ARG_MIN), aten.var: _var,
-    aten.var_mean: _var_mean, aten.linalg_vector_norm: _vector_norm,
+    aten.argmax: partial(_position, ops.ARG_MAX), aten.argmin: partial(_position, ops.ARG_MIN), aten.var: widened(_var),
+    aten.var_mean: widened(_var_mean), aten.linalg_vector_norm: _vector_norm,
     aten._softmax: partial(_softmax, ops.SOFTMAX), aten._log_softmax: partial(_softmax, ops.LOG_SOFTMAX),
     aten.cumsum: partial(_cumulative, ops.CUM_SUM), aten.cumprod: partial(_cumulative, ops.CUM_PROD),
     aten.native_layer_norm: _layer_norm, aten.native_group_norm: _group_norm,
-    aten._native_batch_norm_legit_no_training: _batch_norm_inference, aten._native_batch_norm_legit_functional: _batch_norm,
+    aten._native_batch_norm_legit_no_training: widened(_batch_norm_inference),
+    aten._native_batch_norm_legit_functional: widened(_batch_norm),
 }  # fmt: skip
