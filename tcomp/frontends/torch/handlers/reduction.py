@@ -10,6 +10,7 @@ from typing import Any
 import torch
 
 from tcomp.frontends.torch.context import Context, Table, dtype_name, widened
+from tcomp.ir.broadcasting import HALF
 from tcomp.ir.dtypes import is_float
 from tcomp.ir.expr import as_expr
 from tcomp.ir.graph import Operator, Value
@@ -79,7 +80,8 @@ def _var_mean(ctx: Context, x: Value, axes: Axes = None, correction: float | Non
 
 
 def _vector_norm(ctx: Context, x: Value, order: float = 2, axes: Axes = None, keepdim: bool = False, dtype: Any = None) -> Value:
-    chosen, x = ctx.axes(x, axes), ctx.cast(x, result_dtype(ctx))
+    wide = "float32" if (found := result_dtype(ctx)) in HALF else found  # powers would overflow
+    chosen, x = ctx.axes(x, axes), ctx.cast(x, wide)
     if not chosen:
         if order == 0:
             raise ctx.unsupported("the order of the norm of a scalar is 0")
@@ -178,6 +180,12 @@ def _batch_norm(
     return y, mean, inverse, running(old_mean, mean), running(old_variance, unbiased)
 
 
+def _batch_norm_alone(
+    ctx: Context, x: Value, weight: Value | None, bias: Value | None, training: bool, momentum: float, epsilon: float
+) -> tuple[Value | None, ...]:
+    return _batch_norm(ctx, x, weight, bias, None, None, training, momentum, epsilon)[:3]
+
+
 TABLE: Table = {
     aten.sum: partial(reduced, ops.REDUCE_SUM), aten.mean: partial(reduced, ops.REDUCE_MEAN), aten.prod: _prod,
     aten.amax: partial(reduced, ops.REDUCE_MAX), aten.amin: partial(reduced, ops.REDUCE_MIN),
@@ -189,5 +197,6 @@ TABLE: Table = {
     aten.cumsum: partial(_cumulative, ops.CUM_SUM), aten.cumprod: partial(_cumulative, ops.CUM_PROD),
     aten.native_layer_norm: _layer_norm, aten.native_group_norm: _group_norm,
     aten._native_batch_norm_legit_no_training: widened(_batch_norm_inference),
+    aten._native_batch_norm_legit: widened(_batch_norm_alone),  # without statistics from before
     aten._native_batch_norm_legit_functional: widened(_batch_norm),
 }  # fmt: skip
