@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
+from fractions import Fraction
 from functools import reduce
 from math import gcd, lcm
 
@@ -157,13 +158,14 @@ class Sizes:
             a, b = choice.args
             less = (a <= b, b <= a)
             options = list(zip((a, b), less if choice.op == "min" else less[::-1], strict=True))
-        possible = []
-        for value, condition in options:
-            rest = simplify(substitute(gap, {choice: value}))
-            if rest is const(0):
+        rests = [(simplify(substitute(gap, {choice: value})), condition) for value, condition in options]
+        if all(rest is const(0) for rest, _ in rests):
+            return _Solution()
+        possible = [(rest, condition) for rest, condition in rests if not prove(unary("not", equal(rest, 0)))]
+        for (rest, condition), (other, _) in (rests, rests[::-1]):
+            # Where an operand solves the equation, it is this one, unless the other may solve it elsewhere than where both are equal.
+            if rest is const(0) and (choice.op == "select" or len(possible) == 1 or _proportional(other, simplify(a - b))):
                 return self._assumed(condition)
-            if not prove(unary("not", equal(rest, 0))):
-                possible.append((rest, condition))
         if not possible:
             raise Contradiction(f"{gap} is never 0")
         if len(possible) > 1:
@@ -211,6 +213,12 @@ class Sizes:
         rest = _dim(f"{v.name}_rest", first, last)
         value = simplify(number * length + rest)
         return _Solution([(v, value)], [c for c in (simplify(value >= lo), simplify(value <= hi)) if not prove(c)])
+
+
+def _proportional(x: Expr, y: Expr) -> bool:
+    """Whether x = 0 only where y = 0, as x is y times a number."""
+    mine, theirs = linear(x), linear(y)
+    return mine.keys() == theirs.keys() and len({Fraction(mine[m], theirs[m]) for m in mine}) == 1
 
 
 def _replaced(e: Expr, values: Iterable[tuple[Expr, Expr]]) -> Expr:

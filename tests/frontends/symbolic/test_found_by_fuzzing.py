@@ -133,3 +133,20 @@ def test_the_range_of_zeros():
         model([("DynamicQuantizeLinear", ["x"], ["y", "s", "z"])], {"x": ("float32", ["n"])}, ["y", "s", "z"]),
         {"x": np.zeros(5, np.float32)},
     )
+
+
+def test_what_is_left_of_a_shape_with_a_size_that_may_be_nothing():
+    """Of wav2vec 2.0, as PyTorch exports it: windows are max(0, n // 10 - 1), the shape says n // 10 - 1. They were taken for 0, as 4 was not
+    seen to be what is left."""
+    nodes = [
+        ("Slice", ["x", "start", "end", "zero", "steps"], ["rows"]),
+        ("Shape", ["x"], ["size"], {"end": 1}),
+        ("Div", ["size", "steps"], ["tens"]),
+        ("Sub", ["tens", "one"], ["count"]),
+        ("Concat", ["count", "minus", "eight"], ["shape"], {"axis": 0}),
+        ("Reshape", ["rows", "shape"], ["y"], {"allowzero": 1}),
+    ]
+    numbers = {"start": [19], "end": [1 << 40], "steps": [10], "zero": [0], "one": [1], "minus": [-1], "eight": [8]}
+    proto = model(nodes, {"x": ("float32", ["n", 32])}, ["y"], **{n: np.array(v, np.int64) for n, v in numbers.items()})
+    for n in (40, 57):
+        agrees(proto, {"x": RNG.standard_normal((n, 32)).astype(np.float32)})

@@ -18,7 +18,7 @@ from tcomp.ir.dtypes import SCALE, is_float
 from tcomp.ir.expr import INDEX, Dim, Expr, as_expr, bounds, cast, const, maximum, minimum, select, variables
 from tcomp.ir.graph import Operator, Value
 from tcomp.ir.shape_operands import depends_on_values
-from tcomp.ir.simplify import as_dim, simplify
+from tcomp.ir.simplify import as_dim, same_dim, simplify
 from tcomp.ops import movement as ops
 from tcomp.ops.elementwise import FULL
 from tcomp.ops.movement import product
@@ -111,6 +111,7 @@ def _reshape(ctx: Context) -> Value:
         if any(d == 0 and n >= len(x.shape) for n, d in enumerate(wanted)):
             raise ctx.invalid(f"a 0 in the shape {_text(wanted)} copies an axis that the input does not have")
         wanted = [x.shape[n] if d == 0 else d for n, d in enumerate(wanted)]
+    wanted = [as_dim(maximum(d, 0)) if isinstance(d, Expr) else d for d in wanted]  # as others have it that are slices or windows
     if wanted.count(-1) > 1 or any(isinstance(d, int) and d < -1 for d in wanted):
         raise ctx.invalid(f"the shape {_text(wanted)} has more than one -1, or a negative extent")
     if -1 in wanted:
@@ -119,8 +120,18 @@ def _reshape(ctx: Context) -> Value:
             raise ctx.invalid(f"-1 in the shape {_text(wanted)} is not determined, as another extent is 0")
         if isinstance(total, int) and isinstance(rest, int) and total % rest:
             raise ctx.invalid(f"{total} elements do not fill the shape {_text(wanted)}")
-        wanted[wanted.index(-1)] = as_dim(as_expr(total) // as_expr(rest))
+        wanted[wanted.index(-1)] = _rest(x.shape, [d for d in wanted if d != -1])
     return reshaped(ctx, x, wanted)
+
+
+def _rest(shape: Sequence[Dim], others: Sequence[Dim]) -> Dim:
+    """The extent that is left for one axis where the other ones are given; what both shapes have cancels, as it is not 0 where there is a
+    rest."""
+    left, given = [*shape], list[Dim]()
+    for d in others:
+        at = next((n for n, e in enumerate(left) if same_dim(e, d)), None)
+        given.append(d) if at is None else left.pop(at)
+    return as_dim(as_expr(product(left)) // as_expr(product(given)))
 
 
 def _given_reshape(ctx: Context, x: Value, wanted: Sequence[Dim]) -> Value:
