@@ -237,8 +237,10 @@ def symbolic_dims(graph: Graph) -> SolvedDims:
     return dims
 
 
-def manifest(graph: Graph, dims: SolvedDims, target: Target, threads: int | None, kernels: Kernels, not_fused: NotFused) -> dict[str, Any]:
-    """JSON: the fields of `runtime.manifest.Manifest` except those that `write_artifact` adds."""
+def manifest(
+    graph: Graph, dims: SolvedDims, target: Target, threads: int | None, kernels: Kernels, not_fused: NotFused, workspace: Dim
+) -> dict[str, Any]:
+    """JSON: the fields of `runtime.manifest.Manifest` except those that `write_artifact` adds. `workspace`: bytes that a run takes."""
     counted = graph.counted()
     schedules: dict[str, list[str]] = {}  # of each distinct kernel, with the names of the nodes that it computes
     for node, compiled in kernels.items():
@@ -275,6 +277,7 @@ def manifest(graph: Graph, dims: SolvedDims, target: Target, threads: int | None
             "facts": _facts(graph, dims, kernels, not_fused),
             "schedules": [{"kernels": names, "schedule": json.loads(schedule)} for schedule, names in schedules.items()],
             "target": str(target),
+            "workspace": workspace if isinstance(workspace, int) else None,
         },
     }
 

@@ -164,7 +164,7 @@ def package(graph: Graph, kernels: Mapping[Node, CompiledKernel], options: Compi
     report.kernels, report.distinct_kernels = len(kernels), len(distinct)
     report.arena, report.arena_lower_bound = plan.size, plan.lower_bound
     with nullcontext(options.file) if options.file is not None else scratch_file() as image:
-        described = manifest(graph, dims, options.backend.target, options.threads, kernels, report.not_fused)
+        described = manifest(graph, dims, options.backend.target, options.threads, kernels, report.not_fused, plan.size)
         write_artifact(image, code, weights, described)
         return read_artifact(image)
 

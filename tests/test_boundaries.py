@@ -25,7 +25,7 @@ LAYERS: list[set[str]] = [
     {"te"},
     {"frontends", "passes", "codegen", "schedules"},
     {"backends"},
-    {"options", "packaging"},
+    {"options", "packaging", "shipping"},
     {"pipeline"},
     {"functions"},
     {"calibration"},

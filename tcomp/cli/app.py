@@ -19,6 +19,7 @@ from tcomp.cli import cache, output
 from tcomp.cli.compile import check, compile, explain
 from tcomp.cli.machine import demo, doctor
 from tcomp.cli.options import flag
+from tcomp.cli.package import package
 from tcomp.cli.run import bench, run
 from tcomp.cli.sign import sign
 from tcomp.cli.tuning import export, import_, merge, report, show, tune
@@ -121,6 +122,9 @@ _COMMANDS: dict[Callable[..., None], str] = {
     check: "tcomp check model.onnx\ntcomp check model.onnx --json | jq .missing",
     verify: "tcomp verify model.onnx\ntcomp verify bert.onnx --dim seq=16 --full",
     explain: "tcomp explain model.onnx\ntcomp explain model.onnx --target 'cpu -mcpu=znver4'",
+    package: """
+        tcomp package model.onnx --format c -o model-c
+        tcomp package model.tcomp --format c --name classifier --weights beside""",
     sign: """
         tcomp sign model.tcomp --key private.pem
         tcomp sign model.tcomp --key private.pem -o signed.tcomp""",

@@ -1,7 +1,9 @@
 """A static linker: relocatable objects of LLVM in, one shared object out, with no system linker.
 
 The loader is left with adding the load address to absolute pointers and looking up a few imported functions, which are called through
-stubs in .plt. Sources: System V ABI (gABI) chapters 4-5; AMD64 psABI section 4.4; ELF for the Arm 64-bit Architecture section 5.7.
+stubs in .plt. Relocations that were applied stay in the file, unloaded, as `ld --emit-relocs` leaves them, so that `codegen.relocatable`
+can make one object of it again, for static libraries. Sources: System V ABI (gABI) chapters 4-5; AMD64 psABI section 4.4; ELF for the Arm
+64-bit Architecture section 5.7.
 """
 
 from __future__ import annotations
@@ -18,9 +20,10 @@ _EHDR, _SHDR, _PHDR = map(struct.Struct, ("<16sHHIQQQIHHHHHH", "<IIQQQQIIQQ", "<
 _SYM, _RELA, _DYN = map(struct.Struct, ("<IBBHQQ", "<QQq", "<qQ"))
 _PROGBITS, _SYMTAB, _STRTAB, _RELATAB, _HASH, _DYNAMIC, _NOBITS, _RELTAB, _DYNSYM = 1, 2, 3, 4, 5, 6, 8, 9, 11
 _X86_UNWIND = 0x70000001
-_WRITE, _ALLOC, _EXEC, _TLS = 1, 2, 4, 0x400
+_WRITE, _ALLOC, _EXEC, _INFO_LINK, _TLS = 1, 2, 4, 0x40, 0x400
 _LOCAL, _GLOBAL, _WEAK = 0, 1, 2
-_OBJECT, _FUNC = 1, 2
+_OBJECT, _FUNC, _SECTION = 1, 2, 3
+_ABSOLUTE = 0xFFF1  # SHN_ABS: of symbols in no section
 _LIMIT = 1 << 31  # PC-relative references reach 2 GiB
 _Header = namedtuple("_Header", "name kind flags address offset size link info align entry")  # of a section
 
@@ -81,10 +84,11 @@ class _Output:
             self.data.extend(bytes(section.address - len(self.data)) + section.data)
 
 
-def link(objects: Sequence[bytes], exports: Sequence[str], *, imports: Sequence[str] = ()) -> bytes:
+def link(objects: Sequence[bytes], exports: Sequence[str], *, imports: Sequence[str] = (), soname: str = "") -> bytes:
     """The shared object made of `objects`, with the functions `exports` visible to a loader.
 
     `imports` names the functions (not data) of the C library that may stay undefined; it is recorded as needed only if one of them is used.
+    `soname` is the name that programs linked with the library ask for.
     Symbols that are not exported stay in the (unloaded) symbol table, so that profilers name kernels. Raises CodegenError for a malformed
     object, a symbol undefined or defined twice, a relocation that is not position independent or out of reach, and sections this linker
     does not handle (thread-local data, constructors).
@@ -105,15 +109,18 @@ def link(objects: Sequence[bytes], exports: Sequence[str], *, imports: Sequence[
                     table[symbol.name] = symbol
     if undefined := [name for name in exports if name not in table]:
         raise CodegenError(f"the exported symbol {undefined[0]!r} is not defined by any object")
-    return _Linker(parsed, table, list(dict.fromkeys(exports)), frozenset(imports)).emit()
+    return _Linker(parsed, table, list(dict.fromkeys(exports)), frozenset(imports), soname).emit()
 
 
 # ---------------------------------------------------------------- layout
 
 
 class _Linker:
-    def __init__(self, objects: Sequence[_Object], table: dict[str, _Symbol], exports: list[str], allowed: frozenset[str]) -> None:
+    def __init__(
+        self, objects: Sequence[_Object], table: dict[str, _Symbol], exports: list[str], allowed: frozenset[str], soname: str
+    ) -> None:
         self.machine, self.objects, self.table, self.exports = _MACHINES[objects[0].machine], objects, table, exports
+        self.soname = soname
         self.sections = [section for unit in objects for section in unit.sections]
         self.got: dict[_Symbol | str, int] = {}  # definition, or name of an import -> number of its slot, then its address
         self.stubs: dict[str, int] = {}  # likewise
@@ -151,6 +158,7 @@ class _Linker:
         """All sections in file order, with their final sizes."""
         strings, names = _Strings(), [*self.imports, *self.exports]
         self.library = [(1, strings.add("libc.so.6"))] if self.imports else []  # DT_NEEDED
+        self.library += [(14, strings.add(self.soname))] if self.soname else []  # DT_SONAME
         self.dynamic_names = [strings.add(name) for name in names]
         relocations, code, data = len(self.pointers) + len(self.got), _ALLOC | _EXEC, _ALLOC | _WRITE
         outputs = [
@@ -233,11 +241,20 @@ class _Linker:
         """Fills .dynsym; returns the tables that are not loaded."""
         order = {name: index for index, name in enumerate(self.out, start=1)}
         symbols, strings = bytearray(_SYM.size), _Strings()
+        numbers: dict[_Symbol | str, int] = {}  # in .symtab: of sections and imports by name, of others themselves
+
+        def add(key: _Symbol | str, name: str, *rest: int) -> None:
+            numbers[key] = len(symbols) // _SYM.size
+            symbols.extend(_SYM.pack(strings.add(name), *rest))
+
+        for output in self.out.values():
+            add(output.name, "", _SECTION, 0, order[output.name], output.address, 0)
         exported = {self.table[name] for name in self.exports}
         for symbol in (symbol for unit in self.objects for symbol in unit.symbols):
             section, hidden = symbol.section, symbol not in exported and self.target(symbol) is symbol
-            if hidden and section is not None and section.size and symbol.kind in (_FUNC, _OBJECT):
-                symbols += _SYM.pack(strings.add(symbol.name), symbol.kind, 0, order[section.output], symbol.address, symbol.size)
+            named = section is not None and section.size and symbol.kind in (_FUNC, _OBJECT)
+            if hidden and section is not None and (named or symbol in self.got):
+                add(symbol, symbol.name, symbol.kind, 0, order.get(section.output, _ABSOLUTE), symbol.address, symbol.size)
         local_count = len(symbols) // _SYM.size
         dynamic = [(_GLOBAL << 4 | _FUNC, 0, 0, 0, 0)] * len(self.imports)
         for name in self.exports:
@@ -246,11 +263,31 @@ class _Linker:
             if not symbol.section.size:
                 raise CodegenError(f"the exported symbol {name!r} lies in an empty section")
             dynamic.append((_GLOBAL << 4 | symbol.kind, 0, order[symbol.section.output], symbol.address, symbol.size))
-            symbols += _SYM.pack(strings.add(name), *dynamic[-1])
+            add(symbol, name, *dynamic[-1])
+        for name in self.imports:
+            add(name, name, _GLOBAL << 4, 0, 0, 0, 0)
         for index, (name_at, rest) in enumerate(zip(self.dynamic_names, dynamic, strict=True), start=1):
             _SYM.pack_into(self.out[".dynsym"].data, index * _SYM.size, name_at, *rest)
-        table = _Output(".symtab", _SYMTAB, 0, 8, symbols, _SYM.size, ".strtab", local_count)
-        return [table, _Output(".strtab", _STRTAB, 0, 1, strings.data)]
+        tables = [_Output(".symtab", _SYMTAB, 0, 8, symbols, _SYM.size, ".strtab", local_count)]
+        for name, applied in self.applied_relocations(numbers).items():
+            tables.append(_Output(f".rela{name}", _RELATAB, _INFO_LINK, 8, applied, _RELA.size, ".symtab", order[name]))
+        return [*tables, _Output(".strtab", _STRTAB, 0, 1, strings.data)]
+
+    def applied_relocations(self, numbers: Mapping[_Symbol | str, int]) -> dict[str, bytearray]:
+        """The relocations of the objects, by output section, with final addresses and the `numbers` of symbols in .symtab."""
+        kept: dict[str, bytearray] = {}
+        for section in self.sections:
+            for offset, kind, symbol, addend in section.relocations:
+                target, patch = self.target(symbol), self.machine.patches.get(kind)
+                if patch is _NONE:
+                    continue
+                key = target
+                if isinstance(target, _Symbol) and target.section is not None and not (patch is not None and patch.got):
+                    key = target.section.output if target.section.output in self.out else section.output  # nothing is in an empty one
+                    addend += target.address - self.out[key].address
+                entry = _RELA.pack(section.address + offset, numbers[key] << 32 | kind, addend)
+                kept.setdefault(section.output, bytearray()).extend(entry)
+        return kept
 
     def emit(self) -> bytes:
         out, segments = self.out, self.lay_out()
@@ -272,7 +309,7 @@ class _Linker:
         sections.append(_Output(".shstrtab", _STRTAB, 0, 1, names.data))
         order = {output.name: index for index, output in enumerate(sections, start=1)}
         end = max(output.offset + len(output.data) for output in self.out.values())
-        for output in sections[-3:]:
+        for output in sections[len(self.out) :]:
             output.offset = _up(end, output.align)
             end = output.offset + len(output.data)
         table = _up(end, 8)

@@ -1,0 +1,65 @@
+"""`tcomp package`: a compiled model as something that others install."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Literal, cast
+
+from tcomp.cli import options as opt, output
+from tcomp.errors import InputError
+
+FORMATS = ("c",)
+_WEIGHTS = ("inside", "beside")
+_NAME = "Of the library and of its functions: letters, digits, underscores. Default: made of the name of the file."
+
+
+def package(
+    model: opt.AnyModel,
+    *,
+    format: Annotated[str, opt.option("--format", "FORMAT", f"What to make: {', '.join(FORMATS)}.")],
+    out: Annotated[Path | None, opt.out_file("The new folder. Default: NAME-FORMAT here.")] = None,
+    name: Annotated[str | None, opt.option("--name", "NAME", _NAME)] = None,
+    version: Annotated[str, opt.option("--version", "VERSION", "Of the package.", show_default=True)] = "1.0",
+    weights: Annotated[str, opt.option("--weights", "WHERE", "Inside the library, or in a file beside it.", show_default=True)] = "inside",
+    options: opt.CompilationOptions,
+    threads: opt.Threads = None,
+    database: opt.Tuned = None,
+    as_json: opt.Json = False,
+) -> None:
+    """Make a package of a model that programs use without tcomp, from an ONNX model or from an artifact.
+
+    c: a folder with a typed header, a shared and a static library that need the C library alone, an example, and files for CMake and
+    pkg-config.
+    """
+    from tcomp.api import with_records
+    from tcomp.cli.inputs import open_model
+    from tcomp.pipeline import compile_model
+    from tcomp.shipping.c_interface import package_name
+    from tcomp.shipping.c_package import check_version, write_c_package
+    from tcomp.shipping.folders import check_new_folder
+
+    for chosen, known, where in ((format, FORMATS, "--format"), (weights, _WEIGHTS, "--weights")):
+        if chosen not in known:
+            raise InputError(f"unknown choice `{chosen}`", where=where, hint=f"one of {', '.join(known)}")
+    opt.check_file(model)
+    named = package_name(model.stem if name is None else name, given=name is not None)
+    folder = Path(f"{named}-{format}") if out is None else out
+    check_version(version)
+    check_new_folder(folder)  # before work that would be lost
+    with output.progress() as tell:
+        if opt.is_artifact(model):
+            given = {"--threads": threads, "--database": database, "--direct": options.direct}
+            given |= {f"--{name}": getattr(options, name) for name in ("dim", "shape", "value", "target", "arch", "precision")}
+            if unused := [option for option, value in given.items() if value]:
+                raise InputError(f"{unused[0]} has no effect on a compiled model", where=str(model), hint="give it to `tcomp compile`")
+            artifact = open_model(model, options, None, tell).artifact
+        else:
+            opt.check_model_file(model)
+            compiling = options.compile_options(threads=threads, progress=tell)
+            artifact = compile_model(model, with_records(compiling, database))[0]
+    files = write_c_package(artifact, folder, named, version, cast(Literal["inside", "beside"], weights))
+    if as_json:
+        return output.print_json({"folder": folder, "name": named, "files": files})
+    output.line(f"wrote {folder}, the package {named} {version}")
+    for path in files:
+        output.line(f"  {path.relative_to(folder)} ({output.size(path.stat().st_size)})")
