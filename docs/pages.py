@@ -47,6 +47,7 @@ def main() -> None:
         text = (ROOT / name).read_text(encoding="utf-8")
         for other, file in PAGES.items():
             text = text.replace(f"]({file})", f"]({other})")
+        text = text.replace("](docs/", "](")
         write(page, text, ROOT / name)
     nav = mkdocs_gen_files.Nav()
     for path in sorted((ROOT / "tutorials").glob("*.py")):
