@@ -44,7 +44,7 @@ class Figures:
 def figures(artifact: Artifact, target: CudaTarget) -> Figures:
     """What an artifact says of its kernels."""
     kernels = json.loads(bytes(artifact.code))["kernels"].values()
-    steps = [entry["schedule"]["steps"] for entry in artifact.manifest.notes["schedules"]]
+    steps = [entry["schedule"]["steps"] for entry in artifact.notes["schedules"]]
     said = [[step[1][0] for step in each if step[0] == "note"] for each in steps]
     taken: list[tuple[int, int, int]] = []
     beyond = []

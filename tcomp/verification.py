@@ -229,7 +229,7 @@ class SavedSchedule:
 
 def saved_schedules(artifact: Artifact) -> list[SavedSchedule]:
     """The schedules of an artifact's kernels, each distinct one once. Raises `ArtifactError` where they are missing or malformed."""
-    entries = artifact.manifest.notes.get("schedules")
+    entries = artifact.notes.get("schedules")
     if not isinstance(entries, list) or not all(isinstance(e, dict) and isinstance(e.get("kernels"), list) for e in entries):
         raise ArtifactError("the artifact does not carry its schedules", where=artifact.where, hint="compile the model again")
     found = []

@@ -53,8 +53,8 @@ class Opened:
     @property
     def precision(self) -> str | None:
         """In which products of float32 matrices are computed; None on CPUs, which have no choice."""
-        manifest = self.artifact.manifest
-        return Target.parse(str(manifest.notes.get("target", "cuda"))).precision if manifest.triple == "cuda" else None
+        cuda = self.artifact.manifest.triple == "cuda"
+        return Target.parse(str(self.artifact.notes.get("target", "cuda"))).precision if cuda else None
 
     def feeds(self, texts: Iterable[str] | None, seed: int) -> Feeds:
         """See `make_feeds`."""

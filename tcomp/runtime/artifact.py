@@ -4,22 +4,24 @@ All integers are little-endian. Offsets count from the start of the file.
 
     offset  size
          0     8  magic: 89 54 43 4f 4d 50 0d 0a   (the line end shows damage by text-mode transfers)
-         8     4  version of this layout: 2
+         8     4  version of this layout: 3
         12     4  zero
-        16    48  (offset, size) of code, weights, manifest: six 64-bit integers
-        64    32  SHA-256 of bytes 0..63 followed by the manifest
-        96    64  zero, or the Ed25519 signature of bytes 0..95 (see tcomp.runtime.signing)
-       160    32  zero
-       192        manifest (see tcomp.runtime.manifest), then code, then weights
+        16    64  (offset, size) of code, weights, manifest, notes: eight 64-bit integers
+        80    32  SHA-256 of bytes 0..79 followed by the manifest
+       112    64  zero, or the Ed25519 signature of bytes 0..111 (see tcomp.runtime.signing)
+       176    16  zero
+       192        manifest (see tcomp.runtime.manifest), then code, then weights, then notes
 
 The code is an ELF shared object with the interface of include/tcomp.h. It starts at the next multiple of 64, the weights section at the
 next multiple of 4096 and each weight at the next multiple of 64 in it, so that the file can be mapped: pages are read when first used and
-shared between processes. What lies between is zero; the last section ends the file.
+shared between processes. Notes, which start at the next multiple of 64, are a JSON object that no run needs: how the kernels came about,
+what they have to do. They are read when they are asked for. What lies between sections is zero; the last one ends the file.
 
-Checks. Reading checks all of the file but the weights: the header field by field, header and manifest against their SHA-256, the code
-against the SHA-256 in the manifest. Weights are checked on request (`verify`), since that reads all of them: against a CRC-32 for every
-mebibyte of a weight, by all cores (22 to 36 ms for 100 MB on two cores of a Zen 3). It finds every damage that spans less than five bytes
-of a mebibyte, and all others but one in 4e9. Signed weights are checked against SHA-256s instead, which takes twice as long.
+Checks. Reading checks all of the file but weights and notes: the header field by field, header and manifest against their SHA-256, the code
+against the SHA-256 in the manifest. Notes are checked against theirs when they are read. Weights are checked on request (`verify`), since
+that reads all of them: against a CRC-32 for every mebibyte of a weight, by all cores (22 to 36 ms for 100 MB on two cores of a Zen 3). It
+finds every damage that spans less than five bytes of a mebibyte, and all others but one in 4e9. Signed weights are checked against SHA-256s
+instead, which takes twice as long.
 
 Trust. A checksum shows damage, not intent: an artifact holds native code, and loading it is as trusting as loading a shared library, unless
 it is signed (SECURITY.md). A file that is mapped must not be changed in place: the model would see the change, or the process die by SIGBUS
@@ -42,7 +44,7 @@ import zlib
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager, suppress
-from functools import cache
+from functools import cache, cached_property
 from itertools import chain, islice, pairwise
 from mmap import MAP_SHARED, PROT_READ
 from pathlib import Path
@@ -52,18 +54,19 @@ import numpy as np
 import numpy.typing as npt
 
 from tcomp.errors import ArtifactError, TcompError
-from tcomp.runtime.manifest import FORMAT, MANIFEST_LIMIT, Manifest, dump_manifest, parse_manifest
+from tcomp.runtime.manifest import FORMAT, MANIFEST_LIMIT, Manifest, dump_json, parse_manifest, parse_notes
 
 Bytes: TypeAlias = npt.NDArray[np.uint8]
 T = TypeVar("T")
 R = TypeVar("R")
+_Place: TypeAlias = tuple[int, int]
 Source: TypeAlias = "str | os.PathLike[str] | bytes | bytearray | memoryview | BinaryIO"
 
 _MAGIC = b"\x89TCOMP\r\n"
-_VERSION = 2
-_HEAD = struct.Struct("<8sII6Q")
-_SIGNED = 96  # bytes at the start: what a signature signs
-_SIGNATURE = slice(96, 160)
+_VERSION = 3
+_HEAD = struct.Struct("<8sII8Q")
+_SIGNED = 112  # bytes at the start: what a signature signs
+_SIGNATURE = slice(112, 176)
 _HEADER_SIZE = 192  # bytes
 _BLOCK = 1 << 20  # bytes of a weight that have checksums of their own: enough that threads share large weights
 _CODE_LIMIT = 1 << 31  # bytes: what relative addresses reach
@@ -100,23 +103,28 @@ def write_artifact(
 ) -> None:
     """Write an artifact to a path (atomically: a reader sees the old file or the new one) or to an open file (from its start). `weights`
     are (name, contiguous buffer or ndarray), or have `nbytes` and `__array__` like one: such are materialised when they are written, few at
-    a time, in as many threads as there are cores. `manifest` has all keys but `format`, `weights` and checksums, which are computed here.
-    Raises ArtifactError for a malformed manifest or if the file cannot be written."""
+    a time, in as many threads as there are cores. `manifest` has all keys but `format`, `weights` and checksums, which are computed here;
+    `notes` among them, a dictionary, becomes a section of its own. Raises ArtifactError for a malformed manifest or if the file cannot be
+    written."""
     names = [name for name, _ in weights]
     buffers = [buffer if hasattr(buffer, "__array__") else _as_bytes(name, buffer) for name, buffer in weights]
     sizes = [buffer.nbytes for buffer in buffers]
     offsets = plan_weights(sizes)
+    notes = dump_json({} if (noted := manifest.get("notes")) is None else noted, "the notes")
+    parse_notes(notes)
+    said = {key: value for key, value in manifest.items() if key != "notes"}
 
     def text(checksums: Sequence[dict[str, str]]) -> bytes:
         parts = zip(names, offsets, sizes, checksums, strict=True)
-        table = [{"name": name, "offset": offset, "size": size, **digests} for name, offset, size, digests in parts]
-        return dump_manifest({**manifest, "format": FORMAT, "weights": table, "code_sha256": _sha256(code).hex()})
+        table = [{"name": name, "offset": offset, "size": size, **sums} for name, offset, size, sums in parts]
+        digests = {"code_sha256": _sha256(code).hex(), "notes_sha256": _sha256(notes).hex()}
+        return dump_json({**said, "format": FORMAT, "weights": table, **digests}, "the manifest")
 
     # As long as the one with the checksums, which are known once all weights are written.
     draft = text([{kind: digest(memoryview(b"")).hex() * -(-size // _BLOCK) for kind, digest in _CHECKSUMS.items()} for size in sizes])
     parse_manifest(draft)  # what cannot be read is not written
-    places = _places(len(draft), len(code), offsets[-1] + sizes[-1] if sizes else 0)
-    (code_at, _), (weights_at, weights_size), _ = places
+    places = _places(len(draft), len(code), offsets[-1] + sizes[-1] if sizes else 0, len(notes))
+    (code_at, _), (weights_at, _), _, (notes_at, _) = places
     head = _HEAD.pack(_MAGIC, _VERSION, 0, *(number for place in places for number in place))
 
     def write(descriptor: int) -> None:
@@ -127,7 +135,8 @@ def write_artifact(
             checksums[number] = {kind: b"".join(map(digest, _blocks(content))).hex() for kind, digest in _CHECKSUMS.items()}
             _write_at(descriptor, weights_at + offsets[number], content)
 
-        os.ftruncate(descriptor, weights_at + weights_size)
+        os.ftruncate(descriptor, notes_at)
+        _write_at(descriptor, notes_at, memoryview(notes))
         _in_threads(put, sorted(range(len(names)), key=lambda number: -sizes[number]))  # so that no large one is left over at the end
         final = text(checksums)
         header = (head + _sha256(head + final)).ljust(_HEADER_SIZE, b"\0")
@@ -143,10 +152,11 @@ def write_artifact(
             raise ArtifactError("cannot write the artifact", why=problem.strerror or str(problem)) from problem
 
 
-def _places(manifest: int, code: int, weights: int) -> tuple[tuple[int, int], tuple[int, int], tuple[int, int]]:
-    """(offset, size) of code, weights and manifest of these sizes."""
+def _places(manifest: int, code: int, weights: int, notes: int) -> tuple[_Place, _Place, _Place, _Place]:
+    """(offset, size) of code, weights, manifest and notes of these sizes."""
     code_at = -(-(_HEADER_SIZE + manifest) // _ALIGN) * _ALIGN
-    return (code_at, code), (-(-(code_at + code) // _PAGE) * _PAGE, weights), (_HEADER_SIZE, manifest)
+    weights_at = -(-(code_at + code) // _PAGE) * _PAGE
+    return (code_at, code), (weights_at, weights), (_HEADER_SIZE, manifest), (-(-(weights_at + weights) // _ALIGN) * _ALIGN, notes)
 
 
 def read_artifact(source: Source, mmap: bool = True) -> Artifact:
@@ -179,6 +189,7 @@ class Artifact:
     manifest: Manifest
     code: bytes, the ELF shared object, verified
     weights: read-only uint8 array over the weights section, aligned to 64 bytes, not verified until `verify` is called
+    notes: dict, what else was written down when the model was compiled; read when it is first asked for
     signature, signed: bytes, an Ed25519 signature (64 zero bytes if there is none) and what it signs; not verified
     """
 
@@ -197,14 +208,15 @@ class Artifact:
         if version != _VERSION:
             what = f"the artifact has layout version {version}, this runtime reads version {_VERSION}"
             raise ArtifactError(what, where=where, hint="compile the model again, or use the tcomp release that wrote it")
-        code_size, weights_size, manifest_size = sections[1::2]
-        for what, size, limit in (("manifest", manifest_size, MANIFEST_LIMIT), ("code", code_size, _CODE_LIMIT)):
+        code_size, weights_size, manifest_size, notes_size = sections[1::2]
+        limits = (("manifest", manifest_size, MANIFEST_LIMIT), ("code", code_size, _CODE_LIMIT), ("notes", notes_size, MANIFEST_LIMIT))
+        for what, size, limit in limits:
             if size > limit:
-                raise ArtifactError(f"the {what} has {size} bytes, more than the {limit} allowed", where=where)
-        places = _places(manifest_size, code_size, weights_size)
-        if (end := sum(places[1])) != image.size or [number for place in places for number in place] != sections:
+                raise ArtifactError(f"the {what} of the artifact: {size} bytes, more than the {limit} allowed", where=where)
+        places = _places(manifest_size, code_size, weights_size, notes_size)
+        if (end := sum(places[3])) != image.size or [number for place in places for number in place] != sections:
             raise damaged(f"it has {image.size} bytes, its header tells of {end}")
-        code, self.weights, manifest = (image[offset : offset + size] for offset, size in places)
+        code, self.weights, manifest, self._noted = (image[offset : offset + size] for offset, size in places)
         self.code, self._manifest = code.tobytes(), manifest.tobytes()
         self.signed, self.signature = head[:_SIGNED], head[_SIGNATURE]
         if _sha256(head[: _HEAD.size] + self._manifest) != head[_HEAD.size : _SIGNED]:
@@ -220,14 +232,22 @@ class Artifact:
         if [*offsets] != plan_weights(sizes) or weights_size != (offsets[-1] + sizes[-1] if sizes else 0):
             raise ArtifactError("the weights do not fill their section in order, or are not aligned", where=where)
 
+    @cached_property
+    def notes(self) -> dict[str, Any]:
+        """What the compiler noted: kernels and how they came about. Raises ArtifactError if it is damaged."""
+        content = self._noted.tobytes()
+        if _sha256(content).hex() != self.manifest.notes_sha256:
+            raise ArtifactError("the artifact is damaged", where=self.where, why="its notes do not match their checksum")
+        return parse_notes(content)
+
     def weight(self, name: str) -> Bytes:
         """The bytes of one weight. Raises KeyError for an unknown name."""
         offset, size = self._places[name]
         return self.weights[offset : offset + size]
 
     def verify(self, by: Literal["crc32", "sha256"] = "crc32") -> None:
-        """Check all weights, which reads them, by all cores: against their CRC-32s, which finds damage, or against their SHA-256s, which no
-        one can forge. Raises ArtifactError naming the first that is damaged."""
+        """Check the notes, and all weights, which reads them, by all cores: against their CRC-32s, which finds damage, or against their
+        SHA-256s, which no one can forge. Raises ArtifactError naming the first that is damaged."""
         weights = self.manifest.weights
         blocks = [_blocks(self.weight(weight.name).data) for weight in weights]
         digests = iter(_in_threads(_CHECKSUMS[by], [*chain.from_iterable(blocks)]))
@@ -235,6 +255,7 @@ class Artifact:
             if b"".join(islice(digests, len(parts))).hex() != getattr(weight, by):
                 what, why = f"weight {weight.name!r} of the artifact is damaged", "its contents do not match their checksum"
                 raise ArtifactError(what, where=self.where, why=why, hint="fetch the file again, or compile the model again")
+        _ = self.notes  # which are checked when they are read
         if any(self.weights[a.offset + a.size : b.offset].any() for a, b in pairwise(weights)):
             raise ArtifactError("the artifact is damaged", where=self.where, why="there is something between its weights")
 
@@ -247,13 +268,15 @@ class Artifact:
             file.write(self.signature if signature is None else signature)
 
     def extract(self, folder: str | os.PathLike[str]) -> None:
-        """Write `model.so`, `weights.bin` and `manifest.json` into `folder` (made if missing), for programs without Python."""
+        """Write `model.so`, `weights.bin`, `manifest.json` and `notes.json` into `folder` (made if missing), for programs without
+        Python."""
         root = Path(folder)
         try:
             root.mkdir(parents=True, exist_ok=True)
         except (OSError, ValueError) as problem:
             raise ArtifactError(f"cannot make the folder {root}", why=str(problem)) from None
-        for name, content in (("model.so", self.code), ("weights.bin", self.weights.data), ("manifest.json", self._manifest)):
+        texts = ("manifest.json", self._manifest), ("notes.json", self._noted.data)
+        for name, content in (("model.so", self.code), ("weights.bin", self.weights.data), *texts):
             with replacing(root / name) as (file,):
                 file.write(content)
 

@@ -174,7 +174,7 @@ class LoadedModel(ABC):
         an artifact that does not say, else as `run`."""
         arrays = [admit(value, *admission) for value, admission in zip(self._ordered(inputs), self._admission, strict=True)]
         dims = self._dims_of(arrays)
-        names, facts = (self.manifest.notes.get(key) for key in ("kernels", "facts"))
+        names, facts = (self.artifact.notes.get(key) for key in ("kernels", "facts"))
         if not isinstance(names, list) or not isinstance(facts, list) or [*map(type, facts)] != [dict] * len(names):
             raise ArtifactError("the artifact says nothing of its kernels", hint="compile it again")
         found = []

@@ -1,19 +1,19 @@
 """The manifest of an artifact: its signature and all else that is not code or weights, as canonical JSON.
 
-    {"format": 3, "producer": "tcomp 0.1",
+    {"format": 4, "producer": "tcomp 0.1",
      "triple": "x86_64-unknown-linux-gnu", "cpu": "skylake-avx512", "features": ["avx512f", "fma"],
      "inputs":  [{"name": "x", "dtype": "float32", "shape": ["n", 4]}],
      "outputs": [{"name": "y", "dtype": "float32", "shape": ["2*n", 4]}],
      "dims":    [{"name": "n", "min": 1, "max": 512, "data_dependent": false}],
      "threads": 2, "errors": ["index out of bounds in node gather_3"], "checks": ["n must be a multiple of 2"],
      "weights": [{"name": "w", "offset": 0, "size": 16, "crc32": "...", "sha256": "..."}],
-     "code_sha256": "...", "notes": {}}
+     "code_sha256": "...", "notes_sha256": "..."}
 
 `features` lists, by LLVM's names, the instruction-set extensions that the code uses. An output's shape is for people (its extents come
 from `tcomp_plan`), except that an integer there is a promise. `max` may be null: unbounded. `threads` may be null: as many as the machine
 offers. `checks` says what must hold of the dims, see `tcomp_plan`. Dims come in the order of `tcomp_call.dims`; those not data-dependent
 must occur in an input's shape, or be computed by `tcomp_bind`, from values of inputs (`"values": ["s"], "what": "extent 0 of the result"`).
-The checksums of a weight are those of its blocks of a mebibyte (the last may be shorter), joined, in hexadecimal digits. `notes` is free.
+The checksums of a weight are those of its blocks of a mebibyte (the last may be shorter), joined, in hexadecimal digits.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ import numpy.typing as npt
 from tcomp.errors import ArtifactError
 from tcomp.runtime.schema import Count, load_json, read, refuse
 
-FORMAT = 3
+FORMAT = 4
 MANIFEST_LIMIT = 64 << 20  # bytes: far more than any model's, far less than a hostile header could ask for
 MAX_AXES = 64  # NumPy's limit
 
@@ -121,16 +121,21 @@ class Manifest:
     errors: tuple[str, ...]
     weights: tuple[Weight, ...]
     code_sha256: str
-    notes: dict[str, Any]
+    notes_sha256: str
     checks: tuple[str, ...]
 
 
-def dump_manifest(manifest: dict[str, Any]) -> bytes:
-    """Canonical JSON: sorted keys, no spaces, UTF-8. Raises ArtifactError for values that JSON lacks."""
+def dump_json(value: object, what: str) -> bytes:
+    """Canonical JSON: sorted keys, no spaces, UTF-8. Raises ArtifactError, naming `what` it is, for values that JSON lacks."""
     try:
-        return json.dumps(manifest, sort_keys=True, separators=(",", ":"), ensure_ascii=False, allow_nan=False).encode()
+        return json.dumps(value, sort_keys=True, separators=(",", ":"), ensure_ascii=False, allow_nan=False).encode()
     except (TypeError, ValueError, RecursionError) as problem:
-        raise ArtifactError("the manifest cannot be written as JSON", why=str(problem)) from None
+        raise ArtifactError(f"{what} cannot be written as JSON", why=str(problem)) from None
+
+
+def parse_notes(data: bytes) -> dict[str, Any]:
+    """The notes in `data`: any JSON object. Raises ArtifactError."""
+    return read(dict[str, Any], load_json(data, "the notes"), "notes")
 
 
 def parse_manifest(data: bytes) -> Manifest:

@@ -118,7 +118,7 @@ class Module(LoadedModel):
 
     def _profiled(self) -> tuple[list[str], Callable[..., int]]:
         """The names of the kernels, and the function that takes their times."""
-        names, run_profiled = self.manifest.notes.get("kernels"), self._code.run_profiled
+        names, run_profiled = self.artifact.notes.get("kernels"), self._code.run_profiled
         if run_profiled is None or not isinstance(names, list):
             raise ArtifactError("the artifact cannot be profiled", where=self.artifact.where, hint="compile it again")
         return [*map(str, names)], run_profiled

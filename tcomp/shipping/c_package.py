@@ -80,6 +80,6 @@ def _arena(artifact: Artifact) -> int | None:
     """Bytes of workspace; None where free sizes decide. Raises InputError for an artifact that does not say."""
     if artifact.manifest.dims:
         return None
-    if not isinstance(found := artifact.manifest.notes.get("workspace"), int):
+    if not isinstance(found := artifact.notes.get("workspace"), int):
         raise InputError("the artifact does not say how much memory a run takes", where=artifact.where, hint="compile the model again")
     return found

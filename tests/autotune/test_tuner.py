@@ -216,8 +216,8 @@ def test_compilations_follow_records(tmp_path: Path, net: Path, tasks: ModelSubj
         database.add(Record(task, encode(decisions), "", Measurement(Outcome.OK, (1e-6,)), 1e-6, None, {}, 1.0))
     tuned, report = compile_model(net, with_records(CompileOptions(threads=1, emit=["schedule"]), tmp_path / "t.db"))
     assert (none.tuned, report.tuned, report.not_followed) == (0, 1, [])
-    kinds = [json.dumps(s["schedule"]) for a in (plain, tuned) for s in a.manifest.notes["schedules"]]
-    assert len(set(kinds)) == len(plain.manifest.notes["schedules"]) + 1
+    kinds = [json.dumps(s["schedule"]) for a in (plain, tuned) for s in a.notes["schedules"]]
+    assert len(set(kinds)) == len(plain.notes["schedules"]) + 1
     x = np.random.default_rng(0).standard_normal((64, 96), np.float32)
     np.testing.assert_allclose(Module.load(tuned, threads=1)(x), Module.load(plain, threads=1)(x), rtol=1e-4, atol=1e-6)
     with Database(tmp_path / "t.db") as database:

@@ -67,7 +67,7 @@ def test_the_same_at_all_sizes(case, threads):
     proto, rest = CASES[case]()
     artifact, _ = compile_model(proto, CompileOptions(threads=threads))
     module, graph = Module.load(artifact, threads=threads), import_graph(proto, CompileOptions())
-    schedules = artifact.manifest.notes["schedules"]
+    schedules = artifact.notes["schedules"]
     assert len(schedules) > len({name for s in schedules for name in s["kernels"]})  # some have code for a size of their own
     for n in (1, 2, 3, 17):
         x = array(n, *rest)

@@ -212,7 +212,7 @@ def test_run_reports_what_is_not_finite(tcomp, models):
 
 def test_profile_names_every_kernel(tcomp, artifact):
     record = tcomp.json("run", artifact, "--profile", "--dim", "batch=64")
-    assert [k["name"] for k in record["kernels"]] == load(artifact).manifest.notes["kernels"]
+    assert [k["name"] for k in record["kernels"]] == load(artifact).artifact.notes["kernels"]
     assert all(k["seconds"] > 0 and 0 < k["bound"] and k["light"] == k["bound"] / k["seconds"] for k in record["kernels"])
     least = 4 * (64 * 8 + 8 * 5 + 5 + 64 * 5)  # weights are packed, and may be padded up to a vector
     assert record["kernels"][0]["flops"] == 64 * 5 * (2 * 8 + 2) and least <= record["kernels"][0]["bytes"] <= least + 4 * 8 * 11

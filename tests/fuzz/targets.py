@@ -29,7 +29,7 @@ from tcomp.ir.verify import verify_graph, verify_kernel, verify_program, verify_
 from tcomp.ops import OPERATORS
 from tcomp.runtime import Module, read_artifact
 from tcomp.runtime.loaded_model import LoadedModel
-from tcomp.runtime.manifest import parse_manifest
+from tcomp.runtime.manifest import parse_manifest, parse_notes
 from tcomp.runtime.plan import Plan, dim_values, evaluate
 from tests.fuzz.databases import Databases
 from tests.fuzz.models import ExternalData, OnnxModels, onnx_files, operator_models
@@ -48,9 +48,7 @@ class Manifests(Target):
     @cached_property
     def corpus(self) -> Sequence[bytes]:
         found = [manifest_of(data) for data in packed_models()]
-        work = {"flops": ["mul", ["dim", 0], 4], "slots": 1, "divisions": 0, "bytes": ["add", ["floordiv", ["dim", 0], 2], 4]}
         noted = json.loads(found[0])
-        noted["notes"] = {"kernels": ["k"], "facts": [{"work": work, "layout": "(a,b)", "not_fused": ["why"]}]}
         noted["errors"] = ["index out of bounds"]
         return [*found, json.dumps(noted).encode()]
 
@@ -61,16 +59,35 @@ class Manifests(Target):
         use_manifest(parse_manifest(data))
 
 
-def use_manifest(manifest: Any) -> None:
+class Notes(Target):
+    """The notes of an artifact, and what a module tells of its kernels by them."""
+
+    @cached_property
+    def corpus(self) -> Sequence[bytes]:
+        work = {"flops": ["mul", ["dim", 0], 4], "slots": 1, "divisions": 0, "bytes": ["add", ["floordiv", ["dim", 0], 2], 4]}
+        return [json.dumps({"kernels": ["k"], "facts": [{"work": work, "layout": "(a,b)", "not_fused": ["why"]}]}).encode()]
+
+    def damage(self, rng: Random, data: bytes) -> bytes:
+        return damaged_json(rng, data)
+
+    @cached_property
+    def manifest(self) -> Any:
+        return parse_manifest(manifest_of(packed_models()[0]))
+
+    def read(self, data: bytes) -> None:
+        use_manifest(self.manifest, parse_notes(data))
+
+
+def use_manifest(manifest: Any, notes: dict[str, Any] | None = None) -> None:
     uncoded: Any = type("Uncoded", (LoadedModel,), {"threads": 1})
     uncoded.__abstractmethods__ = frozenset()  # there is no code to prepare or run
-    model = uncoded(SimpleNamespace(manifest=manifest, where=""))
+    model = uncoded(SimpleNamespace(manifest=manifest, notes=notes, where=""))
     repr(model)
     arrays = {}
     for spec, (_, dtype) in zip(model.inputs, model._admission, strict=True):
         shape = tuple(2 if isinstance(d, str) else d if d < 99 else 1 for d in spec.shape)
         arrays[spec.name] = np.zeros(shape if len(shape) < 9 else (), dtype)
-    if "facts" in manifest.notes:
+    if notes is not None:
         model.facts(arrays)
     else:
         model._bind(tuple(array.shape for array in arrays.values()))
@@ -89,12 +106,12 @@ class Artifacts(Target):
                 return damaged_bytes(rng, data[:4096] if rng.randrange(8) == 0 else data)
             case 1:
                 return resealed(damaged_bytes(rng, data[:128]) + data[128:])
-        fields = list(struct.unpack_from("<8sII6Q", data))
+        fields = list(struct.unpack_from("<8sII8Q", data))
         changed = damaged_json(rng, manifest_of(data))
         fields[7], fields[8] = len(data), len(changed)
         if rng.randrange(3) == 0:
-            fields[rng.randrange(1, 9)] ^= 1 << rng.randrange(32)
-        return resealed(struct.pack("<8sII6Q", *fields) + data[64:] + changed)
+            fields[rng.randrange(1, 11)] ^= 1 << rng.randrange(32)
+        return resealed(struct.pack("<8sII8Q", *fields) + data[80:] + changed)
 
     def read(self, data: bytes) -> None:
         artifact = read_artifact(data)
@@ -121,7 +138,7 @@ def packed_models() -> list[bytes]:
 
 
 def manifest_of(data: bytes) -> bytes:
-    *_, place, size = struct.unpack_from("<8sII6Q", data)
+    *_, place, size, _, _ = struct.unpack_from("<8sII8Q", data)
     return data[place : place + size]
 
 
@@ -129,9 +146,9 @@ def resealed(data: bytes) -> bytes:
     """The file with the checksum of its header and manifest, as far as it says where that is."""
     if len(data) < 128:
         return data
-    *_, place, size = struct.unpack_from("<8sII6Q", data)
-    digest = hashlib.sha256(data[:64] + data[place : place + size]).digest() if place + size <= 1 << 40 else bytes(32)
-    return data[:64] + digest + data[96:]
+    *_, place, size, _, _ = struct.unpack_from("<8sII8Q", data)
+    digest = hashlib.sha256(data[:80] + data[place : place + size]).digest() if place + size <= 1 << 40 else bytes(32)
+    return data[:80] + digest + data[112:]
 
 
 class LaunchPlans(Target):
@@ -247,6 +264,7 @@ def nothing(value: Any) -> None:
 
 TARGETS: dict[str, Target] = {
     "manifest": Manifests(),
+    "notes": Notes(),
     "artifact": Artifacts(),
     "plan": LaunchPlans(),
     "kernel": Texts(parser.parse_kernel, str, verify_kernel, kernels),

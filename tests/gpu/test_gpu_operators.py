@@ -127,7 +127,7 @@ def near(found: Mapping[str, np.ndarray], wanted: list[np.ndarray]) -> None:
 
 
 def one_thread(artifact: Artifact) -> list[str]:
-    steps = [s for entry in artifact.manifest.notes["schedules"] for s in entry["schedule"]["steps"]]
+    steps = [s for entry in artifact.notes["schedules"] for s in entry["schedule"]["steps"]]
     return [s[1][0] for s in steps if s[0] == "note"]
 
 

@@ -105,7 +105,7 @@ def test_products_of_a_model_in_less_than_float32(precision: str) -> None:
     x = floats(20, 18, 9, 9)
     (got,), (want,) = CudaModule(artifact, HostDevice()).run({"x": x}).values(), reference(MIXED, {"x": x})
     assert np.abs(got - want).max() < 0.1 * np.abs(want).max() and not np.allclose(got, want, rtol=1e-6)
-    assert f"precision={precision}" in artifact.manifest.notes["target"]
+    assert f"precision={precision}" in artifact.notes["target"]
 
 
 def test_attention_and_normalisation_in_either_order_of_threads() -> None:

@@ -234,7 +234,7 @@ def run_guarded(
     tables = [(ctypes.c_void_p * len(group))(*(m.address for m in group)) for group in (placed, results)]
     call = Call(*map(ctypes.addressof, tables), constants.address, workspace.address, dims.address)
     parts = [*placed, *results, constants, dims, _Workspace(workspace, regions) if regions else workspace]
-    names = model.manifest.notes.get("kernels", [])
+    names = model.artifact.notes.get("kernels", [])
     try:
         with faults(parts) as found:
             status = code.run(ctypes.addressof(call))

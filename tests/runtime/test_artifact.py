@@ -64,7 +64,7 @@ def test_round_trip_through_path_bytes_and_open_file(tmp_path: Path) -> None:
 def test_the_same_artifact_has_the_same_bytes_and_an_aligned_weights_section() -> None:
     data = pack()
     assert data == pack()
-    assert np.frombuffer(data, np.uint64, 6, 16)[2] % 4096 == 0
+    assert np.frombuffer(data, np.uint64, 8, 16)[2] % 4096 == 0
 
 
 def test_failed_writes_leave_the_old_file_and_nothing_else(tmp_path: Path) -> None:
@@ -97,6 +97,7 @@ def test_extract(tmp_path: Path) -> None:
     assert (tmp_path / "out" / "model.so").read_bytes() == CODE
     assert (tmp_path / "out" / "weights.bin").read_bytes() == models.W.tobytes()
     assert json.loads((tmp_path / "out" / "manifest.json").read_text())["producer"] == "tests"
+    assert json.loads((tmp_path / "out" / "notes.json").read_text()) == {}
 
 
 def test_files_that_are_not_artifacts(tmp_path: Path) -> None:
@@ -127,10 +128,21 @@ def test_other_versions_are_named() -> None:
 
 def test_damaged_weights_are_found_on_request_and_named() -> None:
     data = bytearray(pack([("first", bytes(100)), ("second", bytes(100))]))
-    data[-1] ^= 1
+    data[int(np.frombuffer(data, np.uint64, 1, 32)[0]) + 227] ^= 1
     artifact = read_artifact(data)
     with pytest.raises(ArtifactError, match="'second'"):
         artifact.verify()
+
+
+def test_notes_are_checked_when_they_are_read() -> None:
+    noted = {"kernels": ["conv"], "more": {"ü": [1.5, None]}}
+    data = bytearray(pack(notes=noted))
+    assert read_artifact(data).notes == noted and b"conv" not in read_artifact(data)._manifest
+    data[-2] ^= 1
+    artifact = read_artifact(data)
+    for read in (lambda: artifact.notes, artifact.verify):
+        with pytest.raises(ArtifactError, match="its notes do not match"):
+            read()
 
 
 @given(st.data())
@@ -274,8 +286,8 @@ def test_manifest_fields_are_checked() -> None:
 def test_damage_is_refused(affine: bytes, data: st.DataObject) -> None:
     """Header, manifest and code are always checked: damage there never goes unnoticed, nor reaches native code."""
     damaged = bytearray(affine)
-    used = int(np.frombuffer(affine, np.uint64, 6, 16)[0] + np.frombuffer(affine, np.uint64, 6, 16)[1])
-    signature = range(96, 160)  # means nothing to those who do not ask for it
+    used = int(np.frombuffer(affine, np.uint64, 8, 16)[0] + np.frombuffer(affine, np.uint64, 8, 16)[1])
+    signature = range(112, 176)  # means nothing to those who do not ask for it
     if data.draw(st.booleans()):
         damaged = damaged[: data.draw(st.integers(0, len(damaged) - 1))]
     else:
@@ -302,12 +314,12 @@ def test_a_hostile_manifest_cannot_exhaust_memory_or_the_stack() -> None:
         b"\xff",
         b"{}",
         b'{"format":1}',
-        b'{"format":2}',
+        b'{"format":3}',
     ):
         end = -(-(192 + len(text)) // 64) * 64
         weights_at = -(-end // 4096) * 4096
         for offset in (weights_at, 1 << 62, 0):
-            head = struct.pack("<8sII6Q", b"\x89TCOMP\r\n", 2, 0, end, 0, offset, 0, 192, len(text))
+            head = struct.pack("<8sII8Q", b"\x89TCOMP\r\n", 3, 0, end, 0, offset, 0, 192, len(text), offset, 0)
             data = (head + hashlib.sha256(head + text).digest()).ljust(192, b"\0") + text
             with pytest.raises(ArtifactError, match="JSON|manifest" if offset == weights_at else "damaged"):
                 read_artifact(data.ljust(weights_at, b"\0"))

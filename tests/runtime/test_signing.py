@@ -35,7 +35,7 @@ OTHER_PRIVATE, OTHER_PUBLIC = texts(Ed25519PrivateKey.from_private_bytes(bytes(3
 
 def signed(image: bytes, private: bytes = PRIVATE) -> bytes:
     signature = sign(read_artifact(image), private)
-    return image[:96] + signature + image[160:]
+    return image[:112] + signature + image[176:]
 
 
 @pytest.fixture(scope="session")
@@ -74,7 +74,7 @@ def test_others_are_refused_before_any_code_is_loaded(affine: bytes, difference:
         (affine, PUBLIC, "not signed"),
         (signed(affine), OTHER_PUBLIC, "not by the trusted key"),
         (signed(affine, OTHER_PRIVATE), PUBLIC, "not by the trusted key"),
-        (difference[:96] + signed(affine)[96:160] + difference[160:], PUBLIC, "not by the trusted key"),
+        (difference[:112] + signed(affine)[112:176] + difference[176:], PUBLIC, "not by the trusted key"),
     ):
         with pytest.raises(ArtifactError, match=message):
             Module.load(image, trusted=key)
@@ -82,8 +82,8 @@ def test_others_are_refused_before_any_code_is_loaded(affine: bytes, difference:
 
 def test_no_byte_of_a_signed_artifact_can_be_changed(long: bytes, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("tcomp.runtime.module.NativeCode", None)
-    places = np.random.default_rng(0).integers(160, len(long), 300)
-    for at in [*range(160), *range(len(long) - 128, len(long)), *map(int, places)]:
+    places = np.random.default_rng(0).integers(176, len(long), 300)
+    for at in [*range(176), *range(len(long) - 128, len(long)), *map(int, places)]:
         damaged = bytearray(long)
         damaged[at] ^= 1 << at % 8
         with pytest.raises(ArtifactError):
@@ -92,7 +92,7 @@ def test_no_byte_of_a_signed_artifact_can_be_changed(long: bytes, monkeypatch: p
 
 def test_damaged_weights_are_not_signed(affine: bytes) -> None:
     damaged = bytearray(affine)
-    damaged[-1] ^= 1
+    damaged[-65] ^= 1  # before the notes, which begin at the next multiple of 64
     with pytest.raises(ArtifactError, match="weight 'w'"):
         sign(read_artifact(damaged), PRIVATE)
 
@@ -127,4 +127,4 @@ def test_keys_of_openssl(affine: bytes, tmp_path: Path) -> None:
         subprocess.run(["openssl", "pkey", "-in", private, "-pubout", "-out", public], check=True, capture_output=True)
     except (OSError, subprocess.CalledProcessError):
         pytest.skip("there is no OpenSSL with Ed25519")
-    Module.load(affine[:96] + sign(read_artifact(affine), private) + affine[160:], trusted=public)
+    Module.load(affine[:112] + sign(read_artifact(affine), private) + affine[176:], trusted=public)
