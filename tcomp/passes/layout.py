@@ -19,7 +19,7 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
-from math import inf, prod
+from math import inf, lcm, prod
 from typing import Concatenate, ParamSpec, TypeVar
 
 from tcomp.ir import expr as E
@@ -54,6 +54,7 @@ def choose_layouts(graph: Graph, operand_layouts: OperandLayouts, halos: bool = 
     a GPU, values get no zeros around them, and are computed as they lie; so are outputs without `seconds`."""
     graph, gathered = _copied_inputs(graph) if halos else (graph, {})
     output_layouts, operand_layouts, memory_order = _remembered(_output_layouts), _remembered(operand_layouts), _remembered(_memory_order)
+    grouped = _remembered(_groups)
     products = list(_products(graph))
     # What kernels compute for each other.
     passed_on = {v for n in graph.nodes if n.op is KERNEL and len(n.outputs) == 1 for v in n.outputs} - set(graph.outputs)
@@ -99,7 +100,8 @@ def choose_layouts(graph: Graph, operand_layouts: OperandLayouts, halos: bool = 
         otherwise = memory_order(body, frozenset(summed_axes.get(result, ()))) if not others else None
         pairs = zip(node.outputs, wishes, strict=True)
         found = {v: None if v in fixed else w or summed_bytes.get(v) or gathered.get(v) or otherwise for v, w in pairs}
-        layouts = [_spaced(v, w, around.get(v, {}), summed_axes.get(v, ())) for v, w in found.items()]
+        groups = grouped(body)
+        layouts = [_spaced(v, w, around.get(v, {}), summed_axes.get(v, ()), groups) for v, w in found.items()]
         outputs = tuple(Value(v.name, v.dtype, v.shape, w) if w is not None else v for v, w in zip(node.outputs, layouts, strict=True))
         chosen.update((v, w) for v, w in zip(node.outputs, outputs, strict=True) if v is not w)
         body = with_layouts(body, {}, dict(enumerate(layouts)))
@@ -336,14 +338,23 @@ def _summed_bytes(products: Sequence[_Product]) -> dict[Value, Layout]:
     return wanted
 
 
-def _spaced(v: Value, layout: Layout | None, halo: Widths, summed: Collection[int]) -> Layout | None:
-    """The layout with zeros around, and a line of the cache between rows that would evict each other."""
+def _groups(body: Graph) -> int:
+    """The elements of each group, where a kernel body reduces something else for each group of neighbours (the output channels of a grouped
+    convolution); 1 for any other."""
+    stages = _stages(body, _value_tensors(body)[1])
+    indices = [i for e in stages.values() for reduction in _reductions(e) for r in E.reads(reduction.args[0]) for i in r.args]
+    return lcm(*(int(q.args[1].attr) for i in indices for q in E.walk(i) if q.op == "floordiv" and q.args[1].op == "const"))
+
+
+def _spaced(v: Value, layout: Layout | None, halo: Widths, summed: Collection[int], groups: int) -> Layout | None:
+    """The layout with zeros around, and a line of the cache between rows that would evict each other; whole groups of so many elements, as
+    the loops over them are cut there."""
     w = layout or Layout.identity(len(v.shape))
     last = w.pieces[-1].axis if w.pieces else -1
     if last in summed and last not in halo and not w.pads:
         row, rows = _size(v.shape[last]) * itemsize(v.dtype), prod(_size(d) for d in v.shape) // _size(v.shape[last])
         if row % ALIASED == 0 and rows > MAX_ALIASED_ROWS:
-            halo = {**halo, last: (0, LINE // itemsize(v.dtype))}
+            halo = {**halo, last: (0, lcm(LINE // itemsize(v.dtype), groups))}
     return w.with_halo(halo) if halo else layout
 
 

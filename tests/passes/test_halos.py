@@ -19,6 +19,7 @@ from tcomp.ir.text.parser import parse_layout
 from tcomp.options import CompileOptions
 from tcomp.pipeline import compile_model
 from tcomp.runtime import Module
+from tcomp.target import CpuTarget
 
 RNG = np.random.default_rng(3)
 
@@ -103,6 +104,22 @@ def test_rows_that_would_evict_each_other_lie_apart(channels: int, spaced: bool,
     assert bool(re.search(rf"float32\[[0-9, ]*{channels + 16}\]", report.stages["loops"])) == spaced
     x = RNG.integers(-3, 4, (1, 4, 5, 7)).astype("float32")
     np.testing.assert_array_equal(Module.load(artifact).run({"x": x})["y"], ReferenceEvaluator(model).run(None, {"x": x})[0])
+
+
+@pytest.mark.parametrize(("channels", "groups", "pitch"), [(512, 32, 528), (512, 16, 544), (512, 4, 640), (512, 128, 528)])
+def test_rows_of_groups_lie_apart_by_whole_groups(channels: int, groups: int, pitch: int) -> None:
+    """So that a grouped convolution writes them group by group: none of its kernels stays as lowered."""
+    nodes = [POINTWISE, conv("a", "w2", "g", pads=[1] * 4, group=groups), conv("g", "w3", "y")]
+    weights = [weight("w1", channels, 4, 1, 1), weight("w2", channels, channels // groups, 3, 3), weight("w3", 5, channels, 1, 1)]
+    model = chain(nodes, weights, [1, 4, 4, 3])
+    target = CpuTarget.parse("cpu -mcpu=skylake-avx512")
+    report = compile_model(model, CompileOptions(target, emit=("graph", "schedule")))[1]
+    assert f"b+0+{pitch - channels})" in report.stages["graph"]
+    grouped = re.split(r"^# ", report.stages["schedule"], flags=re.MULTILINE)[2]
+    assert "s.compute_at(" in grouped
+    x = RNG.integers(-3, 4, (1, 4, 4, 3)).astype("float32")
+    module = Module.load(compile_model(model, CompileOptions())[0])
+    np.testing.assert_array_equal(module.run({"x": x})["y"], ReferenceEvaluator(model).run(None, {"x": x})[0])
 
 
 def test_reach() -> None:

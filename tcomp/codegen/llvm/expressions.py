@@ -19,7 +19,7 @@ from tcomp.ir.access import clamped_check, in_range, linear_index
 from tcomp.ir.dtypes import integer_range, is_integer, itemsize
 from tcomp.ir.expr import INDEX, Expr, const, substitute
 from tcomp.ir.loops import Buffer, Stmt
-from tcomp.ir.simplify import Linear, difference, from_linear, linear, simplify
+from tcomp.ir.simplify import Linear, difference, from_linear, linear, prove, simplify
 from tcomp.target import CpuTarget
 
 MAX_LANES = 64  # of a vectorized loop: bytes of the widest vector register
@@ -71,6 +71,8 @@ class KernelModule(Module):
         self.lowered = cache(lambda e: lower(e, target))  # by operations that the target has; None where it has the operator
         self.in_bounds = cache(lambda read: in_range(read.args, read.attr.shape))  # whether a read lies inside its buffer for all values
         self.checks = cache(lambda e: tuple(_certain_checks(e)))  # those that every evaluation makes
+        self.holds = cache(_holds)
+        self.sums = cache(_sums)
 
     def parameter(self, buffer: Buffer, ref: str, written: bool) -> str:
         """A pointer parameter with what is known of its memory."""
@@ -150,6 +152,8 @@ class Expressions(Builder):
 
     def read(self, e: Expr) -> Value:
         """The value of a read, which active lanes alone make where it may lie outside of its buffer."""
+        if self.lane is not None and (found := self.picked(e)) is not None:
+            return found
         buffer, mask = e.attr, self.mask
         address = self.address(buffer, e.args)
         anywhere = mask is not None and (self.module.in_bounds(e) or self.padded(buffer, address))
@@ -242,6 +246,70 @@ class Expressions(Builder):
             ]
             result = self.shuffle(type_, result, parts[n], picks)
         return result
+
+    def picked(self, e: Expr) -> Value | None:
+        """The value of a read at places that depend on the lane alone and lie within one vector, such as `x[lane // 4 * 4 + c]`: one
+        contiguous load and a shuffle. Nothing outside of the buffer is read: where the whole vector is not certainly inside, those
+        elements are loaded that active lanes pick. None for any other read."""
+        buffer, lanes, mask = e.attr, self.lanes, self.mask
+        if (parts := self.lane_places(buffer, e.args)) is None:
+            return None
+        shared, places = parts
+        first, last = min(places), max(places)
+        if last - first >= lanes or buffer.dtype == "bool":
+            return None
+        if mask is not None and self.module.in_bounds(e):
+            mask = None
+        start = first // lanes * lanes  # where several reads pick from one vector, they load it once
+        if last >= start + lanes:
+            start = first
+        type_ = self.module.memory_type(buffer.dtype, lanes)
+        whole = mask is None and self.module.holds(buffer, shared, start, lanes)
+        if not whole:
+            start = first
+        picks = [place - start for place in places]
+        active = None if whole else self.picking(mask, picks)
+        key = (buffer, "vector", shared, start, active)
+        if (vector := self.find(key)) is None:
+            pointer, align = self.pointer(buffer, shared, start), itemsize(buffer.dtype)
+            if active is None:
+                ref = self.op(f"load {type_}, ptr {pointer}, align {align}")
+            else:
+                args = (("ptr", pointer), ("i32", str(align)), (f"<{lanes} x i1>", active), (type_, "zeroinitializer"))
+                ref = self.call("masked.load", type_, *args, suffix=(type_, "ptr"))
+            vector = Value(ref, buffer.dtype, lanes)
+            self.remember(key, vector, [buffer, *(b for monomial, _ in shared for a in monomial for b in self.module.buffers(a))])
+        return Value(self.shuffle(type_, vector.ref, vector.ref, picks), buffer.dtype, lanes)
+
+    def lane_places(self, buffer: Buffer, indices: tuple[Expr, ...]) -> tuple[tuple[Term, ...], list[int]] | None:
+        """For an access whose place is a sum of terms that all lanes share and of others, not multiples of the lane, that depend on the
+        lane alone: (the shared terms, how far each lane's place lies behind these). None for any other access."""
+        form, lane = self.form(buffer, indices), self.lane
+        assert lane is not None
+        own, shared, offset = list[Term](), list[Term](), form.offset
+        for monomial, c in form.terms:
+            plain = monomial[0] if len(monomial) == 1 and monomial[0].op == "var" else None
+            if plain is not None and plain in self.constants:
+                offset += c * self.constants[plain]
+            else:
+                (own if self.varies(monomial) else shared).append((monomial, c))
+        if all(monomial == (lane,) for monomial, _ in own) or any(
+            self.module.variables(a) != (lane,) or self.module.buffers(a) for monomial, _ in own for a in monomial
+        ):
+            return None
+        return tuple(shared), [offset + n for n in self.module.sums(tuple(own), lane, self.lanes)]
+
+    def picking(self, mask: Value | None, picks: Sequence[int]) -> str:
+        """The mask of the elements of a vector that active lanes pick."""
+        pickers = [[n for n, pick in enumerate(picks) if pick == place] for place in range(self.lanes)]
+        if mask is None:
+            return f"<{', '.join(f'i1 {str(bool(found)).lower()}' for found in pickers)}>"
+        type_, ref = self.module.type("bool", self.lanes), "zeroinitializer"
+        spread = self.spread(mask, self.lanes)
+        for turn in range(max(map(len, pickers))):
+            some = [found[turn] if turn < len(found) else self.lanes for found in pickers]
+            ref = self.op(f"or {type_} {ref}, {self.shuffle(type_, spread, 'zeroinitializer', some)}")
+        return ref
 
     def pointer_vector(self, buffer: Buffer, address: Address) -> str:
         """The addresses of all lanes."""
@@ -515,6 +583,18 @@ class Expressions(Builder):
         self.lines = outer
         self.start(end)
         return Value(self.op(f"phi {self.module.type(a.dtype, lanes)} {', '.join(arms)}"), a.dtype, lanes)
+
+
+def _holds(buffer: Buffer, terms: tuple[Term, ...], start: int, count: int) -> bool:
+    """Whether the elements `terms + start` and so many behind it, in row-major order, certainly lie in a buffer."""
+    index = from_linear(dict(terms)) + start
+    return prove(index >= 0) and prove(index + (count - 1) < math.prod(map(E.as_expr, buffer.shape), start=const(1)))
+
+
+def _sums(terms: tuple[Term, ...], lane: Expr, lanes: int) -> list[int]:
+    """The sum of terms that depend on the lane alone, for each of the lanes."""
+    total = from_linear(dict(terms))
+    return [E.evaluate_int(total, {lane: n}) for n in range(lanes)]
 
 
 def _unknown(e: Expr, facts: Mapping[Expr, Any]) -> Iterable[Expr]:

@@ -174,7 +174,15 @@ def _memory_order(nest: Nest) -> list[For]:
         step = stride(operand, x.var) if operand is not None else 0
         return -(1 << 40) if step is None else -abs(step)
 
-    return sorted(nest.reduction_loops, key=place)
+    return sorted(nest.reduction_loops, key=lambda x: (x.var in _row_windows(nest), place(x)))
+
+
+def _row_windows(nest: Nest) -> set[E.Expr]:
+    """Where lanes pick what they read from vectors: the reduction loops that move along with the rows of a tile. In the innermost loop, the
+    rows find there what has just been picked for their neighbours."""
+    lane, row = nest.spatial[-1].var, row_axis(nest)
+    picked = [i for r in nest.reads if row is not None and stride(r, lane) is None for i in r.args if row.var in E.variables(i)]
+    return {x.var for x in nest.reduction_loops if any(x.var in E.variables(i) for i in picked)}
 
 
 def _prefetch_vectors(s: Schedule, nest: Nest, walked: str, loop: str, target: CpuTarget, knobs: Knobs) -> None:
@@ -252,7 +260,7 @@ def pack(s: Schedule, acc: str, lanes: int, target: CpuTarget, knobs: Knobs, wid
         if row.var in E.variables(*r.args) or step in (0, None) or len(dims) != 1 or r.args[dims[0]] is not lane.var:
             continue
         # Large: successive rows of lanes lie on different pages, and the operand exceeds the first-level cache.
-        row_stride = max((abs(stride(r, x.var) or 0) for x in nest.reduction_loops), default=0) * itemsize(r.attr.dtype)
+        row_stride = min((abs(n) for x in nest.reduction_loops if (n := stride(r, x.var))), default=0) * itemsize(r.attr.dtype)
         large = bytes_of(r.attr) > 2 * target.l1 and row_stride >= LARGE_STRIDE
         pays = rows >= MIN_PACKED_ROWS if step != 1 else rows >= MIN_PACKED_PAGE_ROWS and large
         if not knobs.flag((r.attr.name, "pack"), pays):

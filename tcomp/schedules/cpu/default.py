@@ -13,10 +13,15 @@ stored whole and are a group of their own. Stages that read windows of each othe
 
 from __future__ import annotations
 
+from math import inf
+
 from tcomp.ir import expr as E
+from tcomp.ir.access import linear_index, stride
+from tcomp.ir.dtypes import is_float
 from tcomp.ir.fallback import FallbackKind
 from tcomp.ir.layout import Layout
-from tcomp.ir.loops import Kernel, Store, walk
+from tcomp.ir.loops import For, Kernel, Store, walk
+from tcomp.ir.simplify import difference, simplify
 from tcomp.schedules.analysis import access_patterns as patterns
 from tcomp.schedules.cpu import contraction, elementwise, flash_attention, row_reductions, stencils
 from tcomp.schedules.cpu.common import is_streamed, nest_lanes
@@ -34,7 +39,7 @@ def schedule(kernel: Kernel, target: CpuTarget, knobs: Knobs | None = None) -> S
     """The schedule of a kernel as lowered: the default one, unless `knobs` decide otherwise. Where a step is refused (its independence
     cannot be proved, say), the group stays as it was before, and a note in the kernel says so."""
     knobs = knobs or Knobs()
-    s = _prepared(kernel)
+    s = _prepared(kernel, target)
     if patterns.is_imperative(s.kernel):
         s = polyhedral_or_not(s, target, target.cores)
         s.clean()
@@ -64,7 +69,7 @@ def schedule(kernel: Kernel, target: CpuTarget, knobs: Knobs | None = None) -> S
     return s
 
 
-def _prepared(kernel: Kernel) -> Schedule:
+def _prepared(kernel: Kernel, target: CpuTarget) -> Schedule:
     """The kernel with as few, but plain, dimensions as its accesses allow."""
     s = Schedule(kernel)
     s.collapse()
@@ -73,14 +78,41 @@ def _prepared(kernel: Kernel) -> Schedule:
             _expand(s, patterns.result_nest(s.kernel, result).loops[-1].var.name, size)
             indices = next(r.args for r in patterns.result_nest(s.kernel, result).reads if r.attr.name == stage)
             s.reorder(*(i.name for i in indices if i.op == "var"))
-        if (found := patterns.grouped_axis(s.kernel)) is not None:
+        if (found := patterns.grouped_axis(s.kernel)) is not None and not _fills_vectors(s, *found, target):
             _expand(s, *found)
     return s
+
+
+def _fills_vectors(s: Schedule, loop: str, size: int, target: CpuTarget) -> bool:
+    """Whether lanes should run across groups of `size` neighbours along a loop: each group fills a part of a vector only, and what it
+    shares is picked from the vector that holds it for all of them (grouped convolutions of few channels)."""
+    for nest in (n for n in patterns.nests(s.kernel) if n.is_reduction):
+        axis = nest.spatial[-1] if nest.spatial else None
+        if axis is not None and axis.var.name == loop:
+            lanes = nest_lanes(target, nest)
+            floats = all(is_float(b.dtype) for b in (nest.writes, *(r.attr for r in nest.reads)))
+            groups = [r for r in nest.reads if stride(r, axis.var) is None]
+            fits = lanes % size == 0 and size < lanes <= patterns.extent_of(axis.extent)
+            return floats and fits and all(_span(r, axis, lanes) < lanes for r in groups)
+    return False
+
+
+def _span(r: E.Expr, axis: For, lanes: int) -> float:
+    """How many elements lie between the places that the first and the last lane of a vector along an axis read; infinity if unknown."""
+    place = linear_index(r.attr, r.args)
+    first, last = (simplify(E.substitute(place, {axis.var: E.const(n)})) for n in (0, lanes - 1))
+    gap = difference(last, first)
+    return abs(int(gap.attr)) if gap.op == "const" else inf
 
 
 def _expand(s: Schedule, loop: str, size: int) -> None:
     """Split an axis into groups of `size`, in all nests that walk it and in the buffers that they write."""
     extent = editing.find_loop(s.kernel, loop).extent
+
+    def whole(d: E.Dim) -> bool:
+        """Whether a dimension holds the axis, and behind it whole groups that nothing is written to."""
+        return d == extent or (isinstance(d, int) and isinstance(extent, int) and d > extent and d % size == extent % size == 0)
+
     todo, done = [loop], set[str]()
     while todo:
         if (name := todo.pop()) in done:
@@ -89,7 +121,7 @@ def _expand(s: Schedule, loop: str, size: int) -> None:
         v = editing.find_loop(s.kernel, name).var
         written = {n.writes for n in patterns.nests(s.kernel) if n.writes.shape}
         accesses = [a for n in patterns.nests(s.kernel) for a in ((n.writes, n.leaf.indices), *((r.attr, r.args) for r in n.reads))]
-        places = {(b, d) for b, indices in accesses for d, i in enumerate(indices) if i is v and b in written and b.shape[d] == extent}
+        places = {(b, d) for b, indices in accesses for d, i in enumerate(indices) if i is v and b in written and whole(b.shape[d])}
         todo += [i.name for b, indices in accesses for d, i in enumerate(indices) if (b, d) in places and i.op == "var"]
         s.split(name, size)
         for b, d in sorted(places, key=lambda place: (place[0].name, -place[1])):
@@ -144,7 +176,7 @@ def operand_layouts(kernel: Kernel, constants: frozenset[int], target: CpuTarget
     """The packed layouts that the default schedule of an unscheduled kernel wants for constant parameters. A contraction reads its vector
     operand in panels as wide as the register tile, one panel after the other, in the order of the reduction loops:
     `[column / width][reduction loops...][column % width]`."""
-    knobs, s = knobs or Knobs(), _prepared(kernel)
+    knobs, s = knobs or Knobs(), _prepared(kernel, target)
     if patterns.is_imperative(s.kernel):
         return {}
     wishes: dict[int, Layout] = {}

@@ -139,6 +139,27 @@ def test_grouped_convolutions_have_no_quotients_in_lanes(groups: int, channels: 
     agree(program, native(program, s.kernel, arrangement), expected(program))
 
 
+@pytest.mark.parametrize(
+    ("groups", "channels", "results", "window", "stride"),
+    [(8, 32, 32, 3, 1), (16, 32, 32, 1, 1), (17, 34, 34, 3, 1), (9, 18, 36, 2, 2), (4, 16, 32, 3, 2), (6, 12, 24, 3, 1)],
+)
+def test_groups_of_few_channels_share_a_vector(groups: int, channels: int, results: int, window: int, stride: int) -> None:
+    """Lanes run across groups; what a group shares is picked from the vector that holds it for all of them."""
+    x, w = te.placeholder((1, channels, 9, 10), name="x"), te.placeholder((results, channels // groups, window, window), name="w")
+    y = conv(x, w, (stride, stride), (1, 1), groups)
+    b = te.placeholder((results,), name="b")
+    z = te.compute(y.shape, lambda n, c, h, w: te.maximum(y[n, c, h, w] + b[c], 0.0), name="z")
+    last = Layout.permuted((0, 2, 3, 1))
+    for target, lanes in ((CpuTarget.parse("cpu -mcpu=skylake-avx512"), 16), (HASWELL, 8)):
+        weights = operand_layouts(lower("k", [x, w, b], [z], {x: last, z: last}), frozenset({1}), target)
+        s = schedule(lower("k", [x, w, b], [z], {x: last, z: last, w: weights.get(1, Layout.identity(4))}), target)
+        vectors = [x.extent for x in s.loops.values() if x.kind == VECTORIZED]
+        assert not s.kernel.notes and max(vectors) == lanes
+        program, arrangement = Program((x, w, b), (z,), {}), [last, weights.get(1), None, last]
+        agree(program, interpreted(program, s.kernel, arrangement), expected(program))
+        agree(program, native(program, s.kernel, arrangement), expected(program))
+
+
 def test_sums_that_go_on_from_what_was_there_are_no_tensor_expression() -> None:
     """Structural schedules clear an element before they accumulate into it."""
     n = 40
