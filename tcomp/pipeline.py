@@ -32,7 +32,20 @@ from tcomp.ir.simplify import as_dim
 from tcomp.ir.text.parser import parse_expr
 from tcomp.options import CompileOptions, Report
 from tcomp.packaging import assemble, collect_weights, manifest, symbolic_dims
-from tcomp.passes import algorithms, canonicalize, cse, dce, dead_elements, fold, half_floats, layout, partition, quantized, simplify
+from tcomp.passes import (
+    algorithms,
+    canonicalize,
+    cse,
+    dce,
+    dead_elements,
+    fold,
+    half_floats,
+    layout,
+    partition,
+    quantized,
+    simplify,
+    stored_weights,
+)
 from tcomp.passes.memory_plan import plan_memory
 from tcomp.passes.runner import run_passes
 from tcomp.runtime import Artifact, read_artifact, write_artifact
@@ -109,11 +122,13 @@ def graph_passes(options: CompileOptions, report: Report) -> list[tuple[str, Cal
 
     return [
         ("use-bytes", lambda g: quantized.use_bytes(g, notes)),
+        ("keep-blocks", lambda g: stored_weights.keep_blocks(g, notes)),
         *([("widen-half-floats", widen)] if wanted.algorithms_for else []),
         ("fold", lambda g: fold.fold_constants(g, notes)),
         ("eliminate-dead-elements", lambda g: dead_elements.eliminate_dead_elements(g, notes)),
         ("canonicalize", lambda g: canonicalize.canonicalize(g, notes)),
         ("simplify", lambda g: simplify.simplify(g, notes)),
+        ("multiply-blocks", lambda g: stored_weights.multiply_blocks(g, wanted.byte_lanes, notes)),
         ("fold-again", lambda g: fold.fold_constants(g, notes)),
         ("merge-equal", cse.merge_equal),
         ("eliminate-dead", dce.eliminate_dead),

@@ -34,7 +34,9 @@ class CpuBackend(Backend):
     @property
     def graph_options(self) -> GraphOptions:
         """All that graph passes can do."""
-        return GraphOptions(True, self.target, self.target.l2)
+        from tcomp.schedules.cpu.int8_dot_products import byte_lanes
+
+        return GraphOptions(True, self.target, self.target.l2, byte_lanes=byte_lanes(self.target))
 
     def operand_layouts(self, kernel: Kernel, constants: frozenset[int], knobs: Knobs | None = None) -> Mapping[int, Layout]:
         """Panels of weights for register tiles."""

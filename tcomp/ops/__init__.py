@@ -16,6 +16,7 @@ from tcomp.ops import (
     recurrent,
     reduction,
     signal,
+    stored_weights,
     text,
     training,
     trees,
@@ -23,7 +24,7 @@ from tcomp.ops import (
 
 _FAMILIES = (
     bilinear, counting, elementwise, image, interpolation, matmul, ml, movement, nn,
-    quantization, random, recurrent, reduction, signal, text, training, trees,
+    quantization, random, recurrent, reduction, signal, stored_weights, text, training, trees,
 )  # fmt: skip
 
 OPERATORS: dict[str, Operator] = {

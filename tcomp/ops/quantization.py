@@ -19,6 +19,8 @@ from tcomp.ir.narrow import convert
 from tcomp.ir.te import Tensor
 from tcomp.ops.movement import valid_index
 
+MANY_ROWS = 32  # from here on writing the weights out once costs less than unpacking them for each tile of rows
+
 
 def _parameter(p: Tensor, i: tuple[Expr, ...], x: Tensor, axis: int, block: int | None = None) -> Expr:
     """The scale or zero point that belongs to element `i` of `x`; without blocks (None), one of the rank of `x` broadcasts."""
@@ -109,13 +111,18 @@ def unpack(x: Tensor, bits: int, count: int) -> Tensor:
     return te.compute((*x.shape[:-1], count), element, "unpack")
 
 
-def block_product(x: Tensor, w: Tensor, scales: Tensor, zeros: Tensor, choice: Tensor | None, bits: int, block: int) -> Tensor:
+def block_product(
+    x: Tensor, w: Tensor, scales: Tensor, zeros: Tensor, choice: Tensor | None, bits: int, block: int, activations: str = "float"
+) -> Tensor:
     """y[..., o] = sum over k of x[..., k] * (w[o, k] - zeros[o, k // block]) * scales[o, k // block], w being numbers of `bits` bits.
 
     w uint8 [out, bytes] is packed as `unpack` says; x [..., in] has as many elements as a row of it. With `choice` [rows, slots] the
     weights have experts in front, each element of `choice` has its own, and x is [rows, slots or 1, in]. Weights are never written out.
+    `activations`: "int8" allows x to be rounded to bytes, block by block (`passes.stored_weights`); here it is not.
     """
     each, size = 8 // bits, w.shape[-1]
+    if activations not in ("float", "int8"):
+        raise IRError(f"activations as {activations}")
     if w.dtype != "uint8" or not isinstance(size, int) or block % each or size * each % block:
         raise IRError(f"weights {w!r} are not blocks of {block} numbers of {bits} bits")
     require_same(x.shape[-1], size * each, "features of quantised weights")

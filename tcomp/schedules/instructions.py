@@ -64,6 +64,17 @@ def vpdpbusd(rows: int, vectors: int, unroll: int = 1, bits: int = 512) -> Instr
 
 
 @cache
+def vpdpbusd_unsigned(rows: int, vectors: int, unroll: int = 1, bits: int = 512) -> Instruction:
+    """As `vpdpbusd`, but of int8 by uint8: the packed operand is the unsigned one, as weights of few bits are."""
+    if bits not in (512, 256):
+        raise ScheduleError(f"vpdpbusd_unsigned of {bits} bits", hint="512 or 256")
+    op = VectorOp(f"llvm.x86.avx512.vpdpbusd.{bits}", ("acc", "b", "a"), bits // 32, 4)
+    features = ("avx512vnni",) if bits == 512 else ("avx512vnni", "avxvnni")
+    name = _call("vpdpbusd_unsigned", rows, vectors, unroll, bits)
+    return _panel(name, (rows, vectors, unroll), ("int32", "int8", "uint8"), op, *features)
+
+
+@cache
 def sdot(rows: int, vectors: int, unroll: int = 1) -> Instruction:
     """NEON: as `vpdpbusd` with four lanes, of int8 by int8."""
     op = VectorOp("llvm.aarch64.neon.sdot.v4i32.v16i8", ("acc", "a", "b"), 4, 4)
@@ -217,7 +228,7 @@ def bulk_copy(dtype: str, count: int) -> Instruction:
     return Instruction(_call("bulk_copy", dtype, count), meaning, operands, op, ("sm_90",), max(1.0, size / 64), 1)
 
 
-_GENERATORS = {f.__name__: f for f in (fma_tile, vpdpbusd, sdot, mma, mma_fill, mma_store, wgmma, bulk_copy)}
+_GENERATORS = {f.__name__: f for f in (fma_tile, vpdpbusd, vpdpbusd_unsigned, sdot, mma, mma_fill, mma_store, wgmma, bulk_copy)}
 
 
 def _call(name: str, *arguments: int | str) -> str:

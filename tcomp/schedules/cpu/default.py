@@ -23,7 +23,7 @@ from tcomp.ir.layout import Layout
 from tcomp.ir.loops import For, Kernel, Store, walk
 from tcomp.ir.simplify import difference, simplify
 from tcomp.schedules.analysis import access_patterns as patterns
-from tcomp.schedules.cpu import contraction, elementwise, flash_attention, row_reductions, stencils
+from tcomp.schedules.cpu import block_dot_products, contraction, elementwise, flash_attention, row_reductions, stencils
 from tcomp.schedules.cpu.common import is_streamed, nest_lanes
 from tcomp.schedules.cpu.int8_dot_products import add_up_groups, grouped, multiplies_bytes, split_groups
 from tcomp.schedules.cpu.work_partition import split_row_sums
@@ -50,7 +50,8 @@ def schedule(kernel: Kernel, target: CpuTarget, knobs: Knobs | None = None) -> S
     if multiplies_bytes(target):
         split_groups(s)
     split_row_sums(s, target)
-    rest = flash_attention.in_one_pass(s, lambda found: flash_attention.schedule(s, found, target, knobs))
+    shaped = block_dot_products.in_registers(s, target, knobs)
+    rest = flash_attention.in_one_pass(s, lambda found: flash_attention.schedule(s, found, target, knobs)) - shaped
     for group in (group for group in _groups(s, target) if group.result in rest):
         with s.attempt(group.result, FallbackKind.LEFT_AS_LOWERED):
             if group.shape == "elementwise":
@@ -179,7 +180,9 @@ def operand_layouts(kernel: Kernel, constants: frozenset[int], target: CpuTarget
     knobs, s = knobs or Knobs(), _prepared(kernel, target)
     if patterns.is_imperative(s.kernel):
         return {}
-    wishes: dict[int, Layout] = {}
+    wishes = block_dot_products.operand_layouts(s.kernel, constants, target)
+    if wishes:
+        return wishes
     names = {b.name: n for n, b in enumerate(kernel.buffers)}
     packable = frozenset(kernel.buffers[n].name for n in constants)
     original = {n.writes.name: n for n in patterns.nests(kernel) if n.is_reduction}

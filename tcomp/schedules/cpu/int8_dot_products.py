@@ -25,9 +25,15 @@ from tcomp.target import CpuTarget
 GROUP = 4  # bytes that one lane of 32 bits multiplies and adds up
 
 
+def byte_lanes(target: CpuTarget) -> int:
+    """Lanes of 32 bits of the widest vectors of a target that multiply bytes; 0 for none."""
+    usable = (bits for bits in (512, 256) if target.vector_bits >= bits and any(map(target.has, vpdpbusd(1, 1, 1, bits).features)))
+    return next((bits // 32 for bits in usable), 0)
+
+
 def multiplies_bytes(target: CpuTarget) -> bool:
     """Whether the vectors of a target do."""
-    return any(target.vector_bits >= bits and any(map(target.has, vpdpbusd(1, 1, 1, bits).features)) for bits in (256, 512))
+    return byte_lanes(target) > 0
 
 
 def summed_bytes(nest: Nest) -> tuple[For, E.Expr] | None:

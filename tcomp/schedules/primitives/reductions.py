@@ -307,7 +307,7 @@ def core_of(factor: Expr) -> Expr:
     while factor.args:
         x = factor.args[0]
         widens = factor.op == "cast" and itemsize(x.dtype) <= itemsize(factor.dtype) and is_float(x.dtype) <= is_float(factor.dtype)
-        cut = factor.op == "bitcast" or (factor.op == "and" and factor.args[1].op == "const")
+        cut = factor.op == "bitcast" or (factor.op == "and" and factor.args[1].op == "const" and factor.dtype == "uint32")
         if not (widens and x.dtype != "bool") and not cut:
             break
         factor = x

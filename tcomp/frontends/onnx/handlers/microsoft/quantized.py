@@ -29,9 +29,9 @@ from tcomp.ir.graph import Operator, Value
 from tcomp.ops import elementwise as ew, reduction as red
 from tcomp.ops.matmul import MATMUL
 from tcomp.ops.movement import CONCAT, GATHER, TRANSPOSE, product
-from tcomp.ops.quantization import BLOCK_PRODUCT, CENTRED, DEQUANTIZE, DYNAMIC_RANGE, QUANTIZE, REQUANTIZE, UNPACK
+from tcomp.ops.quantization import BLOCK_PRODUCT, CENTRED, DEQUANTIZE, DYNAMIC_RANGE, MANY_ROWS, QUANTIZE, REQUANTIZE, UNPACK
 
-MANY_ROWS = 32  # from here on writing the weights out once costs less than unpacking them for each tile of rows
+BYTES_ALLOWED = 4  # the accuracy level that allows activations to be rounded to bytes
 
 
 def _binary(op: Operator) -> Handler:
@@ -163,11 +163,12 @@ def _product_n_bits(ctx: Context) -> Value:
     if zeros is not None and zeros.dtype == "uint8":
         zeros = unpacked(ctx, zeros, bits, (n, blocks))
     scales, zeros = reshaped(ctx, scales, (n, blocks)), zero_points(ctx, zeros, (n, blocks), bits)
-    rows = product(x.shape[:-1])
-    if groups is None and not (isinstance(rows, int) and rows > MANY_ROWS):
+    rows, rounded = product(x.shape[:-1]), ctx.attrs["accuracy_level"] == BYTES_ALLOWED
+    if groups is None and (rounded or not (isinstance(rows, int) and rows > MANY_ROWS)):
         more = (*[0] * (len(x.shape) - 1), blocks * block - k)
         inputs = [padded(ctx, x, [0] * len(more), more), reshaped(ctx, ctx.value(1), (n, blocks * block * bits // 8)), scales, zeros, None]
-        return total(ctx, ctx.add(BLOCK_PRODUCT, inputs, bits=bits, block=block), ctx.input(5))
+        activations = "int8" if rounded else "float"
+        return total(ctx, ctx.add(BLOCK_PRODUCT, inputs, bits=bits, block=block, activations=activations), ctx.input(5))
     weights = cut(ctx, unpacked(ctx, ctx.value(1), bits, (n, blocks * block)), 1, 0, k)
     if groups is not None:  # the block of each element
         chosen = cut(ctx, groups, 0, 0, k)

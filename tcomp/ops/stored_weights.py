@@ -1,0 +1,90 @@
+"""Products with weights that are stored in few bits, of activations that are rounded to bytes block by block.
+
+    y[.., o] = sum over blocks b: sx[.., b] * sw[o, b] * (sum over k of xq[.., b, k] * wq[o, b, k]  -  z[o, b] * sum over k of xq[.., b, k])
+
+The inner sums are of integers, exact and in any order. Of a byte with several numbers, those at one position are summed after another;
+so activations lie in that order, and weights as they are stored.
+"""
+
+from __future__ import annotations
+
+from tcomp.errors import IRError
+from tcomp.ir import te
+from tcomp.ir.broadcasting import require_same, widened
+from tcomp.ir.expr import Expr, cast, const, select
+from tcomp.ir.graph import Operator
+from tcomp.ir.te import Tensor
+
+LARGEST = 127  # of the bytes that stand for activations
+SMALLEST = 1e-30  # of the largest element of a block: blocks of smaller ones are zeros
+
+
+def byte_blocks(x: Tensor, block: int, each: int) -> tuple[Tensor, Tensor, Tensor]:
+    """Activations [..., in] as bytes: (int8 [..., blocks, each, block / each], scales float32 [..., blocks], sums int32 [..., blocks]).
+
+    x[..., b * block + j * each + p] is about bytes[..., b, p, j] * scales[..., b], the largest of a block exactly; `sums` are those of the
+    bytes of a block. Rounding is to nearest, ties to even.
+    """
+    size = x.shape[-1]
+    if not isinstance(size, int) or each < 1 or block % each or size % block:
+        raise IRError(f"{x!r} does not consist of blocks of {block} elements, {each} in a byte")
+    rows, count = x.shape[:-1], size // block
+    k = te.reduce_axis(block, "k")
+    peak = te.compute((*rows, count), lambda *i: te.max(te.abs(widened(x[(*i[:-1], i[-1] * block + k)])), k), "peak")
+    inverse = te.compute(peak.shape, lambda *i: select(peak[i] > SMALLEST, LARGEST / peak[i], 0.0), "inverse")
+
+    def element(*i: Expr) -> Expr:
+        *row, b, p, j = i
+        value = widened(x[(*row, b * block + j * each + p)]) * inverse[(*row, b)]
+        return cast(te.round(value), "int8")
+
+    rounded = te.compute((*rows, count, each, block // each), element, "bytes")
+    scales = te.compute(peak.shape, lambda *i: peak[i] * (1 / LARGEST), "scales")
+    p, j = te.reduce_axis(each, "p"), te.reduce_axis(block // each, "j")
+    sums = te.compute(peak.shape, lambda *i: te.sum(cast(rounded[(*i, p, j)], "int32"), (p, j)), "sums")
+    return rounded, scales, sums
+
+
+def byte_block_product(
+    x: Tensor, x_scales: Tensor, x_sums: Tensor, w: Tensor, scales: Tensor, zeros: Tensor | None, bits: int, zero: int, dtype: str
+) -> Tensor:
+    """y [..., out], of what `byte_blocks` makes of activations and weights uint8 [out, blocks, bytes of a block] of `bits` bits, the lowest
+    bits first; `scales` [out, blocks] and `zeros` (likewise; None: `zero`) are numbers of any type. Sums over blocks are of float32."""
+    each = 8 // bits
+    if w.dtype != "uint8" or 8 % bits or w.ndim != 3 or x.ndim < 3:
+        raise IRError(f"{w!r} are no blocks of weights of {bits} bits")
+    out, count, own = w.shape
+    if (x.shape[-2], x.dtype) != (each, "int8"):
+        raise IRError(f"{x!r} are no activations for weights of {bits} bits")
+    require_same(x.shape[-3], count, "blocks of activations and weights")
+    require_same(x.shape[-1], own, "bytes of a block")
+    rows = x.shape[:-3]
+    j, p, b = te.reduce_axis(own, "j"), te.reduce_axis(each, "p"), te.reduce_axis(count, "b")
+
+    def number(*i: Expr) -> Expr:
+        o, block, position, place = i
+        return (w[o, block, place] >> cast(position * bits, "uint8")) & const((1 << bits) - 1, "uint8")
+
+    numbers = te.compute((out, count, each, own), number, "numbers") if each > 1 else None
+
+    def weight(o: Expr, block: Expr) -> Expr:
+        return cast(w[o, block, j] if numbers is None else numbers[o, block, p, j], "int32")
+
+    total = te.compute(
+        (*rows, out, count),
+        lambda *i: te.sum(cast(x[(*i[:-2], i[-1], p if each > 1 else 0, j)], "int32") * weight(i[-2], i[-1]), (j, p) if each > 1 else j),
+        "total",
+    )
+
+    def term(row: tuple[Expr, ...], o: Expr) -> Expr:
+        value, moved = total[(*row, o, b)], x_sums[(*row, b)]
+        factor = widened(scales[o, b]) * x_scales[(*row, b)]
+        if zeros is not None:
+            return (cast(value, "float32") - cast(zeros[o, b], "float32") * cast(moved, "float32")) * factor
+        return cast(value - moved * zero if zero else value, "float32") * factor
+
+    y = te.compute((*rows, out), lambda *i: te.sum(term(i[:-1], i[-1]), b), "sum")
+    return y if dtype == "float32" else te.compute(y.shape, lambda *i: cast(y[i], dtype), "rounded")
+
+
+BYTE_BLOCKS, BYTE_BLOCK_PRODUCT = Operator("byte_blocks", byte_blocks), Operator("byte_block_product", byte_block_product)

@@ -1,0 +1,242 @@
+"""Products with weights of few bits (`ops.stored_weights`), on a CPU whose instructions add up four products of bytes in a 32-bit lane:
+
+    for panel of columns (threads), tile of rows:
+      for block:                              sums of the tile stay in registers, as floats over all blocks
+        for four elements of the block:       and as integers over one
+          numbers of the panel                taken out of their bytes once for all rows of the tile
+          vpdpbusd                            numbers of four elements by those of activations, which all lanes share
+        sums += float(integers) * scales
+
+Weights lie panel by panel in the order in which this reads them. What is recognised is the structure: a sum over blocks of sums of
+integers, each a product of a signed byte and of what is computed from an unsigned one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from math import prod
+
+from tcomp.errors import ScheduleError
+from tcomp.ir import expr as E
+from tcomp.ir.expr import as_expr
+from tcomp.ir.fallback import FallbackKind
+from tcomp.ir.layout import Layout, Piece
+from tcomp.ir.loops import SERIAL, Accumulate, Kernel, Stmt, children, perfect, walk
+from tcomp.ir.simplify import as_dim, difference, simplify
+from tcomp.schedules.analysis import access_patterns as patterns
+from tcomp.schedules.analysis.access_patterns import Nest, nests, reduction_nest, result_nest
+from tcomp.schedules.cpu.common import divides, extent, size, size_of, threads, unroll
+from tcomp.schedules.cpu.int8_dot_products import GROUP, byte_lanes
+from tcomp.schedules.groups import attachments
+from tcomp.schedules.instructions import vpdpbusd_unsigned
+from tcomp.schedules.knobs import Knobs
+from tcomp.schedules.primitives import editing
+from tcomp.schedules.schedule import Schedule
+from tcomp.target import CpuTarget
+
+PANEL_VECTORS = 4  # vectors of columns whose weights lie together: one row then sums up four chains at once
+UNPACKING = 1.5  # instructions that take the numbers of a vector out of their bytes, compared with one that multiplies them
+ROW_COST = 0.5  # of a step for another row: its activations are loaded
+MAX_UNROLLED = 8  # steps of four elements of a block
+MANY_ROWS = 64  # rows to choose a tile for, where their number is not known
+MIN_PARALLEL_BYTES = 1 << 15  # of weights; threads cost more than they save with fewer
+PREFETCHED = 2048  # bytes of weights ahead of their use, where these come from memory
+
+
+@dataclass(frozen=True, slots=True)
+class BlockProduct:
+    """`result` is computed from `sums` over blocks (itself, or a temporary) of `integers`, which are `products` of bytes."""
+
+    result: str
+    sums: str
+    integers: str
+    activations: E.Expr
+    weights: E.Expr
+    block: E.Expr  # the loop variable of `sums` over blocks
+
+
+def found(kernel: Kernel, result: str, inside: Sequence[str]) -> BlockProduct | None:
+    """What computes a result, if that is such a product; `inside` are the temporaries that only it needs."""
+    reductions = [n for n in nests(kernel) if n.is_reduction and n.writes.name in (*inside, result)]
+    if len(reductions) != 2 or any(n.writes.name not in (*inside, result) for n in reductions):
+        return None
+    first, second = reductions
+    reads = [r for r in second.reads if r.attr is first.writes]
+    bytes_ = _bytes(first)
+    if bytes_ is None or len({r.args for r in reads}) != 1 or second.writes.dtype != "float32" or len(second.reduction_loops) != 1:
+        return None
+    (block,) = second.reduction_loops
+    if reads[0].args != (*second.leaf.indices, block.var) or [x.var for x in first.spatial] != list(first.leaf.indices):
+        return None
+    if not (patterns.is_sum(first) and patterns.is_sum(second)) or len(inside) != (1 if second.writes.name == result else 2):
+        return None
+    return BlockProduct(result, second.writes.name, first.writes.name, *bytes_, block.var)
+
+
+def _bytes(nest: Nest) -> tuple[E.Expr, E.Expr] | None:
+    """(read of the signed byte, read of the unsigned one) of a sum of products of bytes, the second of which may have been unpacked."""
+    value = nest.leaf.value
+    if value.op != "mul" or value.dtype != "int32" or any(x.op != "cast" or len(E.reads(x)) != 1 for x in value.args):
+        return None
+    rows, columns = sorted((x.args[0] for x in value.args), key=lambda x: x.dtype)
+    lane, weights = nest.spatial[-2:-1], E.reads(columns)[0]
+    if (rows.dtype, rows.op, columns.dtype, weights.dtype) != ("int8", "read", "uint8", "uint8") or not lane:
+        return None
+    column = lane[0].var
+    return (rows, weights) if column in E.variables(*weights.args) and column not in E.variables(*rows.args) else None
+
+
+def operand_layouts(kernel: Kernel, constants: frozenset[int], target: CpuTarget) -> dict[int, Layout]:
+    """The packed layouts of weights, and of scales and zero points, of all such products: [panel][block][four elements][column][element]
+    and [panel][block][column]."""
+    wishes: dict[int, Layout] = {}
+    names, lanes = {b.name: n for n, b in enumerate(kernel.buffers)}, byte_lanes(target)
+    for result, inside in attachments(kernel) if lanes else ():
+        if (product := found(kernel, result, inside)) is None:
+            continue
+        second = reduction_nest(kernel, product.sums)
+        column, panel = second.spatial[-1], PANEL_VECTORS * lanes
+        panel = panel if extent_at_least(column.extent, panel) else lanes
+        for r in (product.weights, *second.reads):
+            number = names.get(r.attr.name, -1)
+            if number not in constants or not isinstance(column.extent, int) or len(r.args) < 2:
+                continue
+            if r is product.weights and len(r.args) == 3:
+                pieces = (Piece(0, panel), Piece(1), Piece(2, GROUP), Piece(0, 1, panel), Piece(2, 1, GROUP))
+                wishes[number] = Layout(3, pieces)
+            elif r.args == (column.var, product.block):
+                wishes[number] = Layout(2, (Piece(0, panel), Piece(1), Piece(0, 1, panel)))
+    return wishes
+
+
+def _panel(weights: E.Expr, column: E.Expr) -> int:
+    """Columns of a panel, if that is how weights lie; else 0."""
+    place = E.row_major(weights.args, weights.attr.shape)
+    first, second = (simplify(E.substitute(place, {column: as_expr(n)})) for n in (0, 1))
+    panel = weights.attr.shape[-2]
+    return panel if isinstance(panel, int) and weights.attr.shape[-1] == GROUP and difference(second, first) is as_expr(GROUP) else 0
+
+
+def extent_at_least(extent: E.Dim, n: int) -> bool:
+    """Whether an extent is known to be no less."""
+    return isinstance(extent, int) and extent >= n
+
+
+def in_registers(s: Schedule, target: CpuTarget, knobs: Knobs) -> set[str]:
+    """Schedule all such products; returns the buffers whose nests are shaped."""
+    done = set[str]()
+    for result, inside in attachments(s.kernel) if byte_lanes(target) else ():
+        if (product := found(s.kernel, result, inside)) is not None:
+            before = set(s.stages)
+            with s.attempt(result, FallbackKind.STAGE_BY_STAGE):
+                schedule(s, product, target, knobs)
+                done |= {result, *inside, *(set(s.stages) - before)}
+    return done
+
+
+def _tile(rows: int, vectors: int, target: CpuTarget) -> tuple[int, int]:
+    """(rows, vectors) of a tile: sums as floats, as integers, and a step's weights stay in registers."""
+    best: tuple[float, int, int] | None = None
+    for v in (n for n in (4, 2, 1) if vectors % n == 0):
+        for r in range(1, min(rows, 12) + 1):
+            if r > 1 and 2 * r * v + 2 * v + 4 > target.vector_registers:
+                continue
+            whole, rest = divmod(rows, r)
+            cost = sum(times * (n * v + UNPACKING * v + ROW_COST * n) for n, times in ((r, whole), (rest, 1)) if n) / v
+            best = min(best or (cost, r, v), (cost, r, v), key=lambda x: (x[0], -x[2]))
+    assert best is not None
+    return best[1:]
+
+
+def schedule(s: Schedule, product: BlockProduct, target: CpuTarget, knobs: Knobs) -> None:
+    """Schedule a result and its sums by tiles in registers. Raises `ScheduleError` where sizes or layouts do not fit."""
+    lanes, result, weights = byte_lanes(target), product.result, product.weights
+    panel = _panel(weights, reduction_nest(s.kernel, product.integers).spatial[-2].var)
+    out = result_nest(s.kernel, result) if product.sums != result else reduction_nest(s.kernel, result)
+    if not panel or panel % lanes or not divides(panel, out.spatial[-1].extent):
+        raise ScheduleError("weights are in no panels", why=f"`{weights.attr.name}` has the shape {list(weights.attr.shape)}")
+    sums = s.cache_write(result, f"{result}.acc") if product.sums == result else product.sums
+    out = result_nest(s.kernel, result)
+    *others, column = (x.var.name for x in out.loops)
+    row = others.pop() if others else None
+    rows = 1 if row is None else size(s, row) if isinstance(extent(s, row), int) else MANY_ROWS
+    best = _tile(rows, panel // lanes, target)
+    options = [(r, v) for v in (4, 2, 1) for r in (1, 2, 3, 4, 6, 8) if panel // lanes % v == 0 and r <= rows]
+    options = [(r, v) for r, v in options if 2 * r * v <= target.vector_registers]
+    height, vectors = knobs.choice((sums, "tile"), sorted({best, *options}), best)
+    columns, of_panel = s.split(column, panel)
+    part, of_part = s.split(of_panel, vectors * lanes)
+    vector, lane = s.split(of_part, lanes)
+    around, inside = [columns, *others], [vector]
+    if row is not None:
+        whole = extent(s, row)
+        tiles, of_tile = s.split(row, height)
+        around, inside = [*around, tiles], [of_tile, vector]
+    s.reorder(*around, part, *inside, lane)
+    unroll(s, inside, lane)
+    s.compute_at(sums, part, "register")
+    _shape(s, sums, product, lanes)
+    if row is not None and not divides(height, whole):
+        s.partition(tiles, as_dim(as_expr(whole) // height))
+    s.clean()
+    _multiply(s, lanes)
+    threads(s, [x for x in around if x in s.loops], size_of(weights.attr) >= MIN_PARALLEL_BYTES, knobs)
+
+
+def _shape(s: Schedule, sums: str, product: BlockProduct, lanes: int) -> None:
+    """The nests that clear and update the sums of a tile, in lanes; in the latter, integers of a block."""
+    for is_reduction in (False, True):
+        axes = patterns.stage_axes(s.kernel, sums, is_reduction)
+        loops = [product.block.name] if is_reduction else []
+        vector, lane = s.split(axes[-1], lanes)
+        s.reorder(*loops, *axes[:-1], vector, lane, reassociate=is_reduction)
+        unroll(s, [*axes[:-1], vector], lane)
+    s.compute_at(product.integers, product.block.name, "register")
+    *rows, column, _ = patterns.stage_axes(s.kernel, product.integers, False)
+    vector, lane = s.split(column, lanes)
+    s.reorder(*rows, vector, lane)
+    unroll(s, [*rows, vector], lane)
+    update = next(n for n in _writes(s.kernel.body) if n.is_reduction and n.writes.name == product.integers)
+    *rows, column, block = patterns.stage_axes(s.kernel, product.integers, True)
+    others = [x.var.name for x in update.reduction_loops]
+    bytes_of_block = next(x for x in update.reduction_loops if divides(GROUP, x.extent) and _runs_along(update, x.var))
+    others.remove(bytes_of_block.var.name)
+    steps, group = s.split(bytes_of_block.var.name, GROUP)
+    s.reorder(block, steps, *others, *rows, column, group, reassociate=True)
+    if extent(s, steps) <= MAX_UNROLLED:
+        s.unroll(steps)
+    if others:  # several numbers in a byte
+        s.unroll(others[-1])
+        activations, numbers = s.cache_factors(others[-1], f"{product.integers}.a", f"{product.integers}.w", "register")
+        unroll(s, activations.loads[:-1], activations.loads[-1])
+        vector, lane = s.split(s.fuse(*numbers.loads), lanes * GROUP)
+        unroll(s, [vector], lane)
+
+
+def _multiply(s: Schedule, lanes: int) -> None:
+    """One instruction for each update of integers, where its sizes are constant."""
+    for leaf in [
+        x for x in walk(s.kernel.body) if isinstance(x, Accumulate) and x.buffer.scope == "register" and x.buffer.dtype == "int32"
+    ]:
+        around = editing.enclosing(s.kernel, leaf)
+        top = next(
+            n for n, x in enumerate(around) if perfect(x)[1] is leaf and x.kind == SERIAL and all(y.kind == SERIAL for y in around[n:])
+        )
+        *rows, columns, _ = around[top:]
+        while rows and rows[0].var not in E.variables(*leaf.indices):
+            rows.pop(0)
+        sizes = [x.extent for x in (*rows, columns)]
+        if all(isinstance(n, int) for n in sizes):
+            height, width = prod(map(int, sizes[:-1])), int(sizes[-1])
+            s.tensorize((*rows, columns)[0].var.name, vpdpbusd_unsigned(height, width // lanes, 1, 32 * lanes))
+
+
+def _runs_along(update: Nest, v: E.Expr) -> bool:
+    return all(v in E.variables(*r.args) for r in update.reads)
+
+
+def _writes(stmt: Stmt) -> list[Nest]:
+    """The nests of one statement each, in order."""
+    found = patterns.nest_of(stmt)
+    return [found] if found is not None else [n for child in children(stmt) for n in _writes(child)]
