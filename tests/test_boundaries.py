@@ -54,7 +54,7 @@ KNOT = 3
 MOST_FILES = 20  # in one folder, without __init__.py
 
 THIRD_PARTY = {
-    "numpy": {"ir", "ops", "passes", "schedules", "codegen", "frontends", "runtime", "options", "packaging", "pipeline", "functions", "calibration",
+    "numpy": {"ir", "ops", "passes", "schedules", "codegen", "frontends", "runtime", "options", "packaging", "shipping", "pipeline", "functions", "calibration",
               "autotune", "confined", "api", "verification", "cli"},
     "ml_dtypes": {"ir", "runtime"},
     "llvmlite": {"cache", "codegen", "target", "autotune", "cli"},

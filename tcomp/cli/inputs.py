@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from tcomp.cli import output
-from tcomp.cli.options import ModelOptions, array_or_number, assignments, check_model_file, is_artifact, load_arrays, parse_dims
+from tcomp.cli.options import ModelOptions, array_or_number, assignments, check_model_file, is_artifact, parse_dims
 from tcomp.errors import InputError
 from tcomp.ir.dims import bind_dims
 from tcomp.ir.expr import Expr, as_expr, bounds, dim, evaluate_int, variables
@@ -18,6 +18,7 @@ from tcomp.ir.graph import Value
 from tcomp.options import Progress
 from tcomp.pipeline import compile_model
 from tcomp.runtime import Artifact, numpy_dtype, read_artifact
+from tcomp.runtime.array_files import load_arrays
 from tcomp.runtime.loaded_model import random_array
 from tcomp.runtime.manifest import from_saved
 from tcomp.target import Target
@@ -124,7 +125,7 @@ def _read_inputs(texts: Iterable[str] | None, signature: Sequence[Value]) -> dic
     values, all_texts = {v.name: v for v in signature}, list(texts or ())
     several = [text for text in all_texts if "=" not in text and Path(text).suffix == ".npz"]
     found: list[tuple[str, Array | float, str]] = []
-    found += [(name, a, f"--input {text}") for text in several for name, a in load_arrays(Path(text)).items()]
+    found += [(name, a, f"--input {text}") for text in several for name, a in load_arrays(text, "--input").items()]
     single = [text for text in all_texts if text not in several]
     given_one = assignments(single, "--input", "NAME=FILE", "--input image=cat.npy, --input all.npz")
     found += [(name, array_or_number(source), where) for name, source, where in given_one]

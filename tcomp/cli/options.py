@@ -245,31 +245,16 @@ def read_values(texts: Iterable[str] | None) -> dict[str, np.ndarray]:
 
 def array_or_number(source: str) -> np.ndarray | float:
     """The array of a .npy file, or a number. Raises `InputError`."""
+    from tcomp.runtime.array_files import load_arrays
+
     if not Path(source).exists():
         if source in ("true", "false"):
             return float(source == "true")
         if _NUMBER.fullmatch(source):
             return float(source)
-    arrays = load_arrays(Path(source))
+    check_file(Path(source), "--input")
+    arrays = load_arrays(source, "--input")
     if set(arrays) != {""}:
         hint = f"--input {source} (without a name) takes them by their names"
         raise InputError(f"{source} holds several arrays", where="--input", hint=hint)
     return arrays[""]
-
-
-def load_arrays(path: Path) -> dict[str, np.ndarray]:
-    """The arrays of a .npz file by name, or that of a .npy file under the name ""."""
-    import zipfile
-
-    import numpy as np
-
-    check_file(path, "--input")
-    try:
-        content = np.load(path, allow_pickle=False)
-        if isinstance(content, np.ndarray):
-            return {"": content}
-        with content:
-            return {name: content[name] for name in content.files}
-    except (ValueError, OSError, EOFError, zipfile.BadZipFile, MemoryError) as error:
-        why, hint = f"{error}; pickled objects are never loaded", "write it with numpy.save, float8_e5m2 as array.view('V1')"
-        raise InputError(f"{path} is no .npy or .npz file", where="--input", why=why, hint=hint) from error

@@ -8,9 +8,10 @@ from typing import Annotated, Literal, cast
 from tcomp.cli import options as opt, output
 from tcomp.errors import InputError
 
-FORMATS = ("c",)
+FORMATS = ("c", "wheel", "oci")
 _WEIGHTS = ("inside", "beside")
-_NAME = "Of the library and of its functions: letters, digits, underscores. Default: made of the name of the file."
+_WHERE = "Inside the library or wheel, or in a file beside it: `inside` or `beside`."
+_NAME = "Of the package, and so of its functions: letters, digits, underscores. Default: made of the name of the file."
 
 
 def package(
@@ -20,7 +21,7 @@ def package(
     out: Annotated[Path | None, opt.out_file("The new folder. Default: NAME-FORMAT here.")] = None,
     name: Annotated[str | None, opt.option("--name", "NAME", _NAME)] = None,
     version: Annotated[str, opt.option("--version", "VERSION", "Of the package.", show_default=True)] = "1.0",
-    weights: Annotated[str, opt.option("--weights", "WHERE", "Inside the library, or in a file beside it.", show_default=True)] = "inside",
+    weights: Annotated[str, opt.option("--weights", "WHERE", _WHERE, show_default=True)] = "inside",
     options: opt.CompilationOptions,
     threads: opt.Threads = None,
     database: opt.Tuned = None,
@@ -29,14 +30,17 @@ def package(
     """Make a package of a model that programs use without tcomp, from an ONNX model or from an artifact.
 
     c: a folder with a typed header, a shared and a static library that need the C library alone, an example, and files for CMake and
-    pkg-config.
+    pkg-config. wheel: a package for pip, which needs NumPy alone; `import NAME; NAME.run(x)`. oci: a folder from which container engines
+    build an image that answers requests by HTTP, after the open inference protocol.
     """
     from tcomp.api import with_records
     from tcomp.cli.inputs import open_model
     from tcomp.pipeline import compile_model
     from tcomp.shipping.c_interface import package_name
     from tcomp.shipping.c_package import check_version, write_c_package
+    from tcomp.shipping.container import write_container
     from tcomp.shipping.folders import check_new_folder
+    from tcomp.shipping.wheel import write_wheel
 
     for chosen, known, where in ((format, FORMATS, "--format"), (weights, _WEIGHTS, "--weights")):
         if chosen not in known:
@@ -57,7 +61,8 @@ def package(
             opt.check_model_file(model)
             compiling = options.compile_options(threads=threads, progress=tell)
             artifact = compile_model(model, with_records(compiling, database))[0]
-    files = write_c_package(artifact, folder, named, version, cast(Literal["inside", "beside"], weights))
+    write = {"c": write_c_package, "wheel": write_wheel, "oci": write_container}[format]
+    files = write(artifact, folder, named, version, cast(Literal["inside", "beside"], weights))
     if as_json:
         return output.print_json({"folder": folder, "name": named, "files": files})
     output.line(f"wrote {folder}, the package {named} {version}")

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import json
 import time
-import zipfile
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, BinaryIO
+from typing import TYPE_CHECKING, Annotated, Any
 
 from tcomp.cli import options as opt, output
 from tcomp.errors import InputError
@@ -22,7 +21,6 @@ _AGAINST = f"Some of {','.join(_PEERS)}. Default: ONNX Runtime, where installed.
 _TRACE = "Write when each kernel ran in which thread, in a second run, for https://ui.perfetto.dev or chrome://tracing."
 _TRUSTED = "Run only what the owner of this public key of Ed25519 signed (see `tcomp sign`)."
 _SECONDS = "Time for each contender and number of threads."
-MAX_MEMBER = 200  # characters of a name in a .npz file: file systems allow 255 bytes, often
 MAX_ROWS = 30  # kernels of a profile that get a line of their own: what fits a screen
 
 
@@ -47,6 +45,7 @@ def run(
     """
     from tcomp.cli.inputs import open_model
     from tcomp.runtime import Module, chrome_trace
+    from tcomp.runtime.array_files import save_arrays
     from tcomp.runtime.artifact import replacing
 
     if trace is not None:
@@ -62,11 +61,7 @@ def run(
     results = module.run(feeds.arrays)
     elapsed = time.perf_counter() - start
     if save is not None:
-        members = {_member(name): array for name, array in results.items()}
-        if len(members) < len(results):
-            raise InputError(f"cannot write {save}", why="the outputs' names clash in a .npz file")
-        with replacing(save, error=InputError) as (file,):
-            _write_npz(file, members)
+        save_arrays(save, results)
     kernels = _profiled(module, feeds.arrays) if profile else None
     if trace is not None:
         spans = module.trace(feeds.arrays)
@@ -94,24 +89,6 @@ def run(
         output.line(f"wrote {written}", "dim")
     if kernels is not None:
         _show(f"{output.count(len(kernels), 'kernel')}, {output.seconds(sum(k['seconds'] for k in kernels))} a run (mean of 10)", kernels)
-
-
-def _member(name: str) -> str:
-    """The name of an output as that of a file in an archive, which stays in the folder where it is unpacked."""
-    plain = "".join("_" if c in "/\\:" or not c.isprintable() else c for c in name)[:MAX_MEMBER]
-    return f"_{plain[1:]}" if plain[:1] in (".", "") else plain
-
-
-def _write_npz(file: BinaryIO, arrays: Mapping[str, np.ndarray]) -> None:
-    """What `numpy.savez` writes, which cannot be given every name."""
-    import numpy as np
-
-    from tcomp.runtime.manifest import to_saved
-
-    with zipfile.ZipFile(file, "w") as archive:
-        for name, array in arrays.items():
-            with archive.open(f"{name}.npy", "w", force_zip64=True) as member:
-                np.lib.format.write_array(member, to_saved(array), allow_pickle=False)
 
 
 def _summary(name: str, array: np.ndarray) -> dict[str, Any]:
