@@ -1,0 +1,105 @@
+"""One network at one batch and number of threads, in this process: is tcomp right, and how long do it and its peers take."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+Arrays = Mapping[str, np.ndarray]
+TOLERANCE = 5e-3  # of the largest element, between results in float32 of random networks that may amplify differences
+
+
+def measured(path: Path, threads: int, seconds: float, kernels: bool) -> dict[str, Any]:
+    """What is found out of a model: "outcome" ("right", "wrong" or an error), the least times in milliseconds of a run by the clock and by
+    the process's own time, "compile_s" without a cache, and with `kernels` for each kernel what the model of the machine predicts and what a
+    profile measured, in microseconds."""
+    import onnxruntime
+
+    result: dict[str, Any] = {"outcome": "right", "threads": threads}
+    settings = onnxruntime.SessionOptions()
+    settings.intra_op_num_threads, settings.inter_op_num_threads, settings.log_severity_level = threads, 1, 4
+    session = onnxruntime.InferenceSession(str(path), settings, providers=["CPUExecutionProvider"])
+    rng = np.random.default_rng(0)
+    feeds = {i.name: _random(rng, i.shape, i.type) for i in session.get_inputs()}
+    wanted = session.run(None, feeds)[0]
+    runs: dict[str, Callable[[], Any]] = {"onnxruntime": lambda: session.run(None, feeds)}
+    run = _openvino(path, threads, feeds)
+    if (difference := _difference(run(), wanted)) <= TOLERANCE:
+        runs["openvino"] = run
+    result["openvino_difference"] = difference
+    try:
+        module, predicted, result["compile_s"] = _compiled(path, threads, kernels)
+        bound = module.bind({i.name: feeds[i.name] for i in module.inputs})
+        found = bound.run()
+        result["difference"] = _difference(next(iter(found.values())), wanted)
+        if not result["difference"] <= TOLERANCE:
+            result["outcome"] = "wrong"
+        runs["tcomp"] = bound.run
+    except Exception as error:  # noqa: BLE001  every failure is a finding
+        return result | {"outcome": type(error).__name__, "detail": " ".join(str(error).split())[:400]}
+    least = {name: [float("inf"), float("inf")] for name in runs}
+    rounds, end = 0, time.perf_counter() + seconds
+    while rounds < 5 or time.perf_counter() < end:
+        for name, call in runs.items():
+            wall, own = time.perf_counter(), time.process_time()
+            call()
+            spent = time.perf_counter() - wall, time.process_time() - own
+            least[name] = [min(a, b) for a, b in zip(least[name], spent, strict=True)]
+        rounds += 1
+    result |= {"rounds": rounds, "wall_ms": {n: t[0] * 1e3 for n, t in least.items()}, "own_ms": {n: t[1] * 1e3 for n, t in least.items()}}
+    if kernels:
+        profiles = [module.profile({i.name: feeds[i.name] for i in module.inputs}) for _ in range(5)]
+        times = [min(p[n][1] for p in profiles) for n in range(len(profiles[0]))]
+        names = [name for name, _ in profiles[0]]
+        if len(predicted) == len(times):
+            pairs = zip(names, predicted, times, strict=True)
+            result["kernels"] = [[name, round(a * 1e6, 2), round(b * 1e6, 2)] for name, a, b in pairs]
+    return result
+
+
+def _random(rng: np.random.Generator, shape: list[int], dtype: str) -> np.ndarray:
+    if dtype == "tensor(int64)":
+        return np.ones(shape, np.int64) if len(shape) < 2 else rng.integers(1, 99, shape)
+    return rng.standard_normal(shape).astype(np.float32)
+
+
+def _openvino(path: Path, threads: int, feeds: Arrays) -> Callable[[], np.ndarray]:
+    try:
+        import openvino
+    except ImportError:
+        return lambda: np.array(np.nan)
+    config = {"INFERENCE_NUM_THREADS": threads, "PERFORMANCE_HINT": "LATENCY", "INFERENCE_PRECISION_HINT": "f32"}
+    try:
+        request = openvino.Core().compile_model(str(path), "CPU", config).create_infer_request()
+    except RuntimeError:
+        return lambda: np.array(np.nan)
+    known = {name for i in request.model_inputs for name in i.get_names()}
+    given = {name: a for name, a in feeds.items() if name in known}
+    return lambda: request.infer(given, share_inputs=True, share_outputs=True)[0]
+
+
+def _difference(found: np.ndarray, wanted: np.ndarray) -> float:
+    """The largest difference over the largest element; infinite for other shapes, and where only one has NaN."""
+    if found.shape != wanted.shape or not np.array_equal(np.isnan(found), np.isnan(wanted)):
+        return float("inf")
+    return float(np.nanmax(np.abs(found - wanted), initial=0.0) / max(1e-12, float(np.nanmax(np.abs(wanted), initial=0.0))))
+
+
+def _compiled(path: Path, threads: int, kernels: bool) -> tuple[Any, list[float], float]:
+    """(the loaded model, the predicted seconds of its kernels in order, seconds to compile)."""
+    from tcomp.backends.kernel import predicted_seconds
+    from tcomp.options import CompileOptions, Report
+    from tcomp.passes.runner import run_passes
+    from tcomp.pipeline import compile_partitioned, graph_passes, import_graph, kernel_nodes
+    from tcomp.runtime import Module
+
+    options, report, start = CompileOptions(threads=threads), Report(), time.perf_counter()
+    graph, _ = run_passes(import_graph(os.fspath(path), options), graph_passes(options, report))
+    artifact = compile_partitioned(graph, options, report)
+    module, spent = Module.load(artifact, threads=threads), time.perf_counter() - start
+    return module, [predicted_seconds(n.bodies[0], options.backend) for n in kernel_nodes(graph)] if kernels else [], spent
