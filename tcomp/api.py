@@ -37,6 +37,7 @@ def compile(
     max_seconds: float | None = None,
     max_memory: int | None = None,
     unchecked: bool = False,
+    weights: str | None = None,
     args: Sequence[Any] | None = None,
     dynamic_shapes: Any = None,
 ) -> LoadedModel:
@@ -52,7 +53,8 @@ def compile(
     algorithms: slower, more exact, with less memory for weights (see `passes.algorithms`). `max_seconds` and `max_memory` (bytes) limit
     what compiling may take, for models that nobody trusts: it happens in a process of its own then (see `confined`). `unchecked` code does
     not report indices that are out of range and integers that are divided by zero (the target's option -unchecked): it takes the
-    nearest element, or 1.
+    nearest element, or 1. `weights` stores large constant matrices of products in fewer bits: "int8" or "int4" in blocks of 32 that share a
+    scale (activations are then rounded to bytes where the target multiplies such), "bf16" or "fp16" (see `passes.quantized_weights`).
 
     Raises `ImportModelError` for a file that is no valid model, `UnsupportedError` listing everything tcomp cannot compile,
     `TargetError` for an unknown target, `DatabaseError` for a database that cannot be read, `LimitError` where a limit is exceeded.
@@ -65,7 +67,7 @@ def compile(
         model = exported(model, args, dynamic_shapes)
     if unchecked:
         target = f"{'cpu' if target is None else target} -unchecked"
-    options = CompileOptions(target, shapes, dims, threads, values, direct)
+    options = CompileOptions(target, shapes, dims, threads, values, direct, weights)
     options = replace(options, progress=progress) if progress is not None else options
     artifact, _ = compile_limited(model, options, database, max_seconds, max_memory)
     return Module.load(artifact, threads=threads)

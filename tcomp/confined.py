@@ -16,7 +16,7 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
@@ -26,6 +26,7 @@ from tcomp import errors
 from tcomp.backends.workers import python_environment
 from tcomp.errors import InputError, LimitError, TcompError
 from tcomp.options import CompileOptions, Report
+from tcomp.passes.quantized_weights import QuantizedWeight
 from tcomp.pipeline import compile_model
 from tcomp.runtime import Artifact, read_artifact
 
@@ -67,6 +68,7 @@ def compile_within(
         request = {
             "model": str(path), "target": str(options.backend.target), "shapes": _listed(options.shapes), "dims": _listed(options.dims),
             "threads": options.threads, "direct": options.direct, "emit": list(options.emit), "file": image.fileno(),
+            "weights": options.weights,
             "values": {name: str(Path(folder, f"{n}.npy")) for n, name in enumerate(options.values or {})}, "memory": limits.memory,
             "database": None if database is None else os.path.abspath(database),
         }  # fmt: skip
@@ -75,6 +77,7 @@ def compile_within(
             found = getattr(errors, str(answer.get("kind")), None)  # the process may be a hostile model's by now
             kind = found if isinstance(found, type) and issubclass(found, TcompError) else TcompError
             raise kind(**answer["error"])
+        answer["report"]["quantized"] = [QuantizedWeight(**w) for w in answer["report"]["quantized"]]
         return read_artifact(image), Report(**answer["report"])
 
 
@@ -117,7 +120,7 @@ def _compiled(request: Mapping[str, Any], memory: int | None) -> dict[str, Any]:
     dims = {name: tuple(size) if isinstance(size, list) else size for name, size in (request["dims"] or {}).items()}
     try:
         with os.fdopen(request["file"], "r+b", closefd=False) as file:
-            given = {key: request[key] for key in ("target", "shapes", "threads", "direct", "emit")}
+            given = {key: request[key] for key in ("target", "shapes", "threads", "direct", "weights", "emit")}
             options = CompileOptions(**given, dims=dims, values=values, file=file)
             if request["database"] is not None:
                 from tcomp.autotune.database.lookup import recorded  # half of what this module takes to load
@@ -129,6 +132,7 @@ def _compiled(request: Mapping[str, Any], memory: int | None) -> dict[str, Any]:
             raise LimitError("there is not enough memory to compile the model") from error
         _exceeded(memory, "an allocation failed")
     plain = {key: getattr(report, key) for key in ("seconds", "stages", "kernels", "distinct_kernels", "tuned", "not_followed")}
+    plain["quantized"] = [asdict(w) for w in report.quantized]
     return plain | {"arena": report.arena if isinstance(report.arena, int) else str(report.arena)}
 
 

@@ -20,6 +20,7 @@ from tcomp.ir.expr import Dim
 from tcomp.ir.fallback import Fallback
 from tcomp.ir.graph import Graph
 from tcomp.passes.algorithms import Sizes
+from tcomp.passes.quantized_weights import QuantizedWeight, check_kind
 from tcomp.passes.rewrite import Notes
 from tcomp.schedules.knobs import Decisions
 from tcomp.target import Target
@@ -49,11 +50,11 @@ class Decide(Protocol):
 class CompileOptions:
     """How a model is compiled.
 
-    `target` is a `Target`, its line of text, or a backend (default: this machine). `shapes`, `dims`, `values`, `threads` and `direct` are
-    those of `tcomp.compile`. `decide` says how kernels are scheduled (default: as the analytic model suggests). `emit` names stages whose
-    text goes into the report: graph, te, schedule, loops, and those of the backend. `progress` is told (stage, done, total). The artifact
-    is written to `file`, open for writing and reading, from its start (default: an unnamed one), and mapped from there. `dump` is a folder
-    for the text of every stage, `verify` checks the graph after every pass.
+    `target` is a `Target`, its line of text, or a backend (default: this machine). `shapes`, `dims`, `values`, `threads`, `direct` and
+    `weights` are those of `tcomp.compile`. `decide` says how kernels are scheduled (default: as the analytic model suggests). `emit` names
+    stages whose text goes into the report: graph, te, schedule, loops, and those of the backend. `progress` is told (stage, done, total).
+    The artifact is written to `file`, open for writing and reading, from its start (default: an unnamed one), and mapped from there.
+    `dump` is a folder for the text of every stage, `verify` checks the graph after every pass.
     """
 
     target: Target | Backend | str | None = None
@@ -62,6 +63,7 @@ class CompileOptions:
     threads: int | None = None
     values: Mapping[str, npt.ArrayLike] | None = None
     direct: bool = False
+    weights: str | None = None
     decide: Decide | None = None
     emit: Sequence[str] = ()
     progress: Progress = lambda stage, done, total: None
@@ -70,9 +72,11 @@ class CompileOptions:
     verify: bool = field(default_factory=lambda: bool(os.environ.get("TCOMP_VERIFY")))
 
     def __post_init__(self) -> None:
-        """Raises `InputError` for an impossible number of threads."""
+        """Raises `InputError` for an impossible number of threads, or kind of weights."""
         if self.threads is not None and not 1 <= self.threads <= 4096:
             raise InputError(f"threads must be between 1 and 4096, not {self.threads}")
+        if self.weights is not None:
+            check_kind(self.weights)
 
     @cached_property
     def backend(self) -> Backend:
@@ -93,6 +97,7 @@ class Report:
     arena: Dim = 0
     arena_lower_bound: int | None = None
     tuned: int = 0  # kernels whose schedules were decided otherwise than by default
+    quantized: list[QuantizedWeight] = field(default_factory=list)  # weights that were given fewer bits
     not_followed: list[tuple[str, str]] = field(default_factory=list)  # kernels with records that are not used, and why
 
     @property

@@ -43,6 +43,7 @@ from tcomp.passes import (
     layout,
     partition,
     quantized,
+    quantized_weights,
     simplify,
     stored_weights,
 )
@@ -116,6 +117,10 @@ def graph_passes(options: CompileOptions, report: Report) -> list[tuple[str, Cal
         assert wanted.algorithms_for is not None
         return algorithms.choose_algorithms(g, wanted.algorithms_for, notes, choose, options.direct)
 
+    def fewer_bits(g: Graph) -> Graph:
+        assert options.weights is not None
+        return quantized_weights.quantize_weights(g, options.weights, report.quantized, notes)
+
     def widen(g: Graph) -> Graph:
         assert wanted.algorithms_for is not None
         return half_floats.widen_half_floats(g, wanted.algorithms_for, notes)
@@ -128,6 +133,7 @@ def graph_passes(options: CompileOptions, report: Report) -> list[tuple[str, Cal
         ("eliminate-dead-elements", lambda g: dead_elements.eliminate_dead_elements(g, notes)),
         ("canonicalize", lambda g: canonicalize.canonicalize(g, notes)),
         ("simplify", lambda g: simplify.simplify(g, notes)),
+        *([("quantize-weights", fewer_bits)] if options.weights is not None else []),
         ("multiply-blocks", lambda g: stored_weights.multiply_blocks(g, wanted.byte_lanes, notes)),
         ("fold-again", lambda g: fold.fold_constants(g, notes)),
         ("merge-equal", cse.merge_equal),

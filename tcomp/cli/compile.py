@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 from collections import Counter
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -78,6 +78,7 @@ def compile(
     Writes one file, MODEL.tcomp: code, weights and signature. `--emit` writes the listings MODEL.STAGE.txt next to it.
     """
     from tcomp.api import compile_limited
+    from tcomp.passes.quantized_weights import summary
     from tcomp.runtime.artifact import replacing
 
     opt.check_model_file(model)
@@ -107,6 +108,8 @@ def compile(
     if as_json:
         record = {"artifact": out, "bytes": len(artifact.image), "target": machine, "kernels": report.kernels, "seconds": report.seconds}
         record |= {"precision": machine.precision} if machine.precision is not None else {}
+        if compiling.weights is not None:
+            record |= {"weights": [asdict(w) for w in report.quantized]}
         record |= {"distinct_kernels": report.distinct_kernels, "arena_bytes": report.arena, "listings": listings}
         if database is not None:
             record |= {"tuned": report.tuned, "not_followed": report.not_followed}
@@ -119,6 +122,8 @@ def compile(
         say(f"  {output.PRODUCTS_IN.format(machine.precision)}")
     kernels = f"{output.count(report.kernels, 'kernel')}, {report.distinct_kernels} distinct; {output.size(report.arena)} of workspace"
     say(f"  {kernels}; {output.seconds(sum(report.seconds.values()))} ({output.stages(report.seconds)})")
+    if compiling.weights is not None:
+        say(f"  {summary(report.quantized)}")
     if database is not None:
         say(f"  {output.count(report.tuned, 'kernel')} scheduled as {database} says")
     for text, number in Counter(text for _, text in report.not_followed).items():

@@ -51,6 +51,7 @@ _VALUE = "Fix an input for good (sr=16000, table=table.npy), so that shapes may 
 _TARGET = "What to compile for, as in 'cpu -mcpu=skylake-avx512'. Default: this machine."
 _PRECISION = "Of products of float32 matrices, for --target cuda: fp32, tf32, fp16, bf16."
 _DIRECT = "Direct sums only, without Winograd's and Strassen's algorithms: slower, more exact, less memory for weights."
+_WEIGHTS = "Store large matrices of weights as int8, int4 (blocks of 32 with a scale each), bf16 or fp16."
 OnnxModel = Annotated[Path, argument("MODEL.onnx", "An ONNX model, or a program that torch.export.save wrote (.pt2).")]
 AnyModel = Annotated[Path, argument("MODEL", "An ONNX model, or an artifact that `tcomp compile` wrote.")]
 Dims = Annotated[list[str] | None, option("--dim", "NAME=N", "Fix a symbolic dim (batch=1), or bound it (seq=1..512). May be repeated.")]
@@ -106,10 +107,11 @@ class CompilationOptions(ModelOptions):
 
     value: Values = None
     direct: Annotated[bool, flag("--direct", _DIRECT)] = False
+    weights: Annotated[str | None, option("--weights", "KIND", _WEIGHTS)] = None
 
     def compile_options(self, **others: Any) -> CompileOptions:
         """As those of `ModelOptions`, with values and algorithms."""
-        return super().compile_options(values=read_values(self.value), direct=self.direct, **others)
+        return super().compile_options(values=read_values(self.value), direct=self.direct, weights=self.weights, **others)
 
 
 def assignments(texts: Iterable[str] | None, option: str, form: str, hint: str) -> Iterator[tuple[str, str, str]]:

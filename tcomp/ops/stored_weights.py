@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from tcomp.errors import IRError
 from tcomp.ir import te
-from tcomp.ir.broadcasting import require_same, widened
+from tcomp.ir.broadcasting import HALF, require_same, widened
 from tcomp.ir.expr import Expr, cast, const, select
 from tcomp.ir.graph import Operator
 from tcomp.ir.te import Tensor
@@ -87,4 +87,12 @@ def byte_block_product(
     return y if dtype == "float32" else te.compute(y.shape, lambda *i: cast(y[i], dtype), "rounded")
 
 
+def wide_product(x: Tensor, w: Tensor, transpose_b: bool) -> Tensor:
+    """x times weights that are stored as 16-bit floats, [k, n] or, with `transpose_b`, [n, k]; products and sums are of float32."""
+    if w.ndim != 2 or w.dtype not in HALF or x.dtype != "float32":
+        raise IRError(f"a product of {x!r} with 16-bit weights {w!r}")
+    return te.matmul(x, te.compute(w.shape, lambda *i: widened(w[i]), "weights"), transpose_b=transpose_b)
+
+
+WIDE_PRODUCT = Operator("wide_product", wide_product)
 BYTE_BLOCKS, BYTE_BLOCK_PRODUCT = Operator("byte_blocks", byte_blocks), Operator("byte_block_product", byte_block_product)

@@ -206,30 +206,21 @@ def _shape(s: Schedule, sums: str, product: BlockProduct, lanes: int) -> None:
     s.reorder(block, steps, *others, *rows, column, group, reassociate=True)
     if extent(s, steps) <= MAX_UNROLLED:
         s.unroll(steps)
-    if others:  # several numbers in a byte
-        s.unroll(others[-1])
-        activations, numbers = s.cache_factors(others[-1], f"{product.integers}.a", f"{product.integers}.w", "register")
-        unroll(s, activations.loads[:-1], activations.loads[-1])
-        vector, lane = s.split(s.fuse(*numbers.loads), lanes * GROUP)
-        unroll(s, [vector], lane)
+    unroll(s, others)  # the numbers in a byte
+    activations, numbers = s.cache_factors([steps, *others][-1], f"{product.integers}.a", f"{product.integers}.w", "register")
+    unroll(s, activations.loads[:-1], activations.loads[-1])
+    vector, lane = s.split(s.fuse(*numbers.loads), lanes * GROUP)
+    unroll(s, [vector], lane)
 
 
 def _multiply(s: Schedule, lanes: int) -> None:
     """One instruction for each update of integers, where its sizes are constant."""
-    for leaf in [
-        x for x in walk(s.kernel.body) if isinstance(x, Accumulate) and x.buffer.scope == "register" and x.buffer.dtype == "int32"
-    ]:
-        around = editing.enclosing(s.kernel, leaf)
-        top = next(
-            n for n, x in enumerate(around) if perfect(x)[1] is leaf and x.kind == SERIAL and all(y.kind == SERIAL for y in around[n:])
-        )
-        *rows, columns, _ = around[top:]
-        while rows and rows[0].var not in E.variables(*leaf.indices):
-            rows.pop(0)
-        sizes = [x.extent for x in (*rows, columns)]
-        if all(isinstance(n, int) for n in sizes):
-            height, width = prod(map(int, sizes[:-1])), int(sizes[-1])
-            s.tensorize((*rows, columns)[0].var.name, vpdpbusd_unsigned(height, width // lanes, 1, 32 * lanes))
+    for leaf in [x for x in walk(s.kernel.body) if isinstance(x, Accumulate) and x.buffer.dtype == "int32"]:
+        loops = [x for x in editing.enclosing(s.kernel, leaf) if x.kind == SERIAL and perfect(x)[1] is leaf]
+        if len(loops) >= 2:
+            *rows, columns, _ = loops
+            height, vectors = prod(int(x.extent) for x in rows if isinstance(x.extent, int)), size(s, columns.var.name) // lanes
+            s.tensorize(loops[0].var.name, vpdpbusd_unsigned(height, vectors, 1, 32 * lanes))
 
 
 def _runs_along(update: Nest, v: E.Expr) -> bool:
