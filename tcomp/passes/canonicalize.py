@@ -16,6 +16,7 @@ from tcomp.ir.graph import Graph, Node, Operator, Value
 from tcomp.ir.simplify import as_dim, difference, same_dim, same_shape
 from tcomp.ops.elementwise import CAST, DIV, MUL, POW, RECIPROCAL
 from tcomp.ops.movement import PAD, RESHAPE, TRANSPOSE, product
+from tcomp.ops.reduction import GROUP_NORM, INSTANCE_NORM
 from tcomp.passes.rewrite import Notes, Replacement, Rewriter, rewrite_graph, rule_for
 from tcomp.passes.structure import Movement, bodies, body_of, canonical, lossless, movement, structural, with_constants
 
@@ -24,7 +25,7 @@ UNIFORM_LIMIT = 1 << 16  # elements of a constant that is searched for different
 
 def canonicalize(graph: Graph, notes: Notes | None = None) -> Graph:
     """The graph in canonical form: see the rules."""
-    return rewrite_graph(graph, (no_operation, one_movement, two_pads, two_casts, small_power, exact_division), notes)
+    return rewrite_graph(graph, (no_operation, one_movement, two_pads, two_casts, small_power, exact_division, norm_of_groups), notes)
 
 
 def no_operation(node: Node, rewriter: Rewriter) -> Replacement:
@@ -150,3 +151,22 @@ def exact_division(node: Node, rewriter: Rewriter) -> Replacement:
     if not (normal & (np.abs(mantissa) == 0.5)).all():
         return None
     return rewriter.add(MUL, [node.inputs[0], rewriter.constant(inverse, "reciprocal")], {}, node.name)
+
+
+@rule_for(RESHAPE)
+def norm_of_groups(node: Node, rewriter: Rewriter) -> Replacement:
+    """reshape(instance_norm(reshape(x), scale, bias)) = group_norm(x, scale, bias), where the inner shape has groups of channels of x in
+    the place of its channels. (Exporters write it so where ONNX has no group norm.)"""
+    norm = rewriter.producer(node.inputs[0], INSTANCE_NORM)
+    before = None if norm is None else rewriter.producer(norm.inputs[0], RESHAPE)
+    if norm is None or before is None or (x := before.inputs[0]) is None or len(x.shape) < 3:
+        return None
+    grouped, channels = before.outputs[0].shape, x.shape[1]
+    if not same_shape(x.shape, node.outputs[0].shape) or not same_dim(grouped[0], x.shape[0]):
+        return "what is normalised has another shape, or other instances"
+    groups = grouped[1]
+    if not isinstance(groups, int) or not isinstance(channels, int) or channels % groups:
+        return f"{groups} groups do not divide {channels} channels"
+    if groups == channels:
+        return rewriter.add(INSTANCE_NORM, [x, *norm.inputs[1:]], norm.attrs, node.name)
+    return rewriter.add(GROUP_NORM, [x, *norm.inputs[1:]], {**norm.attrs, "groups": groups}, node.name)

@@ -9,6 +9,7 @@ from tcomp.ir.graph import GraphBuilder
 from tcomp.ir.interpreters.graph import evaluate_graph
 from tcomp.ops.elementwise import ADD, CAST, CLIP, DIV, MAX, MUL, NEG, POW, SUB
 from tcomp.ops.movement import DEPTH_TO_SPACE, EXPAND, IDENTITY, PAD, RESHAPE, SLICE, SPACE_TO_DEPTH, TRANSPOSE
+from tcomp.ops.reduction import INSTANCE_NORM
 from tcomp.passes.canonicalize import canonicalize
 from tcomp.passes.rewrite import Notes
 
@@ -200,3 +201,38 @@ def test_division_by_powers_of_two_is_exact(unchanged):
     for divisor in (3, 0, np.inf, 2.0**-128, 2.0**127):
         before = chain((3,), (DIV, [f32(divisor)], {}))
         assert operators(unchanged(before, canonicalize(before))) == ["div", "neg"]
+
+
+def flattened_norm(shape, inner, back, uses=1):
+    """x -> reshape -> instance norm -> reshape, the first of several readers of the norm."""
+    b = GraphBuilder()
+    x = b.input("x", "float32", shape)
+    (flat,) = b.add(RESHAPE, [x], {"shape": inner})
+    scale, bias = (b.constant(np.linspace(0.5, 2.0, inner[1], dtype=np.float32) + n) for n in range(2))
+    (norm,) = b.add(INSTANCE_NORM, [flat, scale, bias], {"epsilon": 1e-5})
+    results = [*b.add(NEG, b.add(RESHAPE, [norm], {"shape": back})), *(b.add(NEG, [norm])[0] for _ in range(uses - 1))]
+    return b.build(results)
+
+
+@pytest.mark.parametrize("groups", [1, 2, 3, 6])
+@pytest.mark.parametrize("shape", [(2, 6, 5, 3), (1, 6, 7), (N, 6, 3, 2)], ids=str)
+def test_norms_of_reshaped_channels_are_norms_of_groups(unchanged, shape, groups):
+    inner = (shape[0], groups, 6 // groups * int(np.prod(shape[2:])))
+    before = flattened_norm(shape, inner, shape)
+    found = operators(unchanged(before, canonicalize(before), rtol=2e-6))
+    assert found == ["instance_norm" if groups == 6 else "group_norm", "neg"]
+
+
+@pytest.mark.parametrize(
+    ("shape", "inner", "back"),
+    [
+        ((2, 6, 5), (1, 2, 30), (2, 6, 5)),  # both instances together
+        ((2, 6, 5), (2, 5, 6), (2, 6, 5)),  # groups that cut channels
+        ((2, 6, 5), (2, 2, 15), (2, 5, 6)),
+        ((2, 6), (2, 2, 3), (2, 6)),
+    ],
+    ids=str,
+)
+def test_other_norms_of_reshaped_values_stay(unchanged, shape, inner, back):
+    before = flattened_norm(shape, inner, back)
+    assert "group_norm" not in operators(unchanged(before, canonicalize(before)))
