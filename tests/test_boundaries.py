@@ -18,7 +18,7 @@ FILES = sorted(ROOT.rglob("*.py"))
 LAYERS: list[set[str]] = [
     {"errors", "garbage"},
     {"runtime"},
-    {"cache", "machines"},
+    {"cache", "machines", "serve"},
     {"target"},
     {"ir"},
     {"ops"},
@@ -55,7 +55,7 @@ MOST_FILES = 20  # in one folder, without __init__.py
 
 THIRD_PARTY = {
     "numpy": {"ir", "ops", "passes", "schedules", "codegen", "frontends", "runtime", "options", "packaging", "shipping", "pipeline", "functions", "calibration",
-              "autotune", "confined", "api", "verification", "cli"},
+              "autotune", "confined", "api", "verification", "cli", "serve"},
     "ml_dtypes": {"ir", "runtime"},
     "llvmlite": {"cache", "codegen", "target", "autotune", "cli"},
     "onnx": {"frontends", "cli"},
@@ -64,11 +64,12 @@ THIRD_PARTY = {
     "cupy": {"runtime"},
     "cryptography": {"runtime"},
     "torch": {"frontends", "torch_backend"},
-    "google": {"frontends"},  # protobuf's errors, which onnx lets through
+    "google": {"frontends", "serve"},  # protobuf: its errors, which onnx lets through; messages of gRPC
     "rich": {"cli"},
     "typer": {"cli"},
     "xgboost": {"autotune"},
     "distributed": {"autotune"},
+    **{name: {"serve"} for name in ("starlette", "uvicorn", "uvloop", "orjson", "grpc", "prometheus_client", "opentelemetry", "PIL", "ray")},
 }  # fmt: skip
 OPTIONAL = {"cli"}  # talks to other runtimes, where they are installed
 

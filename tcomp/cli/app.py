@@ -21,6 +21,7 @@ from tcomp.cli.machine import demo, doctor
 from tcomp.cli.options import flag
 from tcomp.cli.package import package
 from tcomp.cli.run import bench, run
+from tcomp.cli.serve import serve
 from tcomp.cli.sign import sign
 from tcomp.cli.tuning import export, import_, merge, report, show, tune
 from tcomp.cli.verify import verify
@@ -128,6 +129,10 @@ _COMMANDS: dict[Callable[..., None], str] = {
     sign: """
         tcomp sign model.tcomp --key private.pem
         tcomp sign model.tcomp --key private.pem -o signed.tcomp""",
+    serve: """
+        tcomp serve models/ --port 8000 --grpc-port 8001
+        tcomp serve model.tcomp --max-batch 16 --instances 2
+        curl localhost:8000/v1/models/model:predict -d '{"inputs": {"x": [[1, 2, 3, 4]]}}'""",
     doctor: "tcomp doctor\ntcomp doctor --json",
     demo: "tcomp demo\ntcomp demo --model squeezenet --threads 1",
 }

@@ -20,7 +20,9 @@ T = TypeVar("T")
 LIMIT = 1 << 62  # of sizes and offsets, so that sums of two do not overflow 64 bits
 Count = Annotated[int, range(LIMIT + 1)]
 
-_NAMES: dict[type, str] = {str: "a string", bool: "true or false", int: "an integer", dict: "an object", list: "an array", NoneType: "null"}
+_NAMES: dict[type, str] = {
+    str: "a string", bool: "true or false", int: "an integer", float: "a number", dict: "an object", list: "an array", NoneType: "null",
+}  # fmt: skip
 _MISSING = object()
 
 

@@ -16,7 +16,7 @@ import tcomp as package
 from tcomp.runtime import load
 from tests.cli.conftest import save
 
-COMMANDS = ("compile", "run", "bench", "check", "verify", "explain", "package", "sign", "doctor", "demo")
+COMMANDS = ("compile", "run", "bench", "check", "verify", "explain", "package", "serve", "sign", "doctor", "demo")
 
 
 def expected(models, x):

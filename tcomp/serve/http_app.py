@@ -1,0 +1,296 @@
+"""The server's HTTP side: the Open Inference Protocol, version 2, with its extensions for binary tensors, statistics and the model
+repository; plain JSON; pictures; health, metrics and a page for people."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import Awaitable, Callable, Iterator
+from contextlib import contextmanager
+from http import HTTPStatus
+from typing import Any, TypeAlias, TypeVar
+
+from starlette.applications import Starlette
+from starlette.exceptions import HTTPException
+from starlette.requests import ClientDisconnect, Request
+from starlette.responses import Response
+from starlette.routing import Route
+
+from tcomp.errors import TcompError
+from tcomp.serve.batching import Arrays
+from tcomp.serve.http_tensors import HEADER_LENGTH, dump_json, encode_infer, is_large, parse_infer, parse_json
+from tcomp.serve.images import best, read_image
+from tcomp.serve.metrics import CONTENT_TYPE
+from tcomp.serve.options import describe
+from tcomp.serve.refusals import Refusal, as_refusal, bad_request
+from tcomp.serve.served import ServedModel
+from tcomp.serve.state import ServerState
+from tcomp.serve.status_page import status_page
+from tcomp.serve.tracing import span
+
+T = TypeVar("T")
+Endpoint: TypeAlias = Callable[[Request], Awaitable[Response]]
+
+_log = logging.getLogger("tcomp.serve")
+_JSON = "application/json"
+_OPEN = ("/v2/health/live", "/v2/health/ready")  # told without a token: they say nothing of the models
+_LARGE = 1 << 17  # bytes of JSON whose parsing the event loop does not wait for
+_CLOSED_REQUEST = 499  # as nginx has it: the client did not wait for the answer
+
+
+def make_app(state: ServerState) -> Starlette:
+    """The ASGI application that serves the models of a repository."""
+    service = _Service(state)
+    model, versioned = "/v2/models/{name}", "/v2/models/{name}/versions/{version}"
+    get: dict[str, Endpoint] = {"/": service.page, "/metrics": service.metrics, "/v2": service.server}
+    get |= {"/v2/health/live": service.live, "/v2/health/ready": service.ready, "/v2/models/stats": service.statistics}
+    post: dict[str, Endpoint] = {"/v2/repository/index": service.index}
+    post |= {f"/v2/repository/models/{{name}}/{verb}": getattr(service, verb) for verb in ("load", "unload")}
+    post |= {"/v1/models/{name}:predict": service.predict, "/v1/models/{name}/image": service.image}
+    for prefix in (model, versioned):
+        get |= {f"{prefix}/ready": service.model_ready, f"{prefix}/config": service.config, f"{prefix}/stats": service.statistics}
+        post[f"{prefix}/infer"] = service.infer
+        get[prefix] = service.metadata
+    post_routes = [Route(path, service.answering(endpoint), methods=["POST"]) for path, endpoint in post.items()]
+    get_routes = [Route(path, service.answering(endpoint), methods=["GET"]) for path, endpoint in get.items()]
+    routes = [*sorted(post_routes, key=lambda route: not route.path.endswith("/infer")), *get_routes]  # the most frequent first
+    return Starlette(routes=routes, exception_handlers={HTTPException: _not_routed, Exception: _failed})
+
+
+class _Service:
+    """The endpoints."""
+
+    def __init__(self, state: ServerState) -> None:
+        self._state, self._options, self._access = state, state.options, state.access
+        self._repository = state.repository
+
+    # ------------------------------------------------------------ what is common
+
+    def answering(self, endpoint: Endpoint) -> Endpoint:
+        """The endpoint behind the checks of access; what it raises becomes an answer."""
+
+        async def answered(request: Request) -> Response:
+            try:
+                if not self._access.open and request.url.path not in _OPEN:
+                    peer = request.client.host if request.client is not None else ""
+                    self._access.check(request.headers.get("authorization", ""), peer)
+                return await endpoint(request)
+            except TcompError as error:
+                return _refused(as_refusal(error))
+            except ClientDisconnect:
+                return Response(status_code=_CLOSED_REQUEST)
+            except MemoryError:
+                return _refused(Refusal(HTTPStatus.SERVICE_UNAVAILABLE, "there is no memory for this request"))
+
+        return answered
+
+    async def _body(self, request: Request) -> bytes:
+        """All of the request's body. Raises Refusal if it is too large or takes too long."""
+        length = _length(request)
+        chunks, size = [], 0
+        try:
+            async with asyncio.timeout(self._options.receive_timeout):
+                async for chunk in request.stream():
+                    size += len(chunk)
+                    if size > length:
+                        raise bad_request("the body is longer than its Content-Length")
+                    chunks.append(chunk)
+        except TimeoutError:
+            what = f"the body did not come within {self._options.receive_timeout:g} seconds"
+            raise Refusal(HTTPStatus.REQUEST_TIMEOUT, what) from None
+        return chunks[0] if len(chunks) == 1 else b"".join(chunks)
+
+    def _admitted(self, request: Request) -> int:
+        """How many bytes the body has. Raises Refusal if that is too much, or not said."""
+        length = _length(request)
+        if length > self._options.max_request:
+            what = f"the request has {length} bytes, more than {self._options.max_request}"
+            raise Refusal(HTTPStatus.REQUEST_ENTITY_TOO_LARGE, what)
+        if encoding := request.headers.get("content-encoding"):
+            raise Refusal(
+                HTTPStatus.UNSUPPORTED_MEDIA_TYPE, f"content encoding {encoding[:20]!r} is not supported", hint="send it as it is"
+            )
+        return length
+
+    @contextmanager
+    def _model(self, request: Request) -> Iterator[ServedModel]:
+        """The model that a request names; the answer is counted."""
+        start = time.monotonic()
+        name, version = request.path_params["name"], request.path_params.get("version", "")
+        with self._repository.use(name, version) as model:
+            status = 500
+            try:
+                yield model
+                status = 200
+            except TcompError as error:
+                status = as_refusal(error).status
+                raise
+            except (asyncio.CancelledError, ClientDisconnect):
+                status = _CLOSED_REQUEST
+                raise
+            finally:
+                model.metrics.answered("http", status)
+                if self._options.log_requests:
+                    fields = {"model": model.name, "version": model.version, "status": int(status), "protocol": "http"}
+                    _log.info("request", extra=fields | {"us": round((time.monotonic() - start) * 1e6)})
+
+    async def _run(self, request: Request, model: ServedModel, inputs: Arrays, timeout: float | None = None) -> Arrays:
+        """The outputs; a client that goes while others are before it is not computed for."""
+        deadline = None if timeout is None else time.monotonic() + timeout
+        with span("infer", request.headers, model):
+            if not model.batcher.waiting:
+                return await model.infer(inputs, deadline)
+            return await _unless_gone(request, model.infer(inputs, deadline))
+
+    # ------------------------------------------------------------ inference
+
+    async def infer(self, request: Request) -> Response:
+        """POST /v2/models/NAME[/versions/VERSION]/infer"""
+        with self._access.pending(self._admitted(request)), self._model(request) as model:
+            body, header_length = await self._body(request), request.headers.get(HEADER_LENGTH)
+            if header_length is None and len(body) > _LARGE:
+                asked = await asyncio.to_thread(parse_infer, body, header_length, model)
+            else:
+                asked = parse_infer(body, header_length, model)
+            outputs = await self._run(request, model, asked.inputs, asked.timeout)
+            if is_large(asked, outputs):
+                content, length = await asyncio.to_thread(encode_infer, model, asked, outputs)
+            else:
+                content, length = encode_infer(model, asked, outputs)
+            if length is None:
+                return Response(content, media_type=_JSON)
+            return Response(content, media_type="application/octet-stream", headers={HEADER_LENGTH: str(length)})
+
+    async def predict(self, request: Request) -> Response:
+        """POST /v1/models/NAME:predict with {"inputs": {NAME: nested lists}}: {"outputs": {NAME: nested lists}}"""
+        with self._access.pending(self._admitted(request)), self._model(request) as model:
+            given = (await asyncio.to_thread(parse_json, await self._body(request))).get("inputs")
+            if not isinstance(given, dict):
+                raise bad_request("the request has no inputs", hint='{"inputs": {"NAME": [[...]]}}')
+            if unknown := [name for name in given if name not in model.inputs]:
+                raise bad_request(f"the model has no input {unknown[0][:80]!r}", why=f"it has {', '.join(model.inputs)}")
+            inputs = {name: await asyncio.to_thread(model.inputs[name].convert, numbers) for name, numbers in given.items()}
+            outputs = await self._run(request, model, inputs)
+            shown = {name: model.outputs[name].to_numbers(array) for name, array in outputs.items()}
+            return Response(await asyncio.to_thread(dump_json, {"outputs": shown}), media_type=_JSON)
+
+    async def image(self, request: Request) -> Response:
+        """POST /v1/models/NAME/image with a picture: the best elements of the output"""
+        with self._access.pending(self._admitted(request)), self._model(request) as model:
+            inputs = await asyncio.to_thread(read_image, await self._body(request), model)
+            outputs = await self._run(request, model, inputs)
+            return _json(best(model, outputs))
+
+    # ------------------------------------------------------------ what there is
+
+    async def live(self, request: Request) -> Response:
+        """GET /v2/health/live"""
+        return _json({"live": True})
+
+    async def ready(self, request: Request) -> Response:
+        """GET /v2/health/ready: 503 while models are loaded or could not be, and once the server is told to stop"""
+        return _json({"ready": self._state.ready}, 200 if self._state.ready else 503)
+
+    async def server(self, request: Request) -> Response:
+        """GET /v2"""
+        return _json(self._state.metadata())
+
+    async def model_ready(self, request: Request) -> Response:
+        """GET /v2/models/NAME/ready"""
+        model = self._find(request)
+        return _json({"name": model.name, "ready": True})
+
+    async def metadata(self, request: Request) -> Response:
+        """GET /v2/models/NAME"""
+        return _json(self._state.model_metadata(self._find(request)))
+
+    async def config(self, request: Request) -> Response:
+        """GET /v2/models/NAME/config: the options with which it is served"""
+        model = self._find(request)
+        batching = {"batched": model.loaded.batched, "why_not": model.loaded.not_batched}
+        return _json({"name": model.name, "platform": "tcomp"} | batching | dict(describe(model.options)))
+
+    async def statistics(self, request: Request) -> Response:
+        """GET /v2/models/stats, /v2/models/NAME/stats"""
+        models = [self._find(request)] if "name" in request.path_params else self._repository.models
+        rows = []
+        for m in models:
+            counts = {"success": {"count": m.metrics.successes}, "fail": {"count": m.metrics.failures}}
+            rows.append({"name": m.name, "version": m.version, "inference_stats": counts})
+        return _json({"model_stats": rows})
+
+    async def index(self, request: Request) -> Response:
+        """POST /v2/repository/index"""
+        body = await self._body(request) if _length(request, 0) else b""
+        wanted = parse_json(body) if body else {}
+        return _json(self._repository.index(wanted.get("ready") is True))
+
+    async def load(self, request: Request) -> Response:
+        """POST /v2/repository/models/NAME/load"""
+        self._state.check_management()
+        await self._repository.load(request.path_params["name"])
+        return _json({})
+
+    async def unload(self, request: Request) -> Response:
+        """POST /v2/repository/models/NAME/unload"""
+        self._state.check_management()
+        await self._repository.unload(request.path_params["name"])
+        return _json({})
+
+    async def metrics(self, request: Request) -> Response:
+        """GET /metrics"""
+        return Response(await asyncio.to_thread(self._state.metrics.text), media_type=CONTENT_TYPE)
+
+    async def page(self, request: Request) -> Response:
+        """GET /: a page for people"""
+        policy = {"content-security-policy": "default-src 'none'; style-src 'unsafe-inline'"}
+        return Response(status_page(self._state), media_type="text/html; charset=utf-8", headers=policy)
+
+    def _find(self, request: Request) -> ServedModel:
+        return self._repository.find(request.path_params["name"], request.path_params.get("version", ""))
+
+
+def _length(request: Request, default: int | None = None) -> int:
+    """The length of the body (bytes). Raises Refusal if the client does not say it."""
+    text = request.headers.get("content-length", "" if default is None else str(default))
+    if not (text.isascii() and text.isdigit()) or len(text) > 18:
+        raise Refusal(HTTPStatus.LENGTH_REQUIRED, "the request has no Content-Length", hint="send the body in one piece, not in chunks")
+    return int(text)
+
+
+async def _unless_gone(request: Request, answer: Awaitable[T]) -> T:
+    """The answer. Raises ClientDisconnect, and cancels it, as soon as the client has closed its connection."""
+    working, gone = asyncio.ensure_future(answer), asyncio.ensure_future(request.receive())
+    try:
+        await asyncio.wait((working, gone), return_when=asyncio.FIRST_COMPLETED)
+        if not working.done() and gone.result()["type"] == "http.disconnect":
+            raise ClientDisconnect
+        return await working
+    finally:
+        working.cancel()
+        gone.cancel()
+
+
+async def _not_routed(request: Request, error: Exception) -> Response:
+    """No endpoint has this path, or this method."""
+    assert isinstance(error, HTTPException)
+    return Response(
+        dump_json({"error": f"{error.detail}: {request.method} {request.url.path[:200]}"}), error.status_code, error.headers, _JSON
+    )
+
+
+async def _failed(request: Request, error: Exception) -> Response:
+    """A bug; Starlette raises the error again, and it is logged."""
+    return _json({"error": "internal error"}, 500)
+
+
+def _json(value: Any, status: int = 200) -> Response:
+    return Response(dump_json(value), status, media_type=_JSON)
+
+
+def _refused(refusal: Refusal) -> Response:
+    headers = {"retry-after": str(max(1, round(refusal.retry_after)))} if refusal.retry_after is not None else {}
+    if refusal.status == HTTPStatus.UNAUTHORIZED:
+        headers["www-authenticate"] = "Bearer"
+    return Response(dump_json({"error": refusal.message}), int(refusal.status), headers, _JSON)

@@ -1,0 +1,125 @@
+"""What a server measures: counters and histograms that Prometheus collects from /metrics, and a short history for the status page."""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+from dataclasses import dataclass
+
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, ProcessCollector, generate_latest
+
+CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
+HISTORY = 300  # seconds of which the status page has points
+_RECENT = 1 << 12  # latencies of a second that are kept for its percentiles
+
+_SECONDS = (1e-4, 2.5e-4, 5e-4, 1e-3, 2.5e-3, 5e-3, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0)
+_ROWS = (1, 2, 4, 8, 16, 32, 64, 128, 256)
+
+
+@dataclass(frozen=True, slots=True)
+class Point:
+    """One second of a model: requests answered, their latencies (seconds) at two percentiles, requests waiting at its end, rows of a batch
+    on average, and the share of its instances that were busy."""
+
+    requests: int
+    p50: float
+    p99: float
+    waiting: int
+    rows: float
+    busy: float
+
+
+class Metrics:
+    """All figures of a server."""
+
+    def __init__(self) -> None:
+        self.registry = registry = CollectorRegistry()
+        ProcessCollector(registry=registry)
+        labels = ("model", "version")
+
+        def histogram(name: str, what: str, buckets: tuple[float, ...] = _SECONDS) -> Histogram:
+            return Histogram(f"tcomp_{name}", what, labels, buckets=buckets, registry=registry)
+
+        self.requests = Counter("tcomp_requests", "Requests for inference, by status", (*labels, "protocol", "status"), registry=registry)
+        self.latency = histogram("request_seconds", "From a request's arrival at the queue to its result")
+        self.queued = histogram("queue_seconds", "How long requests waited")
+        self.ran = histogram("run_seconds", "Runs of the model, of one batch each")
+        self.rows = histogram("batch_rows", "Rows of a batch", _ROWS)
+        self.waiting = Gauge("tcomp_queue_requests", "Requests that wait", labels, registry=registry)
+        self.instances = Gauge("tcomp_instances", "Runs that there may be at the same time", labels, registry=registry)
+        self.busy = Counter("tcomp_busy_seconds", "Time in which instances computed", labels, registry=registry)
+        self.pending_bytes = Gauge("tcomp_pending_bytes", "Of requests being received, waiting and running", registry=registry)
+        self.loads = Counter("tcomp_loads", "Loads of models, by their result", ("model", "result"), registry=registry)
+
+    def of(self, model: str, version: str, instances: int) -> ModelMetrics:
+        """The figures of one version of a model."""
+        return ModelMetrics(self, model, version, instances)
+
+    def text(self) -> bytes:
+        """In the text format of Prometheus."""
+        return generate_latest(self.registry)
+
+
+class ModelMetrics:
+    """The figures of one version of a model, and its history by the second."""
+
+    def __init__(self, metrics: Metrics, model: str, version: str, instances: int) -> None:
+        self._metrics, self._labels, self._instances = metrics, (model, version), instances
+        self._latency, self._queued = metrics.latency.labels(model, version), metrics.queued.labels(model, version)
+        self._ran, self._rows = metrics.ran.labels(model, version), metrics.rows.labels(model, version)
+        self._waiting, self._busy = metrics.waiting.labels(model, version), metrics.busy.labels(model, version)
+        metrics.instances.labels(model, version).set(instances)
+        self._requests: dict[tuple[str, str], Counter] = {}
+        self.history: deque[Point] = deque(maxlen=HISTORY)
+        self._recent: deque[float] = deque(maxlen=_RECENT)
+        self._answered = self._batches = self._total_rows = 0
+        self._busy_seconds, self._since = 0.0, time.monotonic()
+        self.successes = self.failures = 0
+
+    def answered(self, protocol: str, status: int) -> None:
+        """A request was answered."""
+        key = protocol, str(status)
+        if key not in self._requests:
+            self._requests[key] = self._metrics.requests.labels(*self._labels, *key)
+        self._requests[key].inc()
+        if status < 400:
+            self.successes += 1
+        else:
+            self.failures += 1
+
+    def finished(self, queued: float, total: float) -> None:
+        """A request has its result: how long (seconds) it waited, and took in all."""
+        self._queued.observe(queued)
+        self._latency.observe(total)
+        self._recent.append(total)
+        self._answered += 1
+
+    def ran(self, rows: int, seconds: float) -> None:
+        """A batch was computed."""
+        self._rows.observe(rows)
+        self._ran.observe(seconds)
+        self._busy.inc(seconds)
+        self._batches += 1
+        self._total_rows += rows
+        self._busy_seconds += seconds
+
+    def waits(self, requests: int) -> None:
+        """So many requests wait now."""
+        self._waiting.set(requests)
+
+    def sample(self, waiting: int) -> None:
+        """The next second of the history begins."""
+        now = time.monotonic()
+        latencies = sorted(self._recent)
+        p50, p99 = (latencies[int(share * (len(latencies) - 1))] if latencies else 0.0 for share in (0.5, 0.99))
+        busy = self._busy_seconds / max(1e-9, now - self._since) / self._instances
+        self.history.append(Point(self._answered, p50, p99, waiting, self._total_rows / max(1, self._batches), min(1.0, busy)))
+        self._recent.clear()
+        self._answered = self._batches = self._total_rows = 0
+        self._busy_seconds, self._since = 0.0, now
+        self.waits(waiting)
+
+    def forget(self) -> None:
+        """The version is no longer served: its series end, but for the counters of requests."""
+        for metric in ("latency", "queued", "ran", "rows", "waiting", "busy", "instances"):
+            getattr(self._metrics, metric).remove(*self._labels)

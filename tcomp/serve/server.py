@@ -1,0 +1,175 @@
+"""A server: the HTTP and gRPC sides on one event loop, from start to the last answer."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import signal
+import socket
+import ssl
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import asynccontextmanager, contextmanager, suppress
+from typing import Any
+
+import grpc
+import grpc.aio
+import uvicorn
+
+from tcomp.errors import InputError
+from tcomp.serve.grpc_service import make_handler
+from tcomp.serve.http_app import make_app
+from tcomp.serve.options import ServerOptions, check_server_options
+from tcomp.serve.repository import watched
+from tcomp.serve.state import ServerState
+
+_log = logging.getLogger("tcomp.serve")
+_KEEP_ALIVE = 75  # seconds that an idle connection stays: longer than most clients and proxies keep theirs
+
+
+class _Http(uvicorn.Server):
+    """Signals are answered by `serve`, for both protocols."""
+
+    @contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        """None are."""
+        yield
+
+
+def run_server(options: ServerOptions, started: Callable[[int, int | None], None] | None = None) -> None:
+    """Serve until SIGTERM or SIGINT; then answer all requests that were accepted. `started` is told the ports of HTTP and gRPC.
+
+    Raises InputError for options that cannot be used, ports that are taken, or a folder that cannot be read.
+    """
+    try:
+        import uvloop
+    except ImportError:
+        factory: Callable[[], asyncio.AbstractEventLoop] = asyncio.new_event_loop
+    else:
+        factory = uvloop.new_event_loop
+    with asyncio.Runner(loop_factory=factory) as runner:
+        runner.run(serve(options, started))
+
+
+async def serve(
+    options: ServerOptions, started: Callable[[int, int | None], None] | None = None, stop: asyncio.Event | None = None
+) -> None:
+    """As `run_server`, in a running event loop, until `stop` is set or a signal comes."""
+    state = ServerState(check_server_options(options))
+    stop = asyncio.Event() if stop is None else stop
+    with _listening(options.host, options.port) as listener, _set_by_signals(stop):
+        http = _Http(_http_config(options, state))
+        grpc_server, grpc_port = _grpc_server(options, state)
+        serving = asyncio.create_task(http.serve(sockets=[listener]))  # at once: whoever asks is told that models are being loaded
+        if grpc_server is not None:
+            await grpc_server.start()
+        try:
+            await state.repository.refresh()
+            state.started = True
+            ports = listener.getsockname()[1], grpc_port
+            _log.info("serving", extra={"host": options.host, "port": ports[0], "grpc_port": ports[1]})
+            if started is not None:
+                started(*ports)
+            async with watched(state.repository, options.poll), _sampled(state):
+                stopping = asyncio.create_task(stop.wait())
+                await asyncio.wait((serving, stopping), return_when=asyncio.FIRST_COMPLETED)
+                stopping.cancel()
+                state.stopping = True
+                _log.info("stopping", extra={"drain_delay": options.drain_delay})
+                await asyncio.sleep(options.drain_delay)
+        finally:
+            http.should_exit = True
+            stopped = [grpc_server.stop(options.drain_timeout)] if grpc_server is not None else []
+            await asyncio.gather(serving, *stopped)
+            await state.repository.close()
+    _log.info("stopped")
+
+
+def _http_config(options: ServerOptions, state: ServerState) -> uvicorn.Config:
+    more = {}
+    if options.certificate is not None:
+        more = {"ssl_certfile": str(options.certificate), "ssl_keyfile": str(options.private_key)}
+        if options.client_ca is not None:
+            more |= {"ssl_ca_certs": str(options.client_ca), "ssl_cert_reqs": ssl.CERT_REQUIRED}  # type: ignore[dict-item]
+    config = uvicorn.Config(
+        make_app(state), log_config=None, access_log=False, lifespan="off", server_header=False, ws="none",
+        limit_concurrency=options.max_connections, timeout_keep_alive=_KEEP_ALIVE,
+        timeout_graceful_shutdown=max(1, round(options.drain_timeout)), **more,  # type: ignore[arg-type]
+    )  # fmt: skip
+    try:
+        config.load()
+    except (OSError, ssl.SSLError) as problem:
+        raise InputError("the certificate cannot be used", where=str(options.certificate), why=str(problem)) from None
+    return config
+
+
+def _grpc_server(options: ServerOptions, state: ServerState) -> tuple[Any, int | None]:
+    """The gRPC server (grpc.aio.Server) and its port, if there is to be one. Raises InputError if it cannot listen."""
+    if options.grpc_port is None:
+        return None, None
+    limits = [("grpc.max_receive_message_length", options.max_request), ("grpc.max_send_message_length", -1), ("grpc.so_reuseport", 0)]
+    server = grpc.aio.server(options=limits, maximum_concurrent_rpcs=options.max_connections)
+    server.add_generic_rpc_handlers((make_handler(state),))
+    place = f"{f'[{options.host}]' if ':' in options.host else options.host}:{options.grpc_port}"
+    try:
+        if options.certificate is None or options.private_key is None:
+            return server, server.add_insecure_port(place)
+        ca = options.client_ca.read_bytes() if options.client_ca is not None else None
+        pair = options.private_key.read_bytes(), options.certificate.read_bytes()
+        return server, server.add_secure_port(place, grpc.ssl_server_credentials([pair], ca, ca is not None))
+    except (RuntimeError, OSError) as problem:
+        raise InputError(f"cannot listen on {place}", why=str(problem)[:200], hint="another port: --grpc-port") from None
+
+
+def _listening(host: str, port: int) -> socket.socket:
+    """Raises InputError if the port cannot be had."""
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    listener = socket.socket(family, socket.SOCK_STREAM)
+    try:
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        listener.bind((host, port))
+        listener.setblocking(False)
+    except (OSError, OverflowError) as problem:
+        listener.close()
+        raise InputError(f"cannot listen on {host}:{port}", why=str(problem), hint="another port: --port") from None
+    return listener
+
+
+@contextmanager
+def _set_by_signals(stop: asyncio.Event) -> Iterator[None]:
+    """SIGTERM or SIGINT set the event while the block runs; the second of them ends the process as it would without this."""
+    loop = asyncio.get_running_loop()
+    signals = (signal.SIGTERM, signal.SIGINT)
+
+    def remove() -> None:
+        for number in signals:
+            loop.remove_signal_handler(number)
+
+    def told() -> None:
+        stop.set()
+        remove()
+
+    with suppress(ValueError, RuntimeError):  # not the main thread
+        for number in signals:
+            loop.add_signal_handler(number, told)
+    try:
+        yield
+    finally:
+        with suppress(ValueError, RuntimeError):
+            remove()
+
+
+@asynccontextmanager
+async def _sampled(state: ServerState) -> AsyncIterator[None]:
+    """Every second while the block runs enters the history of the status page."""
+
+    async def sampling() -> None:
+        while True:
+            await asyncio.sleep(1)
+            for model in state.repository.models:
+                model.metrics.sample(model.batcher.waiting)
+
+    task = asyncio.create_task(sampling())
+    try:
+        yield
+    finally:
+        task.cancel()

@@ -1,0 +1,106 @@
+"""Tensors of the Open Inference Protocol, version 2: names of element types, and arrays as bytes or as lists of numbers.
+
+https://github.com/kserve/open-inference-protocol; bytes are little-endian and row-major. Elements of types that the protocol lacks (float8,
+int4, ...) are UINT8 that hold the bits, one an element, as NumPy without ml_dtypes has them.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+from dataclasses import replace
+from math import prod
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from tcomp.errors import ArtifactError, InputError
+from tcomp.runtime import TensorSpec, numpy_dtype
+from tcomp.runtime.arrays import admit
+from tcomp.runtime.manifest import MAX_AXES
+from tcomp.serve.refusals import as_refusal, bad_request
+
+_NAMES = {
+    "bool": "BOOL", "uint8": "UINT8", "uint16": "UINT16", "uint32": "UINT32", "uint64": "UINT64", "int8": "INT8", "int16": "INT16",
+    "int32": "INT32", "int64": "INT64", "float16": "FP16", "float32": "FP32", "float64": "FP64", "bfloat16": "BF16",
+}  # fmt: skip
+MAX_EXTENT = 1 << 40  # of an axis: more than any memory has elements, and products of them are no trouble
+
+assert sys.byteorder == "little", "tensors on the wire are little-endian, and are not swapped"
+
+
+class WireType:
+    """An input or output as the protocol has it.
+
+    name, datatype: as clients see them
+    shape: extents, -1 where one is free
+    dtype: of arrays that the model takes or makes
+    """
+
+    __slots__ = ("_admitted", "datatype", "dtype", "name", "shape", "spec")
+
+    def __init__(self, spec: TensorSpec) -> None:
+        """Raises ArtifactError for complex numbers, which the protocol lacks."""
+        if spec.dtype.startswith("complex"):
+            raise ArtifactError(f"{spec} cannot be served", why="the protocol has no complex numbers")
+        self.spec, self.name, self.dtype = spec, spec.name, numpy_dtype(spec.dtype)
+        self.datatype = _NAMES.get(spec.dtype, "UINT8")
+        self._admitted = spec if spec.dtype in _NAMES else replace(spec, dtype="uint8")  # as numbers are converted
+        self.shape = [extent if isinstance(extent, int) else -1 for extent in spec.shape]
+
+    def check_datatype(self, datatype: object) -> None:
+        """Raises Refusal if a client says that the elements are of another type."""
+        if datatype != self.datatype:
+            raise bad_request(f"input {self.name!r} has the wrong datatype", why=f"expected {self.datatype}, got {str(datatype)[:40]}")
+
+    def from_bytes(self, shape: Sequence[int], content: bytes | memoryview) -> npt.NDArray[Any]:
+        """The array in some bytes, which it uses where they lie. Raises Refusal if there are too few or too many."""
+        extents = check_shape(shape, self.name)
+        wanted = prod(extents) * self.dtype.itemsize
+        if len(content) != wanted:
+            why = f"{self.datatype}{[*extents]} takes {wanted} bytes, and there are {len(content)}"
+            raise bad_request(f"the data of input {self.name!r} does not fit its shape", why=why)
+        array = np.frombuffer(content, self.dtype).reshape(extents)
+        if self.datatype == "BOOL" and wanted and array.view(np.uint8).max() > 1:
+            raise bad_request(f"input {self.name!r} has values that are no booleans", why="BOOL is a byte, 0 or 1")
+        return array
+
+    def from_numbers(self, shape: Sequence[int], numbers: object) -> npt.NDArray[Any]:
+        """The array of a list of numbers, flat or nested. Raises Refusal for what is no such list, or does not fit."""
+        extents = check_shape(shape, self.name)
+        array = self.convert(numbers)
+        if array.shape != extents and array.size != prod(extents):
+            why = f"the shape {[*extents]} has {prod(extents)} elements, and there are {array.size}"
+            raise bad_request(f"the data of input {self.name!r} does not fit its shape", why=why)
+        return array.reshape(extents)
+
+    def convert(self, numbers: object) -> npt.NDArray[Any]:
+        """The array of nested lists of numbers (or of a NumPy array of the wire's type). Raises Refusal."""
+        if isinstance(numbers, np.ndarray):
+            return numbers.view(self.dtype) if numbers.dtype.itemsize == self.dtype.itemsize else numbers.astype(self.dtype)
+        if not isinstance(numbers, list | int | float):
+            raise bad_request(f"the data of input {self.name!r} is not a list of numbers", why=f"it is a {type(numbers).__name__}")
+        try:
+            return admit(numbers, self._admitted, numpy_dtype(self._admitted.dtype)).view(self.dtype)
+        except InputError as problem:
+            raise as_refusal(problem) from None
+
+    def to_bytes(self, array: npt.NDArray[Any]) -> memoryview:
+        """The bytes of an output, where they lie if its elements do so in order."""
+        return np.ascontiguousarray(array).reshape(-1).view(np.uint8).data
+
+    def to_numbers(self, array: npt.NDArray[Any]) -> npt.NDArray[Any]:
+        """An output as an array of a type that writers of JSON know."""
+        if self.datatype == "BF16":
+            return array.astype(np.float32) if array.dtype != np.uint16 else (array.astype(np.uint32) << 16).view(np.float32)
+        return np.ascontiguousarray(array if self.spec.dtype in _NAMES else array.view(np.uint8))
+
+
+def check_shape(shape: object, name: str) -> tuple[int, ...]:
+    """The extents that a client sends. Raises Refusal for what is no list of sizes."""
+    if not isinstance(shape, Sequence) or isinstance(shape, str | bytes) or len(shape) > MAX_AXES:
+        raise bad_request(f"the shape of input {name!r} is not a list of sizes")
+    if not all(type(extent) is int and 0 <= extent <= MAX_EXTENT for extent in shape):
+        raise bad_request(f"the shape of input {name!r} is not a list of sizes", why=f"it is {str(list(shape))[:80]}")
+    return tuple(shape)
