@@ -125,7 +125,7 @@ _COMMANDS: dict[Callable[..., None], str] = {
     explain: "tcomp explain model.onnx\ntcomp explain model.onnx --target 'cpu -mcpu=znver4'",
     package: """
         tcomp package model.onnx --format c -o model-c
-        tcomp package model.tcomp --format c --name classifier --weights beside""",
+        tcomp package model.tcomp --format c --name classifier --weights-at beside""",
     sign: """
         tcomp sign model.tcomp --key private.pem
         tcomp sign model.tcomp --key private.pem -o signed.tcomp""",

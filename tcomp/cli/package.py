@@ -21,7 +21,7 @@ def package(
     out: Annotated[Path | None, opt.out_file("The new folder. Default: NAME-FORMAT here.")] = None,
     name: Annotated[str | None, opt.option("--name", "NAME", _NAME)] = None,
     version: Annotated[str, opt.option("--version", "VERSION", "Of the package.", show_default=True)] = "1.0",
-    weights: Annotated[str, opt.option("--weights", "WHERE", _WHERE, show_default=True)] = "inside",
+    weights_at: Annotated[str, opt.option("--weights-at", "WHERE", _WHERE, show_default=True)] = "inside",
     options: opt.CompilationOptions,
     threads: opt.Threads = None,
     database: opt.Tuned = None,
@@ -42,7 +42,7 @@ def package(
     from tcomp.shipping.folders import check_new_folder
     from tcomp.shipping.wheel import write_wheel
 
-    for chosen, known, where in ((format, FORMATS, "--format"), (weights, _WEIGHTS, "--weights")):
+    for chosen, known, where in ((format, FORMATS, "--format"), (weights_at, _WEIGHTS, "--weights-at")):
         if chosen not in known:
             raise InputError(f"unknown choice `{chosen}`", where=where, hint=f"one of {', '.join(known)}")
     opt.check_file(model)
@@ -62,7 +62,7 @@ def package(
             compiling = options.compile_options(threads=threads, progress=tell)
             artifact = compile_model(model, with_records(compiling, database))[0]
     write = {"c": write_c_package, "wheel": write_wheel, "oci": write_container}[format]
-    files = write(artifact, folder, named, version, cast(Literal["inside", "beside"], weights))
+    files = write(artifact, folder, named, version, cast(Literal["inside", "beside"], weights_at))
     if as_json:
         return output.print_json({"folder": folder, "name": named, "files": files})
     output.line(f"wrote {folder}, the package {named} {version}")

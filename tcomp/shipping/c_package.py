@@ -40,7 +40,7 @@ def write_c_package(
     check_version(version)
     size = artifact.weights.nbytes
     if weights == "inside" and size > INSIDE_LIMIT:
-        raise InputError(f"{size >> 20} MiB of weights are too much for the inside of a library", hint="--weights beside")
+        raise InputError(f"{size >> 20} MiB of weights are too much for the inside of a library", hint="--weights-at beside")
     target = CpuTarget.parse(f"cpu -march={artifact.manifest.triple.partition('-')[0]}")
     model = relocatable(artifact.code)
     c = CInterface(name, artifact.manifest, size, weights == "beside" and size > 0, b"\0tcomp_pool_create\0" in artifact.code)
