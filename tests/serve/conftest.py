@@ -1,49 +1,29 @@
-"""Small models, and servers that answer on loopback."""
+"""Small models, and a server that answers on loopback."""
 
 from __future__ import annotations
 
-import asyncio
-import http.client
 import json
 import shutil
-import threading
 from collections.abc import Iterator
-from concurrent.futures import Future
-from contextlib import contextmanager
+from importlib.util import find_spec
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING
 
-import numpy as np
-import onnx
 import pytest
-from onnx import TensorProto, helper, numpy_helper
 
-import tcomp
+PACKAGES = ("starlette", "uvicorn", "orjson", "grpc", "prometheus_client")
+MISSING = [package for package in PACKAGES if find_spec(package) is None]
+collect_ignore_glob = ["test_[!p]*.py"] if MISSING else []  # test_packages.py says so
 
-for package in ("starlette", "uvicorn", "orjson", "grpc", "prometheus_client"):
-    pytest.importorskip(package, reason=f"the server needs {package}: pip install 'tcomp[serve]'")
-
-from tcomp.serve.options import ServerOptions
-from tcomp.serve.server import serve
-
-W = np.random.default_rng(0).standard_normal((8, 5), np.float32)
-
-
-def artifact(path: Path, nodes: list[tuple[Any, ...]], inputs: dict[str, list[Any]], outputs: dict[str, list[Any]], **weights: Any) -> Path:
-    given, made_of = ([helper.make_tensor_value_info(n, TensorProto.FLOAT, s) for n, s in group.items()] for group in (inputs, outputs))
-    made = [helper.make_node(op, args, [out], **(more[0] if more else {})) for op, args, out, *more in nodes]
-    graph = helper.make_graph(
-        made, "net", given, made_of, [numpy_helper.from_array(np.asarray(v, np.float32), n) for n, v in weights.items()]
-    )
-    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8)
-    onnx.checker.check_model(model)
-    tcomp.compile(model.SerializeToString()).save(path)
-    return path
+if TYPE_CHECKING:
+    from tests.serve.servers import Running
 
 
 @pytest.fixture(scope="session")
 def artifacts(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     """ "mlp": y[n, 5] = x[n, 8] @ W. "plus1", "plus2": y = x + k. "mixed": a softmax along the batch. "picture": means of the channels."""
+    from tests.serve.servers import W, artifact
+
     folder = tmp_path_factory.mktemp("artifacts")
     row, five = {"x": ["n", 8]}, {"y": ["n", 5]}
     picture = [("ReduceMean", ["x"], "y", {"axes": [2, 3], "keepdims": 0})]
@@ -56,17 +36,15 @@ def artifacts(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     }
 
 
-@pytest.fixture
-def models(artifacts: dict[str, Path], tmp_path: Path) -> Path:
-    """A folder of models: "mlp", "plus" in versions 1 and 2, "mixed", "picture"."""
-    folder = tmp_path / "models"
-    for name, place in {
+def _folder(artifacts: dict[str, Path], folder: Path) -> Path:
+    places = {
         "mlp": "mlp.tcomp",
         "plus1": "plus/1/m.tcomp",
         "plus2": "plus/2/m.tcomp",
         "mixed": "mixed.tcomp",
         "picture": "picture/1/m.tcomp",
-    }.items():
+    }
+    for name, place in places.items():
         (folder / place).parent.mkdir(parents=True, exist_ok=True)
         shutil.copyfile(artifacts[name], folder / place)
     image = {"mean": [0, 0, 0], "std": [1, 1, 1], "labels": ["red", "green", "blue"], "top": 2}
@@ -74,57 +52,16 @@ def models(artifacts: dict[str, Path], tmp_path: Path) -> Path:
     return folder
 
 
-class Running(NamedTuple):
-    port: int
-    grpc_port: int | None
-
-    def ask(
-        self, method: str, path: str, body: bytes | str | dict[str, Any] | None = None, headers: dict[str, str] | None = None
-    ) -> tuple[int, Any, dict[str, str]]:
-        """Status, body (of JSON, what it says), headers."""
-        connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=20)
-        try:
-            connection.request(method, path, json.dumps(body) if isinstance(body, dict) else body, headers or {})
-            answer = connection.getresponse()
-            content = answer.read()
-            fields = {name.lower(): value for name, value in answer.getheaders()}
-        finally:
-            connection.close()
-        return answer.status, json.loads(content) if fields.get("content-type") == "application/json" else content, fields
-
-
-@contextmanager
-def running(models: Path, **options: Any) -> Iterator[Running]:
-    """A server in a thread of its own."""
-    ports: Future[Running] = Future()
-    ends: list[Any] = []
-
-    async def main() -> None:
-        stop = asyncio.Event()
-        ends.extend((asyncio.get_running_loop(), stop))
-        await serve(
-            ServerOptions(models, port=0, **{"grpc_port": 0, "poll": 0, **options}), lambda *both: ports.set_result(Running(*both)), stop
-        )
-
-    def work() -> None:
-        try:
-            asyncio.run(main())
-        except BaseException as error:
-            if ports.done():
-                raise
-            ports.set_exception(error)
-
-    thread = threading.Thread(target=work, daemon=True)
-    thread.start()
-    yield ports.result(60)
-    ends[0].call_soon_threadsafe(ends[1].set)
-    thread.join(60)
-    assert not thread.is_alive()
+@pytest.fixture
+def models(artifacts: dict[str, Path], tmp_path: Path) -> Path:
+    """A folder of models: "mlp", "plus" in versions 1 and 2, "mixed", "picture"."""
+    return _folder(artifacts, tmp_path / "models")
 
 
 @pytest.fixture(scope="session")
 def server(artifacts: dict[str, Path], tmp_path_factory: pytest.TempPathFactory) -> Iterator[Running]:
     """One that tests share, which change nothing about it."""
-    folder = tmp_path_factory.mktemp("shared")
-    with running(models.__wrapped__(artifacts, folder)) as found:  # type: ignore[attr-defined]
+    from tests.serve.servers import running
+
+    with running(_folder(artifacts, tmp_path_factory.mktemp("shared"))) as found:
         yield found

@@ -16,7 +16,7 @@ from tcomp.serve.access import Access
 from tcomp.serve.metrics import Metrics
 from tcomp.serve.options import ServerOptions, check_server_options
 from tcomp.serve.refusals import Refusal
-from tests.serve.conftest import running
+from tests.serve.servers import running
 from tests.serve.test_grpc import Client, infer_request, refused
 from tests.serve.test_http import X, binary
 

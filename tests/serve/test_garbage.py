@@ -11,7 +11,7 @@ from pathlib import Path
 
 import numpy as np
 
-from tests.serve.conftest import Running, running
+from tests.serve.servers import Running, running
 from tests.serve.test_http import binary
 
 X = np.arange(16, dtype=np.float32).reshape(2, 8)

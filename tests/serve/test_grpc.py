@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from tcomp.serve.grpc_messages import MESSAGES
-from tests.serve.conftest import Running, W, running
+from tests.serve.servers import Running, W, running
 
 X = np.arange(16, dtype=np.float32).reshape(2, 8) / 8
 

@@ -8,7 +8,7 @@ import json
 import numpy as np
 import pytest
 
-from tests.serve.conftest import Running, W, running
+from tests.serve.servers import Running, W, running
 
 X = np.arange(16, dtype=np.float32).reshape(2, 8) / 8
 

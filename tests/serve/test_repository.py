@@ -16,7 +16,7 @@ import pytest
 from tcomp.errors import InputError
 from tcomp.runtime import Artifact
 from tcomp.serve.options import ModelOptions, read_model_options
-from tests.serve.conftest import Running, running
+from tests.serve.servers import Running, running
 from tests.serve.test_http import binary, request
 
 X = np.arange(16, dtype=np.float32).reshape(2, 8) / 8

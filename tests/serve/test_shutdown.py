@@ -15,7 +15,7 @@ import grpc
 import numpy as np
 import pytest
 
-from tests.serve.conftest import Running
+from tests.serve.servers import Running
 from tests.serve.test_grpc import Client, infer_request
 from tests.serve.test_http import binary
 

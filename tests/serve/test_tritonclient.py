@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tests.serve.conftest import W, running
+from tests.serve.servers import W, running
 
 X = np.arange(16, dtype=np.float32).reshape(2, 8) / 8
 
