@@ -27,6 +27,7 @@ class CustomBuildHook(BuildHookInterface[Any]):
         self._folder = tempfile.TemporaryDirectory()
         for name, text in module.runtime_files("tcomp_runtime").items():
             path = Path(self._folder.name, name)
+            path.parent.mkdir(exist_ok=True)
             path.write_text(text, "utf-8")
             build_data["force_include"][str(path)] = f"tcomp_runtime/{name}"
 

@@ -11,7 +11,7 @@ import json
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, fields, replace
+from dataclasses import asdict, dataclass, fields, replace
 from functools import cache, lru_cache
 from typing import Any
 
@@ -271,6 +271,7 @@ def manifest(
         ],
         "threads": threads,
         "errors": [f"a value is out of range in {' + '.join(_checking(node.bodies[0])) or node.name}" for node in kernels],
+        **({} if graph.host is None else {"host": asdict(graph.host)}),
         "checks": [*unlike, *(f"{c} does not hold, in {where}" for c, where in graph.checks.items())],
         "notes": {
             "kernels": [node.name for node in kernels],

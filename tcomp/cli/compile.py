@@ -17,7 +17,7 @@ STAGES = ("graph", "te", "schedule", "loops", "llvm", "asm", "cuda", "ptx", "sas
 _EMIT_TO = "Where: a folder, or - for stdout. Default: next to the artifact."
 _MAX_SECONDS = "For models that nobody trusts: refuse what takes longer to compile (60s, 10m)."
 _MAX_MEMORY = "For models that nobody trusts: refuse what takes more memory to compile (4G, 800M)."
-_STYLES = {"missing": "red", "unchecked": "yellow", "decomposed": "cyan"}
+_STYLES = {"missing": "red", "unchecked": "yellow", "decomposed": "cyan", "host step": "magenta"}
 
 
 def check(
@@ -52,7 +52,7 @@ def check(
         columns = ("node", "operator", "opset>", "inputs", "status", "why")
         output.table("", columns, rows, [_STYLES.get(r.status, "") for r in records])
         output.line(f"\n{output.count(len(records), 'node')}: " + (", ".join(f"{n} {status}" for status, n in counts.items()) or "none"))
-        for status in ("missing", "decomposed"):
+        for status in ("missing", "decomposed", "host step"):
             if kinds := Counter(n["op"] for n in nodes if n["status"] == status):
                 output.line(f"  {status}: " + ", ".join(f"{op} ({n})" for op, n in kinds.most_common()), _STYLES[status])
         output.line("cannot be compiled" if bad else "can be compiled", "red" if bad else "green")
@@ -162,10 +162,20 @@ def explain(
         kernel = {"name": node.name, "operators": [inner.op.name for inner in node.bodies[0].nodes], "outputs": outputs}
         kernels.append(kernel | {"schedule": [str(step) for step in schedule.trace]})
     done = [{name: getattr(r, name) for name in ("name", "seconds", "nodes_before", "nodes_after")} for r in reports]
+    host = [] if graph.host is None else [
+        {"name": step.name, "operator": step.operator, "when": when}
+        for when, steps in (("before", graph.host.before), ("after", graph.host.after))
+        for step in steps
+    ]  # fmt: skip
     if as_json:
-        return output.print_json({"kernels": kernels, "not_fused": report.edges_not_fused, "passes": done, "notes": notes})
+        return output.print_json(
+            {"host_steps": host, "kernels": kernels, "not_fused": report.edges_not_fused, "passes": done, "notes": notes}
+        )
     rows = [(k["name"], " + ".join(k["operators"]), "; ".join(k["outputs"])) for k in kernels]
     output.table(output.count(len(rows), "kernel"), ("kernel", "operators", "result"), rows)
+    if host:
+        steps = [(step["name"], step["operator"], step["when"]) for step in host]
+        output.table(f"\n{output.count(len(host), 'host step')}, by NumPy", ("step", "operator", "when"), steps)
     times = [(r["name"], output.seconds(r["seconds"]), r["nodes_before"], r["nodes_after"]) for r in done]
     output.table("\npasses (nodes, those of kernels included)", ("pass", "time>", "before>", "after>"), times)
     lists = [(f"schedule of {k['name']}", k["schedule"]) for k in kernels] if schedules else []

@@ -19,11 +19,13 @@ from tcomp.options import Progress
 from tcomp.pipeline import compile_model
 from tcomp.runtime import Artifact, numpy_dtype, read_artifact
 from tcomp.runtime.array_files import load_arrays
+from tcomp.runtime.host_steps.steps import STRING
 from tcomp.runtime.loaded_model import random_array
 from tcomp.runtime.manifest import from_saved
 from tcomp.target import Target
 
 Array = np.ndarray
+RANDOM_LETTERS = 6  # of each random string
 
 
 @dataclass(frozen=True)
@@ -61,7 +63,10 @@ class Opened:
         """See `make_feeds`."""
         manifest = self.artifact.manifest
         dims = {d.name: dim(d.name, d.min, d.max) for d in manifest.dims}
-        signature = [Value(s.name, s.dtype, [dims[e] if isinstance(e, str) else e for e in s.shape]) for s in manifest.inputs]
+        specs = manifest.model_inputs
+        for extent in (e for s in specs for e in s.shape if isinstance(e, str)):  # those of host steps stand in shapes alone
+            dims.setdefault(extent, dim(extent, 0))
+        signature = [Value(s.name, s.dtype, [dims[e] if isinstance(e, str) else e for e in s.shape]) for s in specs]
         return make_feeds(signature, texts, self.sizes, seed)
 
 
@@ -102,14 +107,23 @@ def make_feeds(signature: Sequence[Value], texts: Iterable[str] | None, sizes: M
             dims[v] = chosen[name] = max(lo or 0, usual if hi is None else min(usual, hi))
     generator = np.random.default_rng(seed)
     for value in (v for v in signature if v.name not in arrays):
-        shape, dtype, number = tuple(evaluate_int(as_expr(d), dims) for d in value.shape), numpy_dtype(value.dtype), given.get(value.name)
+        shape, number = tuple(evaluate_int(as_expr(d), dims) for d in value.shape), given.get(value.name)
         try:
+            if value.dtype == STRING:
+                arrays[value.name] = _random_words(generator, shape)
+                continue
+            dtype = numpy_dtype(value.dtype)
             array = random_array(generator, shape, dtype) if number is None else _filled(value.name, float(number), shape, dtype)
             arrays[value.name] = array
         except (MemoryError, ValueError) as error:
             where = f"input `{value.name}`, shape {list(shape)}"
             raise InputError("no memory for an input", where=where, why=str(error), hint="smaller sizes, by --dim NAME=N") from error
     return Feeds({v.name: arrays[v.name] for v in signature}, tuple(v.name for v in signature if v.name not in given), chosen)
+
+
+def _random_words(generator: np.random.Generator, shape: tuple[int, ...]) -> Array:
+    letters = generator.integers(ord("a"), ord("z") + 1, (*shape, RANDOM_LETTERS), np.uint8)
+    return np.array([row.tobytes().decode() for row in letters.reshape(-1, RANDOM_LETTERS)], object).reshape(shape)
 
 
 def _filled(name: str, number: float, shape: tuple[int, ...], dtype: np.dtype[Any]) -> Array:
@@ -135,11 +149,19 @@ def _read_inputs(texts: Iterable[str] | None, signature: Sequence[Value]) -> dic
             raise InputError(f"the model has no input `{name}`", where=where, hint=f"its inputs are {', '.join(values)}")
         if name in given:
             raise InputError(f"input `{name}` is given twice", where=where)
+        if isinstance(value, float) and values[name].dtype == STRING:
+            hint = f"--input {name}=FILE.txt, one string a line, or .npy"
+            raise InputError(f"a number is given for input `{name}`, which takes strings", where=where, hint=hint)
         given[name] = value if isinstance(value, float) else _checked(value, values[name], where)
     return given
 
 
 def _checked(array: Array, value: Value, where: str) -> Array:
+    if value.dtype == STRING:
+        if array.dtype.kind != "U":
+            why = f"it is of {array.dtype}"
+            raise InputError(f"the array for input `{value.name}` does not hold strings", where=where, why=why, hint="np.array(words)")
+        return array.astype(object)
     dtype, array = numpy_dtype(value.dtype), from_saved(array, value.dtype)
     if array.dtype != dtype:
         what, hint = f"input `{value.name}` is {array.dtype.name}, the model takes {value.dtype}", f"array.astype({dtype.name!r})"

@@ -25,6 +25,7 @@ _OPTIONAL = {
     "openvino": "a peer of `tcomp bench`",
     "torch": "a peer of `tcomp bench`, with torchvision and onnx2torch",
     "cupy": "runs what is compiled for CUDA",
+    "pillow": "decodes images (ImageDecoder)",
 }
 _REQUIRED = ("llvmlite", "numpy", "onnx", "ml_dtypes", "islpy", "xgboost")
 _DISTRIBUTIONS = {"cupy": ("cupy-cuda13x", "cupy-cuda12x", "cupy-cuda11x", "cupy"), "xgboost": ("xgboost-cpu", "xgboost")}

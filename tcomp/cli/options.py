@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 
 _ARTIFACT_MAGIC = b"\x89TCOMP"
 _NUMBER = re.compile(r"[-+]?(\d+(\.\d*)?|\.\d+)([eE][-+]?\d+)?")
+_IMAGES = {".bmp", ".jpg", ".jpeg", ".jp2", ".tif", ".tiff", ".png", ".webp", ".ppm", ".pgm", ".pbm", ".pnm"}  # encoded, for ImageDecoder
 _SECONDS = {"": 1, "s": 1, "m": 60, "h": 3600}  # of each unit of time
 MAX_THREADS = 4096  # as `CompileOptions` has it
 
@@ -246,7 +247,7 @@ def read_values(texts: Iterable[str] | None) -> dict[str, np.ndarray]:
 
 
 def array_or_number(source: str) -> np.ndarray | float:
-    """The array of a .npy file, or a number. Raises `InputError`."""
+    """The array of a .npy file, the lines of a .txt file, the bytes of an encoded image, or a number. Raises `InputError`."""
     from tcomp.runtime.array_files import load_arrays
 
     if not Path(source).exists():
@@ -255,8 +256,20 @@ def array_or_number(source: str) -> np.ndarray | float:
         if _NUMBER.fullmatch(source):
             return float(source)
     check_file(Path(source), "--input")
+    if (suffix := Path(source).suffix.lower()) == ".txt" or suffix in _IMAGES:
+        return _file_as_array(Path(source), suffix)
     arrays = load_arrays(source, "--input")
     if set(arrays) != {""}:
         hint = f"--input {source} (without a name) takes them by their names"
         raise InputError(f"{source} holds several arrays", where="--input", hint=hint)
     return arrays[""]
+
+
+def _file_as_array(path: Path, suffix: str) -> np.ndarray:
+    import numpy as np
+
+    try:
+        content = path.read_bytes()
+        return np.array(content.decode().splitlines()) if suffix == ".txt" else np.frombuffer(content, np.uint8)
+    except (OSError, UnicodeDecodeError) as error:
+        raise InputError(f"{path} cannot be read", where="--input", why=str(error)) from error

@@ -71,7 +71,9 @@ def run(
     summaries = [_summary(name, a) for name, a in results.items()]
     if as_json:
         record: dict[str, Any] = {"threads": module.threads, "seconds": elapsed, "random_inputs": feeds.random}
-        record["inputs"] = {name: {"dtype": a.dtype.name, "shape": a.shape} for name, a in feeds.arrays.items()}
+        record["inputs"] = {
+            name: {"dtype": "string" if a.dtype == object else a.dtype.name, "shape": a.shape} for name, a in feeds.arrays.items()
+        }
         optional = {"precision": opened.precision, "saved": save, "trace": trace, "kernels": kernels}
         return output.print_json(record | {"outputs": summaries} | {name: value for name, value in optional.items() if value is not None})
     feeds.explain()
@@ -85,6 +87,8 @@ def run(
     if opened.precision:
         output.line(output.PRODUCTS_IN.format(opened.precision), "dim")
     output.line(f"first run: {output.seconds(elapsed)}, {output.count(module.threads, 'thread')}", "dim")
+    if hosted := [*host.before, *host.after] if (host := opened.artifact.manifest.host) is not None else []:
+        output.line(f"host steps: {', '.join(f'{step.name} ({step.operator})' for step in hosted)}", "dim")
     for written in filter(None, (save, trace)):
         output.line(f"wrote {written}", "dim")
     if kernels is not None:
@@ -95,6 +99,9 @@ def _summary(name: str, array: np.ndarray) -> dict[str, Any]:
     """What a person wants to see of an array. Statistics are those of the finite elements."""
     import numpy as np
 
+    if array.dtype == object:  # strings
+        nothing: dict[str, Any] = {"min": None, "max": None, "mean": None, "nonfinite": 0}
+        return {"name": name, "dtype": "string", "shape": [*array.shape], "first": [str(x) for x in array.reshape(-1)[:5]]} | nothing
     numbers = array.astype(np.float64) if array.dtype.kind != "c" else np.abs(array)
     finite = numbers[np.isfinite(numbers)]
     record: dict[str, Any] = {"name": name, "dtype": array.dtype.name, "shape": list(array.shape)}

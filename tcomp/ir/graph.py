@@ -25,7 +25,7 @@ import json
 from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from math import prod
-from typing import Any, TypeAlias
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -38,6 +38,9 @@ from tcomp.ir.expr import Dim, Expr, const, substitute, variables
 from tcomp.ir.layout import Layout
 from tcomp.ir.simplify import as_dim
 from tcomp.ir.text.printer import Names, Printer, as_html, quoted, unused
+
+if TYPE_CHECKING:
+    from tcomp.runtime.manifest import HostSteps
 
 
 class Value:
@@ -154,7 +157,8 @@ def materialised(constant: Constant | None) -> np.ndarray | None:
 @dataclass(frozen=True, eq=False, slots=True)
 class Graph:
     """A closed dataflow graph; `nodes` are in topological order; `constants` hold *logical* arrays by value. `checks` are conditions on the
-    dims of the inputs without which it must not be run, and where each comes from."""
+    dims of the inputs without which it must not be run, and where each comes from. `host` is what the runtime computes around it, no
+    part of the graph's text or meaning."""
 
     name: str
     inputs: tuple[Value, ...]
@@ -162,6 +166,7 @@ class Graph:
     nodes: tuple[Node, ...]
     constants: Mapping[Value, Constant] = field(default_factory=dict)
     checks: Mapping[Expr, str] = field(default_factory=dict)
+    host: HostSteps | None = None
 
     def __str__(self) -> str:
         return "\n".join(_GraphPrinter().graph(self, "", outermost=True))
@@ -364,7 +369,7 @@ def with_sizes(graph: Graph, sizes: Mapping[Expr, int]) -> Graph:
             for node in g.nodes
         )
         checks = {substitute(c, known): where for c, where in g.checks.items()}
-        return Graph(g.name, inputs, tuple(map(value, g.outputs)), nodes, {value(v): a for v, a in g.constants.items()}, checks)
+        return Graph(g.name, inputs, tuple(map(value, g.outputs)), nodes, {value(v): a for v, a in g.constants.items()}, checks, g.host)
 
     return inside(graph)
 

@@ -47,14 +47,14 @@ def save_arrays(path: str | os.PathLike[str], arrays: Mapping[str, Array]) -> Pa
 
 
 def write_arrays(file: IO[bytes], arrays: Mapping[str, Array]) -> None:
-    """As `save_arrays`, into an open file."""
+    """As `save_arrays`, into an open file; arrays of strings become NumPy's own."""
     members = {_member(name): array for name, array in arrays.items()}
     if len(members) < len(arrays):
         raise InputError("cannot write the arrays", why="their names clash in a .npz file")
     with zipfile.ZipFile(file, "w") as archive:
         for name, array in members.items():
             with archive.open(f"{name}.npy", "w", force_zip64=True) as member:
-                np.lib.format.write_array(member, to_saved(array), allow_pickle=False)
+                np.lib.format.write_array(member, to_saved(array.astype(str) if array.dtype == object else array), allow_pickle=False)
 
 
 def _member(name: str) -> str:

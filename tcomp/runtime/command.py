@@ -17,6 +17,7 @@ from tcomp.runtime.manifest import from_saved
 from tcomp.runtime.module import Module
 
 REFUSED = 2  # the exit status
+SHOWN_STRINGS = 5  # of an output, on its line
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -99,6 +100,9 @@ def read_inputs(model: LoadedModel, texts: Sequence[str]) -> dict[str, Array]:
 
 def summary(name: str, array: Array) -> str:
     """One line about an output: type, shape, range, and where the largest element is, which for a classifier is the class."""
+    if array.dtype == object:  # strings
+        shown = ", ".join(printable(str(text)) for text in array.reshape(-1)[:SHOWN_STRINGS])
+        return f"{printable(name)}: strings{[*array.shape]}: {shown}{', ...' * (array.size > SHOWN_STRINGS)}"
     said = f"{printable(name)}: {array.dtype}{[*array.shape]}"
     numbers = array.astype(np.float64) if array.dtype.kind != "c" else np.abs(array)
     if not array.size or np.isnan(numbers).all():

@@ -14,6 +14,7 @@ from `tcomp_plan`), except that an integer there is a promise. `max` may be null
 offers. `checks` says what must hold of the dims, see `tcomp_plan`. Dims come in the order of `tcomp_call.dims`; those not data-dependent
 must occur in an input's shape, or be computed by `tcomp_bind`, from values of inputs (`"values": ["s"], "what": "extent 0 of the result"`).
 The checksums of a weight are those of its blocks of a mebibyte (the last may be shorter), joined, in hexadecimal digits.
+`host` is there where the runtime itself computes something (`HostSteps`); `inputs` and `outputs` are those of the machine code then.
 """
 
 from __future__ import annotations
@@ -27,6 +28,7 @@ import numpy as np
 import numpy.typing as npt
 
 from tcomp.errors import ArtifactError
+from tcomp.runtime.host_steps.steps import STRING, Step
 from tcomp.runtime.schema import Count, load_json, read, refuse
 
 FORMAT = 4
@@ -65,8 +67,10 @@ def to_saved(array: npt.NDArray[Any]) -> npt.NDArray[Any]:
 
 def from_saved(array: npt.NDArray[Any], name: str) -> npt.NDArray[Any]:
     """What `to_saved` was given, an array with elements `name`; any other array as it is."""
+    if name not in _EXTENDED:
+        return array
     dtype = numpy_dtype(name)
-    return array.view(dtype) if name in _EXTENDED and array.dtype == f"V{dtype.itemsize}" else array
+    return array.view(dtype) if array.dtype == f"V{dtype.itemsize}" else array
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,6 +110,18 @@ class Weight:
 
 
 @dataclass(frozen=True, slots=True)
+class HostSteps:
+    """What the runtime itself computes, before and after the machine code, in NumPy (see `runtime.host_steps`): strings and encoded images.
+    `inputs` and `outputs` are those of the model. Inputs of the machine code are inputs of the model or results of steps `before` it;
+    outputs of the model are inputs, results of steps, or outputs of the machine code."""
+
+    inputs: tuple[TensorSpec, ...]
+    outputs: tuple[TensorSpec, ...]
+    before: tuple[Step, ...]
+    after: tuple[Step, ...]
+
+
+@dataclass(frozen=True, slots=True)
 class Manifest:
     """See the module's docstring. The types of the fields are what `parse_manifest` checks."""
 
@@ -123,6 +139,17 @@ class Manifest:
     code_sha256: str
     notes_sha256: str
     checks: tuple[str, ...]
+    host: HostSteps | None = None
+
+    @property
+    def model_inputs(self) -> tuple[TensorSpec, ...]:
+        """The inputs of the model, those of host steps included."""
+        return self.inputs if self.host is None else self.host.inputs
+
+    @property
+    def model_outputs(self) -> tuple[TensorSpec, ...]:
+        """The outputs of the model, those of host steps included."""
+        return self.outputs if self.host is None else self.host.outputs
 
 
 def dump_json(value: object, what: str) -> bytes:
@@ -162,6 +189,12 @@ def parse_manifest(data: bytes) -> Manifest:
             for axis, extent in enumerate(tensor.shape if kind == "inputs" else ()):
                 if isinstance(extent, str) and (extent not in dims or dims[extent].data_dependent or dims[extent].what):
                     refuse((*where, "shape", axis), "a dim that is not data-dependent")
+    for kind, tensors in (("inputs", manifest.host.inputs), ("outputs", manifest.host.outputs)) if manifest.host is not None else ():
+        if len({tensor.name for tensor in tensors}) < len(tensors):
+            raise ArtifactError(f"two {kind} of the manifest's host steps have the same name")
+        for number, tensor in enumerate(tensors):
+            if tensor.dtype != STRING and tensor.dtype not in _NATIVE and tensor.dtype not in _EXTENDED:
+                refuse(("manifest", "host", kind, number, "dtype"), f"a known element type, not {tensor.dtype!r}")
     for number, dim in enumerate(manifest.dims):
         if dim.max is not None and dim.max < dim.min:
             refuse(("manifest", "dims", number, "max"), f"at least {dim.min}, the least extent")

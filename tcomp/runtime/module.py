@@ -110,11 +110,18 @@ class Module(LoadedModel):
             check_signature(artifact, trusted)
         elif verify:
             artifact.verify()
+        loaded: LoadedModel
         if artifact.manifest.triple == "cuda":
             from tcomp.runtime.cuda import CudaModule  # not needed for others
 
-            return CudaModule(artifact, max_memory=max_memory)
-        return cls(artifact, threads, code_path, max_memory)
+            loaded = CudaModule(artifact, max_memory=max_memory)
+        else:
+            loaded = cls(artifact, threads, code_path, max_memory)
+        if artifact.manifest.host is None:
+            return loaded
+        from tcomp.runtime.host_steps.model import HostedModel  # not needed for others
+
+        return HostedModel(loaded, artifact.manifest.host)
 
     def _profiled(self) -> tuple[list[str], Callable[..., int]]:
         """The names of the kernels, and the function that takes their times."""

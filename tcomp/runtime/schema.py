@@ -67,7 +67,8 @@ def _reader(kind: Any) -> Callable[[Any, Where], Any]:
 
         return array
     if origin in (Union, UnionType):
-        options = {get_args(a)[0] if get_origin(a) is Annotated else a: _reader(a) for a in arguments}
+        plain_of = {a: get_args(a)[0] if get_origin(a) is Annotated else dict if is_dataclass(a) else a for a in arguments}
+        options = {plain_of[a]: _reader(a) for a in arguments}  # by the type that JSON has
         expected = " or ".join(_NAMES[option] for option in options)
         return lambda value, where: options[type(value)](value, where) if type(value) in options else refuse(where, expected)
     if is_dataclass(kind) and isinstance(kind, type):

@@ -10,6 +10,7 @@ import argparse
 import importlib
 import io
 import json
+import math
 import select
 import signal
 import socket
@@ -30,6 +31,7 @@ SECONDS = 30  # within which a request must have been sent
 # Names of element types in the protocol; others have no name there, and go as .npz alone.
 TYPES = {"bool": "BOOL", **{f"{k}{b}": f"{k.upper()}{b}" for k in ("int", "uint") for b in (8, 16, 32, 64)}}
 TYPES |= {"float16": "FP16", "float32": "FP32", "float64": "FP64"}
+STRINGS = "BYTES"
 
 
 class Refusal(Exception):
@@ -75,7 +77,11 @@ class Server(ThreadingHTTPServer):
         """The model, in the words of the protocol: -1 is an extent that is free."""
         ends = {
             kind: [
-                {"name": s.name, "datatype": TYPES.get(s.dtype, s.dtype), "shape": [e if isinstance(e, int) else -1 for e in s.shape]}
+                {
+                    "name": s.name,
+                    "datatype": {**TYPES, "string": STRINGS}.get(s.dtype, s.dtype),
+                    "shape": [e if isinstance(e, int) else -1 for e in s.shape],
+                }
                 for s in specs
             ]
             for kind, specs in (("inputs", self.model.inputs), ("outputs", self.model.outputs))
@@ -183,10 +189,14 @@ def _tensor(record: Any) -> tuple[str, np.ndarray]:
     if not isinstance(record, dict) or not isinstance(record.get("name"), str) or not isinstance(shape := record.get("shape"), list):
         raise _bad("an input needs `name`, `shape`, `datatype` and `data`")
     name, kind, data = record["name"], record.get("datatype"), record.get("data")
-    if not isinstance(kind, str) or kind not in kinds or not isinstance(data, list):
+    if not isinstance(kind, str) or kind not in (*kinds, STRINGS) or not isinstance(data, list):
         raise _bad(f"input `{name}` has no such datatype, or no list `data`")
     if not all(type(e) is int and 0 <= e < 1 << 40 for e in shape) or len(shape) > 64:
         raise _bad(f"input `{name}` has no such shape")
+    if kind == STRINGS:
+        if not all(isinstance(text, str) for text in data) or len(data) != math.prod(shape):
+            raise _bad(f"the data of input `{name}` are no flat list of as many strings as its shape says")
+        return name, np.array(data, object).reshape(shape)
     try:
         dtype = np.dtype(kinds[kind])
         values = np.array(data)
@@ -211,6 +221,8 @@ def _from_npz(body: bytes) -> dict[str, np.ndarray]:
 
 
 def _described(name: str, array: np.ndarray) -> dict[str, Any]:
+    if array.dtype == object:
+        return {"name": name, "datatype": STRINGS, "shape": [*array.shape], "data": array.reshape(-1).tolist()}
     if array.dtype.name not in TYPES:
         raise _bad(f"output `{name}` is {array.dtype}, which JSON requests have no name for; send a .npz file")
     return {"name": name, "datatype": TYPES[array.dtype.name], "shape": [*array.shape], "data": array.reshape(-1).tolist()}

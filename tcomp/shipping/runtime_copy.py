@@ -15,7 +15,8 @@ _IMPORTED = re.compile(r"\btcomp\.(runtime|errors)\b")
 
 def runtime_files(package: str) -> dict[str, str]:
     """Texts of the runtime's files, by their paths in a package of this dotted name."""
-    sources = {"errors.py": _ROOT / "errors.py", **{path.name: path for path in sorted((_ROOT / "runtime").glob("*.py"))}}
+    runtime = _ROOT / "runtime"
+    sources = {"errors.py": _ROOT / "errors.py", **{str(p.relative_to(runtime)): p for p in sorted(runtime.rglob("*.py"))}}
     renamed = {"runtime": package, "errors": f"{package}.errors"}
     texts = {name: _IMPORTED.sub(lambda found: renamed[found[1]], path.read_text("utf-8")) for name, path in sources.items()}
     return {**texts, "py.typed": ""}

@@ -91,7 +91,7 @@ def _write_zip(file: io.BufferedWriter, files: Mapping[str, str | memoryview], r
 
 def _described(manifest: Manifest) -> tuple[str, ...]:
     """Inputs, outputs, the compiler and the processor, for people: texts of the artifact, which are anyone's, as plain words."""
-    inputs, outputs = (", ".join(map(str, specs)) for specs in (manifest.inputs, manifest.outputs))
+    inputs, outputs = (", ".join(map(str, specs)) for specs in (manifest.model_inputs, manifest.model_outputs))
     return tuple(_plain(text) for text in (inputs or "nothing", outputs, manifest.producer, f"{manifest.triple} ({manifest.cpu})"))
 
 
@@ -114,7 +114,7 @@ and computes {outputs}.
 
 ```python
 import {name}
-y = {name}.run({", ".join(f"x{n}" for n in range(len(manifest.inputs)))})
+y = {name}.run({", ".join(f"x{n}" for n in range(len(manifest.model_inputs)))})
 ```
 
 `{name} FILE.npy --save outputs.npz` runs it on files.

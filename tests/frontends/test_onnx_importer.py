@@ -280,10 +280,10 @@ def test_missing_inside_functions_and_branches(make_model):
     assert records["if"] == "unchecked" and "missing" in records.values()
 
 
-@pytest.mark.parametrize("kind", ["sequence", "optional", "string", "complex"])
+@pytest.mark.parametrize("kind", ["sequence", "optional", "complex"])
 def test_types_that_are_not_supported(make_model, kind):
     model = make_model([node("Identity", ["x"], ["y"])], {"x": X}, {"y": F})
-    tensor = helper.make_tensor_type_proto(TensorProto.STRING if kind == "string" else TensorProto.COMPLEX64, [2])
+    tensor = helper.make_tensor_type_proto(TensorProto.COMPLEX64, [2])
     makers = {"sequence": helper.make_sequence_type_proto, "optional": helper.make_optional_type_proto}
     model.graph.input[0].type.CopyFrom(makers[kind](tensor) if kind in makers else tensor)
     with pytest.raises(UnsupportedError, match="not supported"):

@@ -42,6 +42,7 @@ from tcomp.frontends.onnx.handlers import (
     trees,
 )
 from tcomp.frontends.onnx.handlers.microsoft import attention, experts, fused, misc, quantized
+from tcomp.frontends.onnx.host_steps import split, title
 from tcomp.frontends.onnx.names import Reads, check_names, initializers, ordered
 from tcomp.frontends.onnx.schema import find_schema
 from tcomp.frontends.onnx.signature import LARGEST, Range, Shape, signature
@@ -67,7 +68,7 @@ HANDLERS: Mapping[str, Table] = {
 }
 
 LAYOUTS = "it is of a layout that ONNX Runtime chose for one processor: save the model at ORT_ENABLE_EXTENDED or below"
-SUPPORTED, DECOMPOSED, MISSING, UNCHECKED = "supported", "decomposed", "missing", "unchecked"
+SUPPORTED, DECOMPOSED, MISSING, UNCHECKED, HOST = "supported", "decomposed", "missing", "unchecked", "host step"
 
 Source = str | PathLike[str] | bytes | ModelProto
 Shapes = Mapping[str, Shape]  # by the name of an input
@@ -78,7 +79,8 @@ Values = Mapping[str, np.ndarray]  # by the name of an input
 @dataclass(frozen=True)
 class NodeRecord:
     """How one node of a model is compiled. `status` is "supported" (by a handler), "decomposed" (into simpler operators by its ONNX
-    definition), "missing", or "unchecked" (it depends on a missing one). `dtypes` are those of the inputs."""
+    definition), "missing", "unchecked" (it depends on a missing one), or "host step" (the runtime computes it itself: strings, images).
+    `dtypes` are those of the inputs."""
 
     name: str
     op_type: str
@@ -116,6 +118,18 @@ def check_model(source: Source, shapes: Shapes | None = None, dims: Dims | None 
 
 def _import(source: Source, shapes: Shapes | None, dims: Dims | None, values: Values | None) -> tuple[Graph | None, list[NodeRecord]]:
     model, tensors = reader.read_model(source)
+    hosted = split(model, tensors, shapes or {}, dims or {}, values or {})
+    if hosted is None:
+        return _import_graph(model, tensors, shapes, dims, values)
+    graph, records = _import_graph(hosted.model, tensors, hosted.shapes, hosted.dims, hosted.values)
+    steps = [(NodeRecord(title(node), node.op_type, node.domain, opset, (), HOST), early) for node, opset, early in hosted.nodes]
+    records = [*(r for r, early in steps if early), *records, *(r for r, early in steps if not early)]
+    return (None if graph is None else replace(graph, host=hosted.steps(graph))), records
+
+
+def _import_graph(
+    model: ModelProto, tensors: reader.TensorReader, shapes: Shapes | None, dims: Dims | None, values: Values | None
+) -> tuple[Graph | None, list[NodeRecord]]:
     sizes, distinct = Sizes(LARGEST), False
     for _ in range(MAX_ROUNDS):  # equations that a walk over the nodes finds are solved for the next one, which sees sizes as they are
         importer, solved = _Importer(model, tensors, sizes, distinct), len(sizes.values)
@@ -453,7 +467,7 @@ def _domain(domain: str) -> str:
 
 def _title(frame: Frame, node: NodeProto) -> str:
     """The name of a node, unique enough for messages."""
-    return frame.prefix + (node.name or next((o for o in node.output if o), node.op_type))
+    return frame.prefix + title(node)
 
 
 def _fitting(value: np.ndarray, info: ValueInfoProto) -> np.ndarray:

@@ -1,0 +1,456 @@
+"""The part of a model that no machine code computes: operators on strings, decoders of images. They become host steps, which the runtime
+performs before the machine code, or after it (`runtime.host_steps`).
+
+`split` cuts a model in three: nodes that depend on inputs alone and have to do with strings or encoded images; those that become machine
+code; and what follows from their results. Encoders and classifiers that only take or give strings at their border are written anew with
+numbers, and a look-up beside them. What would need machine code before and after one step is refused.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, TypeAlias
+
+import numpy as np
+import onnx
+from onnx import AttributeProto, GraphProto, ModelProto, NodeProto, TensorProto, TypeProto, ValueInfoProto, helper
+from onnx.defs import SchemaError
+
+from tcomp.errors import ArtifactError, ImportModelError, InputError, TcompError, UnsupportedError
+from tcomp.frontends.onnx.host_operators import CONVERT, HostNode, constant_step, string_array
+from tcomp.frontends.onnx.names import Reads, check_names, initializers, ordered
+from tcomp.frontends.onnx.reader import DTYPES, ELEM_TYPES, TensorReader
+from tcomp.frontends.onnx.schema import find_schema
+from tcomp.ir.graph import Graph, Value
+from tcomp.runtime.host_steps.prepared import PreparedStep
+from tcomp.runtime.host_steps.steps import ANY_SHAPE, STRING, Step, strings
+from tcomp.runtime.manifest import HostSteps, TensorSpec
+
+ML = "ai.onnx.ml"
+_BEFORE, _MACHINE, _AFTER = range(3)
+_CLASSIFIERS = {"LinearClassifier": "classlabels_ints", "SVMClassifier": "classlabels_ints",
+                "TreeEnsembleClassifier": "classlabels_int64s"}  # fmt: skip
+_OF_STRINGS = {"StringNormalizer", "StringConcat", "StringSplit", "RegexFullMatch", "CategoryMapper", "ImageDecoder"}
+_STRING_ATTRIBUTES = {"keys_strings", "values_strings", "classes_strings", "classlabels_strings", "cats_strings", "pool_strings"}
+_ELEMENTWISE = {"LabelEncoder", "CategoryMapper", "RegexFullMatch", "Cast", "CastLike", "Identity"}  # their shape is that of input 0
+
+Type: TypeAlias = tuple[str, list[int | str | None] | None]  # dtype and dims; None: unknown
+
+
+@dataclass
+class Split:
+    """A model in three parts: `model`, with the caller's `shapes`, `dims` and `values` for it, and the steps around it."""
+
+    model: ModelProto
+    shapes: Mapping[str, Sequence[int | str]]
+    dims: Mapping[str, Any]
+    values: Mapping[str, np.ndarray]
+    inputs: list[tuple[str, TensorSpec | None]] = field(default_factory=list)  # of the whole model; None: as the machine code has it
+    outputs: list[tuple[str, TensorSpec | None]] = field(default_factory=list)
+    before: list[Step] = field(default_factory=list)
+    after: list[Step] = field(default_factory=list)
+    nodes: list[tuple[NodeProto, int, bool]] = field(default_factory=list)  # that became steps: with their opset, and whether before
+
+    def steps(self, graph: Graph) -> HostSteps:
+        """The steps around the graph of `model`."""
+        return HostSteps(_joined(self.inputs, graph.inputs), _joined(self.outputs, graph.outputs), tuple(self.before), tuple(self.after))
+
+
+def _joined(wanted: Iterable[tuple[str, TensorSpec | None]], values: Sequence[Value]) -> tuple[TensorSpec, ...]:
+    """All inputs or outputs in order; a sequence of the machine code's is several values there (`x.0`, `x.1`)."""
+    found: list[TensorSpec] = []
+    for name, spec in wanted:
+        own = [v for v in values if v.name == name or (v.name.startswith(f"{name}.") and v.name[len(name) + 1 :].isdigit())]
+        mine = [TensorSpec(v.name, v.dtype, tuple(d if isinstance(d, int) else str(d) for d in v.shape)) for v in own]
+        found += mine if spec is None else [spec]
+    return tuple(found)
+
+
+def split(
+    model: ModelProto,
+    tensors: TensorReader,
+    shapes: Mapping[str, Sequence[int | str]],
+    dims: Mapping[str, Any],
+    values: Mapping[str, np.ndarray],
+) -> Split | None:
+    """The parts of a model; None for one without anything for host steps. Raises `UnsupportedError` for what cannot be split, and
+    `ImportModelError` for what is malformed."""
+    graph = model.graph
+    if not _concerned(graph) and not any(_of_interest(node) for f in model.functions for node in f.node):
+        return None
+    if model.functions:
+        from onnx.inliner import inline_local_functions  # only for these models
+
+        model = inline_local_functions(model)
+    check_names(model.graph)
+    return _Splitter(model, tensors, dict(shapes), dict(dims), dict(values)).split()
+
+
+def _concerned(graph: GraphProto) -> bool:
+    return (
+        any(i.type.tensor_type.elem_type == TensorProto.STRING for i in graph.input)
+        or any(t.data_type == TensorProto.STRING for t in graph.initializer)
+        or any(map(_of_interest, graph.node))
+    )
+
+
+def _of_interest(node: NodeProto) -> bool:
+    """Whether a node has to do with strings or encoded images, as far as it says so itself."""
+    if node.op_type in _OF_STRINGS:
+        return True
+    if node.op_type == "Cast":
+        return any(a.name == "to" and a.i == TensorProto.STRING for a in node.attribute)
+    if node.op_type == "Constant":
+        return any(a.name.startswith("value_string") or a.t.data_type == TensorProto.STRING for a in node.attribute)
+    if node.domain == ML or node.op_type == "TfIdfVectorizer":
+        return node.op_type != "ZipMap" and any(
+            (a.name in _STRING_ATTRIBUTES and len(a.strings) > 0) or a.t.data_type == TensorProto.STRING for a in node.attribute
+        )
+    return False
+
+
+class _Splitter:
+    def __init__(
+        self,
+        model: ModelProto,
+        tensors: TensorReader,
+        shapes: dict[str, Sequence[int | str]],
+        dims: dict[str, Any],
+        values: dict[str, np.ndarray],
+    ) -> None:
+        self.model, self.tensors, self.shapes, self.dims, self.values = model, tensors, shapes, dims, values
+        self.opsets = {"" if o.domain == "ai.onnx" else o.domain: int(o.version) for o in model.opset_import}
+        self.reads = Reads()
+        graph = model.graph
+        defaults = {*initializers(graph)}
+        self.inputs = {i.name: self._shaped(i) for i in graph.input if i.name not in defaults}
+        self.constants = {t.name: t for t in graph.initializer}
+        nodes = ordered(graph.node, [o.name for o in graph.output], f"graph `{graph.name}`", self.reads)
+        self.nodes = [new for node in nodes for new in self._with_numbers(node)]
+        self.text = self._texts()
+
+    def _shaped(self, info: ValueInfoProto) -> ValueInfoProto:
+        """An input with the sizes that the caller gives it."""
+        result = ValueInfoProto()
+        result.CopyFrom(info)
+        tensor = result.type.tensor_type
+        if (given := self.shapes.get(info.name)) is not None and result.type.HasField("tensor_type"):
+            if tensor.HasField("shape") and len(tensor.shape.dim) != len(given):
+                raise InputError(f"input `{info.name}` has {len(tensor.shape.dim)} dimensions, the shape given has {len(given)}")
+            tensor.ClearField("shape")
+            tensor.shape.SetInParent()
+            for d in given:
+                tensor.shape.dim.add(**({"dim_value": d} if isinstance(d, int) else {"dim_param": d}))
+        for size in tensor.shape.dim:
+            if isinstance(fixed := self.dims.get(size.dim_param or ""), int):
+                size.dim_value = fixed
+        return result
+
+    # ---------------------------------------------------------------- borders
+
+    def _with_numbers(self, node: NodeProto) -> Iterator[NodeProto]:
+        """The node, or others that do the same: strings only go into, and come out of, look-ups."""
+        attrs = {a.name: a for a in node.attribute}
+
+        def names(key: str) -> list[bytes]:
+            return [*attrs[key].strings] if key in attrs else []
+
+        def other(**changes: Any) -> NodeProto:
+            new = NodeProto()
+            new.CopyFrom(node)
+            del new.attribute[:]
+            new.attribute.extend(a for a in node.attribute if not a.name.endswith("_strings"))
+            new.attribute.extend(helper.make_attribute(k, v) for k, v in changes.items())
+            return new
+
+        def table(kind: str, source: str, result: str, **changes: Any) -> NodeProto:
+            title = f"{node.name or next(iter(node.output), node.op_type)}/{kind}"
+            return helper.make_node("LabelEncoder", [source], [result], name=title, domain=ML, **changes)
+
+        if node.op_type in _CLASSIFIERS and (labels := names("classlabels_strings")):
+            new = other(**{_CLASSIFIERS[node.op_type]: range(len(labels))})
+            if len(labels) == 1:
+                raise UnsupportedError("a classifier with one label is not supported", where=f"node `{node.name}` ({node.op_type})")
+            label, new.output[0] = node.output[0], f"{node.output[0]}/number"
+            yield new
+            numbers = range(len(labels))
+            yield table("labels", new.output[0], label, keys_int64s=numbers, values_strings=labels, default_string="")
+        elif node.op_type == "OneHotEncoder" and (categories := names("cats_strings")):
+            new = other(cats_int64s=range(len(categories)))
+            source, new.input[0] = node.input[0], f"{node.output[0]}/number"
+            yield table("categories", source, new.input[0], keys_strings=categories, values_int64s=range(len(categories)), default_int64=-1)
+            yield new
+        elif node.op_type == "TfIdfVectorizer" and (pool := names("pool_strings")):
+            words = [*dict.fromkeys(pool)]
+            number = {word: n for n, word in enumerate(words)}
+            new = other(pool_int64s=[number[word] for word in pool])
+            source, new.input[0] = node.input[0], f"{node.output[0]}/number"
+            yield table("words", source, new.input[0], keys_strings=words, values_int64s=range(len(words)), default_int64=-1)
+            yield new
+        else:
+            yield node
+
+    # ---------------------------------------------------------------- which values are strings
+
+    def _texts(self) -> set[str]:
+        found = {i.name for i in self.inputs.values() if i.type.tensor_type.elem_type == TensorProto.STRING}
+        found |= {name for name, t in self.constants.items() if t.data_type == TensorProto.STRING}
+        for node in self.nodes:
+            found.update(output for output, is_text in zip(node.output, self._outputs(node, found), strict=True) if is_text and output)
+        return found
+
+    def _outputs(self, node: NodeProto, text: set[str]) -> list[bool]:
+        """Which outputs of a node are strings, given those of its inputs."""
+        attrs = {a.name: a for a in node.attribute}
+        match node.op_type:
+            case "Cast":
+                return [attrs["to"].i == TensorProto.STRING if "to" in attrs else False]
+            case "CastLike":
+                return [node.input[1] in text]
+            case "Constant":
+                return [_of_interest(node)]
+            case "LabelEncoder" if "classes_strings" not in attrs:
+                return [
+                    "values_strings" in attrs or ("values_tensor" in attrs and attrs["values_tensor"].t.data_type == TensorProto.STRING)
+                ]
+            case "LabelEncoder" | "CategoryMapper":
+                return [node.input[0] not in text]
+        domain = "" if node.domain == "ai.onnx" else node.domain
+        try:
+            schema = onnx.defs.get_schema(node.op_type, self.opsets.get(domain, 1), domain)
+        except SchemaError:
+            return [False] * len(node.output)
+        formal = [schema.inputs[min(n, len(schema.inputs) - 1)] for n in range(len(node.input))] if schema.inputs else []
+        variables = {"tensor(string)", *(f.type_str for f, name in zip(formal, node.input, strict=True) if name in text)}
+        variables -= {f.type_str for f in formal if f.type_str.startswith("tensor(") and f.type_str != "tensor(string)"}
+        last = len(schema.outputs) - 1
+        return [last >= 0 and schema.outputs[min(n, last)].type_str in variables for n in range(len(node.output))]
+
+    # ---------------------------------------------------------------- before, machine code, after
+
+    def _hosted(self, node: NodeProto) -> bool:
+        return node.op_type == "ImageDecoder" or any(name in self.text for name in (*self.reads.of_node(node), *node.output))
+
+    def _stages(self, early: set[int]) -> tuple[dict[int, int], int | None]:
+        """The stage of each node that it can be given, and the first that cannot. Numeric nodes in `early` are computed before."""
+        stages: dict[str, int] = dict.fromkeys((*self.constants, *self.inputs), _BEFORE)
+        found: dict[int, int] = {}
+        for n, node in enumerate(self.nodes):
+            latest = max((stages.get(name, _BEFORE) for name in self.reads.of_node(node)), default=_BEFORE)
+            if self._hosted(node):
+                stage = _BEFORE if latest == _BEFORE else _AFTER
+            elif latest == _AFTER:
+                if not _convertible(node):
+                    return found, n
+                stage = _AFTER
+            else:
+                stage = _BEFORE if n in early else _MACHINE
+            if node.op_type == "Constant" and not self._hosted(node):  # which both have
+                stage = _MACHINE
+                stages.update(dict.fromkeys(node.output, _BEFORE))
+            else:
+                stages.update(dict.fromkeys(node.output, stage))
+            found[n] = stage
+        return found, None
+
+    def _early(self) -> set[int]:
+        """Numeric nodes that steps can compute from inputs alone, and that steps need."""
+        possible, ready = set[int](), {*self.constants, *self.inputs}
+        for n, node in enumerate(self.nodes):
+            if ready.issuperset(self.reads.of_node(node)) and (_convertible(node) or node.op_type == "Constant"):
+                possible.add(n)
+                ready.update(node.output)
+        needed: set[str] = set()
+        for node in reversed(self.nodes):
+            if self._hosted(node) or needed.intersection(node.output):
+                needed.update(self.reads.of_node(node))
+        return {n for n in possible if needed.intersection(self.nodes[n].output) and self.nodes[n].op_type != "Constant"}
+
+    def split(self) -> Split:
+        """See the function `split`."""
+        stages, stuck = self._stages(set())
+        if stuck is not None:
+            stages, again = self._stages(self._early())
+            if again is not None:
+                node = self.nodes[again]
+                what = "the model computes with numbers, then with strings, then with numbers that depend on these"
+                hint = "cut it into two models before that node"
+                raise UnsupportedError(what, where=f"node `{title(node)}` ({node.op_type})", hint=hint)
+        parts = [[node for n, node in enumerate(self.nodes) if stages[n] == stage] for stage in (_BEFORE, _MACHINE, _AFTER)]
+        before, machine, after = parts
+        own = {output for node in machine for output in node.output}
+        read = {name for node in machine for name in self.reads.of_node(node)}
+        made = {output for node in (*before, *after) for output in node.output if output}
+        result = Split(ModelProto(), {}, {}, {})
+        types = self._types(before)
+        read_by_steps = {name for node in (*before, *after) for name in self.reads.of_node(node)}
+        outputs = [o.name for o in self.model.graph.output]
+        result.before += self._constants(read_by_steps | {o for o in outputs if o in self.text})
+        result.before += self._steps(before, types)
+        result.after += self._steps(after, types)
+        result.nodes += [(node, self._opset(node), stage is before) for stage in (before, after) for node in stage]
+        in_machine = {name for name in self.inputs if name in read or (name not in read_by_steps and name not in self.text)}
+        for name, info in self.inputs.items():
+            if name not in self.values:
+                result.inputs.append((name, None if name in in_machine else _spec(name, _type_of(info.type))))
+        for info in self.model.graph.output:
+            name = info.name
+            hosted = name in self.text or name in made
+            declared = _type_of(info.type)
+            dtype = STRING if name in self.text else types.get(name, declared)[0]
+            if hosted and dtype and declared[0] and declared[0] != dtype:
+                raise ImportModelError(f"output `{name}` is declared with another element type than the {dtype} it has")
+            result.outputs.append((name, _spec(name, types.get(name, declared), declared) if hosted else None))
+        crossing = [name for node in before for name in node.output if name in read]
+        given = [o for o in dict.fromkeys(o for o in outputs if o not in made and o not in self.text)]
+        given += [name for name in own if name in read_by_steps and name not in given]
+        self._machine(result, machine, crossing, types, given, in_machine)
+        return result
+
+    def _opset(self, node: NodeProto) -> int:
+        return self.opsets.get("" if node.domain == "ai.onnx" else node.domain, 0)
+
+    def _constants(self, needed: set[str]) -> Iterator[Step]:
+        """The constants that steps need."""
+        for name in sorted(needed):
+            if name in self.values and name in self.inputs:
+                array = np.asarray(self.values[name])
+                yield constant_step(name, strings(map(str, array.flat), array.shape) if name in self.text else array)
+            elif (tensor := self.constants.get(name)) is not None:
+                where = f"tensor `{name}`"
+                is_text = tensor.data_type == TensorProto.STRING
+                raw = None if is_text else self.tensors.weights.get(name)
+                yield constant_step(name, string_array(tensor, where) if is_text else self.tensors.array(tensor, where, raw))
+        for node in self.nodes:
+            if node.op_type == "Constant" and not self._hosted(node) and needed.intersection(node.output):
+                values = {a.name: self.tensors.attribute(a, f"node `{title(node)}`") for a in node.attribute}
+                dtype = {"value_float": np.float32, "value_floats": np.float32, "value_int": np.int64, "value_ints": np.int64}
+                (kind, value) = next(iter(values.items()))
+                yield constant_step(node.output[0], np.asarray(value, dtype.get(kind)))
+
+    def _steps(self, nodes: Iterable[NodeProto], types: Mapping[str, Type]) -> Iterator[Step]:
+        refused = []
+        for node in nodes:
+            place = f"{title(node)} ({node.op_type}, opset {self._opset(node)})"
+            if (convert := CONVERT.get(node.op_type)) is None:
+                refused.append(f"{place}: an operator on strings that is not supported")
+                continue
+            domain = "" if node.domain == "ai.onnx" else node.domain
+            if (schema := find_schema(node.op_type, self._opset(node), domain)) is not None and "/" not in node.name:
+                schema.check_form(node, f"node `{title(node)}`")
+            hosted = HostNode(node, title(node), self._opset(node), self.tensors, [name in self.text for name in node.input])
+            try:
+                convert(hosted)
+                for step in hosted.steps:
+                    PreparedStep(step, (step.name,))
+            except UnsupportedError as error:
+                refused.append(f"{place}: {error.what}")
+            except (ArtifactError, InputError) as error:
+                raise error.restated(ImportModelError, where=hosted.where) from error
+            except TcompError:
+                raise
+            except (ValueError, TypeError, KeyError, IndexError, AttributeError) as error:
+                what, why = "the node's inputs and attributes do not fit together", f"{type(error).__name__}: {error}"
+                raise ImportModelError(what, where=hosted.where, why=why) from error
+            yield from hosted.steps
+        if refused:
+            hint = "compute it outside of the model"
+            raise UnsupportedError(f"{len(refused)} nodes cannot be host steps", where="\n    ".join(refused), hint=hint)
+
+    # ---------------------------------------------------------------- types
+
+    def _types(self, nodes: Sequence[NodeProto]) -> dict[str, Type]:
+        """The types of what the first steps compute, as far as they are known."""
+        found = {name: _type_of(info.type) for name, info in self.inputs.items()}
+        graph = helper.make_graph(nodes, "before", list(self.inputs.values()), [])
+        read = {name for node in nodes for name in node.input}
+        graph.initializer.extend(t for name, t in self.constants.items() if name in read and name not in self.tensors.weights)
+        outer = ModelProto(ir_version=self.model.ir_version, graph=graph)
+        outer.opset_import.extend(self.model.opset_import)
+        try:
+            inferred = onnx.shape_inference.infer_shapes(outer, data_prop=True)
+        except Exception:  # noqa: BLE001  onnx raises what it likes for models that are odd; what is not known is asked for below
+            inferred = outer
+        found |= {info.name: _type_of(info.type) for info in inferred.graph.value_info}
+        for node in nodes:
+            for output in node.output:
+                dtype, dims = found.get(output, ("", None))
+                if dims is None and node.op_type in _ELEMENTWISE:
+                    dims = found.get(node.input[0], ("", None))[1]
+                if dims is None and node.op_type == "ImageDecoder":
+                    dims = [None, None, None]
+                found[output] = STRING if output in self.text else dtype or _dtype_of(node), dims
+        return found
+
+    def _machine(
+        self,
+        result: Split,
+        nodes: Sequence[NodeProto],
+        crossing: Iterable[str],
+        types: Mapping[str, Type],
+        outputs: Sequence[str],
+        in_machine: set[str],
+    ) -> None:
+        """The model of machine code, and what the caller says of it."""
+        source, graph = self.model.graph, result.model.graph
+        result.model.ir_version = self.model.ir_version
+        result.model.opset_import.extend(self.model.opset_import)
+        graph.name = source.name
+        graph.node.extend(nodes)
+        graph.initializer.extend(t for t in source.initializer if t.data_type != TensorProto.STRING)
+        graph.sparse_initializer.extend(source.sparse_initializer)
+        graph.input.extend(i for i in source.input if i.name in in_machine or (i.name not in self.inputs and i.name not in self.text))
+        for name in dict.fromkeys(crossing):
+            dtype, dims = types[name]
+            if dtype not in ELEM_TYPES:
+                raise UnsupportedError("the element type of what a host step computes is not known", where=f"value `{name}`")
+            if dims is None:
+                raise UnsupportedError("the number of dimensions of what a host step computes is not known", where=f"value `{name}`")
+            graph.input.append(helper.make_tensor_value_info(name, ELEM_TYPES[dtype], dims))
+        declared = {o.name: o for o in source.output}
+        graph.output.extend(declared.get(name, ValueInfoProto(name=name)) for name in outputs)
+        known = {i.name for i in graph.input} | {output for node in nodes for output in node.output}
+        graph.value_info.extend(i for i in source.value_info if i.name in known)
+        result.shapes = {n: s for n, s in self.shapes.items() if n in known or n not in self.inputs}
+        result.values = {n: v for n, v in self.values.items() if n in in_machine or n not in self.inputs}
+        theirs = {d.dim_param for i in graph.input for d in i.type.tensor_type.shape.dim}
+        hosted = {d.dim_param for i in source.input for d in i.type.tensor_type.shape.dim} - theirs
+        result.dims = {n: d for n, d in self.dims.items() if n not in hosted}
+
+
+def _convertible(node: NodeProto) -> bool:
+    return node.op_type in CONVERT and node.op_type != "Constant" and all(a.type != AttributeProto.GRAPH for a in node.attribute)
+
+
+def title(node: NodeProto) -> str:
+    """The name of a node, or of what it computes."""
+    return node.name or next((o for o in node.output if o), node.op_type)
+
+
+def _dtype_of(node: NodeProto) -> str:
+    """The element type of the first output of a step, where shape inference does not say."""
+    attrs = {a.name: a for a in node.attribute}
+    if "values_tensor" in attrs:
+        return DTYPES.get(attrs["values_tensor"].t.data_type, "")
+    if node.op_type == "Cast":
+        return DTYPES.get(attrs["to"].i, "")
+    kinds = {"RegexFullMatch": "bool", "Equal": "bool", "ImageDecoder": "uint8"}
+    return kinds.get(node.op_type, "float32" if "values_floats" in attrs else "int64")
+
+
+def _type_of(proto: TypeProto) -> Type:
+    tensor = proto.tensor_type
+    dtype = STRING if tensor.elem_type == TensorProto.STRING else DTYPES.get(tensor.elem_type, "")
+    if not tensor.HasField("shape"):
+        return dtype, None
+    dims: list[int | str | None] = []
+    for d in tensor.shape.dim:
+        named = d.dim_param if d.dim_param and not d.dim_param.startswith("unk__") else None  # a name that shape inference made up
+        dims.append(d.dim_value if d.HasField("dim_value") and d.dim_value >= 0 else named)
+    return dtype, dims
+
+
+def _spec(name: str, found: Type, declared: Type = ("", None)) -> TensorSpec:
+    dtype, dims = found[0] or declared[0] or STRING, found[1] if found[1] is not None else declared[1]
+    return TensorSpec(name, dtype, (ANY_SHAPE,) if dims is None else tuple(f"{name}_{n}" if d is None else d for n, d in enumerate(dims)))

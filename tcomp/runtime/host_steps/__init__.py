@@ -1,0 +1,1 @@
+"""Host steps: what the runtime itself computes, by NumPy, before and after the machine code of a model: strings and encoded images."""
