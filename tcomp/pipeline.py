@@ -25,9 +25,9 @@ from tcomp.backends.protocol import Backend
 from tcomp.backends.workers import compile_kernels
 from tcomp.errors import InputError, UnsupportedError
 from tcomp.garbage import seldom_collected
+from tcomp.ir.dims import SolvedDims, upper_bound
 from tcomp.ir.graph import IF, KERNEL, LOOP, Graph, Node, Value, canonical_graph_text
 from tcomp.ir.layout import Layout
-from tcomp.ir.program import Program
 from tcomp.ir.simplify import as_dim
 from tcomp.ir.text.parser import parse_expr
 from tcomp.options import CompileOptions, Report
@@ -54,7 +54,7 @@ from tcomp.runtime.artifact import scratch_file
 from tcomp.schedules.knobs import Decisions, Knobs
 
 if TYPE_CHECKING:
-    from tcomp.frontends.onnx.importer import Source
+    from tcomp.frontends.onnx.importer import NodeRecord, Source
 
 
 @seldom_collected()
@@ -73,6 +73,17 @@ def import_graph(model: Source, options: CompileOptions) -> Graph:
     from tcomp.frontends.onnx import import_model  # a fifth of what the compiler takes to load, and nothing that `tcomp.build` needs
 
     return import_model(model, options.shapes, options.dims, {name: np.asarray(v) for name, v in (options.values or {}).items()})
+
+
+def examine_model(model: Source, options: CompileOptions) -> tuple[Graph | None, list[NodeRecord]]:
+    """The graph of a model, None where something of it cannot be compiled, and one record per node of an ONNX model. `check_graph` says
+    what else compiling would refuse."""
+    if from_torch(model):
+        return _import_torch(model, options), []
+    from tcomp.frontends.onnx import importer
+
+    values = {name: np.asarray(v) for name, v in (options.values or {}).items()}
+    return importer.examine_model(model, options.shapes, options.dims, values)
 
 
 def from_torch(model: object) -> bool:
@@ -174,13 +185,13 @@ def package(graph: Graph, kernels: Mapping[Node, CompiledKernel], options: Compi
         buffers = [v for v in (*node.inputs, *node.outputs) if v is not None]
         return all((n, buffers.index(result)) in kernels[node].in_place for n, v in enumerate(buffers) if v is source)
 
+    require_data_sizes(graph, dims, options.backend)
     plan = plan_memory(graph, temporaries, in_place)
     weights, offsets = collect_weights(graph)
     program = assemble(graph, dims, kernels, plan, offsets)
     if options.dump is not None:
         options.dump.mkdir(parents=True, exist_ok=True)
         (options.dump / "95-program.txt").write_text(str(program), encoding="utf-8")
-    require_data_sizes(program, options.backend)
     code = options.backend.link(program, distinct := {k.symbol: k.code for k in kernels.values()})
     report.kernels, report.distinct_kernels = len(kernels), len(distinct)
     report.arena, report.arena_lower_bound = plan.size, plan.lower_bound
@@ -190,14 +201,27 @@ def package(graph: Graph, kernels: Mapping[Node, CompiledKernel], options: Compi
         return read_artifact(image)
 
 
-def require_data_sizes(program: Program, backend: Backend) -> None:
-    """Raises `UnsupportedError` where sizes depend on data, and the target's programs cannot have such."""
+def check_graph(graph: Graph, options: CompileOptions) -> None:
+    """Raises what `compile_graph` would, but for what is wrong with the code of a kernel, which is not made: all passes run, and memory is
+    planned."""
+    graph, _ = run_passes(graph, graph_passes(options, Report()), verify=options.verify)
+    require_data_sizes(graph, symbolic_dims(graph), options.backend)
+    plan_memory(graph)
+
+
+def require_data_sizes(graph: Graph, dims: SolvedDims, backend: Backend) -> None:
+    """Raises `UnsupportedError` where sizes depend on data, and the target's programs cannot have such, or an output has no bound."""
+    counted_sizes = graph.counted()
+    for value in graph.outputs:
+        if endless := [d for d in value.shape if upper_bound(d, counted_sizes) is None]:
+            hint = "bound the dims that it depends on, with --dim NAME=LOWEST..HIGHEST"
+            raise UnsupportedError(f"the size {endless[0]} of output `{value.name}` has no bound", hint=hint)
     if backend.data_sizes:
         return
-    if given := [d.name for d in program.dims if d.attr.source is not None]:
+    if given := [d.name for d in dims.extents if d.attr.source is not None]:
         what, why = f"sizes that depend on values of inputs cannot be compiled for `{backend.target}`", f"`{given[0]}` does"
         raise UnsupportedError(what, why=why, hint="give the values when it is compiled (values=, --value), or compile for a CPU")
-    if counted := [d.name for d, _ in program.counted]:
+    if counted := [d.name for d in counted_sizes]:
         what, why = f"sizes that a run counts cannot be compiled for `{backend.target}`", f"`{counted[0]}` depends on data"
         raise UnsupportedError(
             what, why=why, hint="compile for a CPU, or cut the model before what counts (NonZero, NonMaxSuppression, ...)"

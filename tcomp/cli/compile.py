@@ -6,12 +6,15 @@ import itertools
 from collections import Counter
 from dataclasses import asdict, replace
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from tcomp.cli import options as opt, output
-from tcomp.errors import InputError, UnsupportedError, printable
+from tcomp.errors import CodegenError, InputError, IRError, TcompError, UnsupportedError, printable
+
+if TYPE_CHECKING:
+    from tcomp.frontends.onnx.importer import NodeRecord
 
 STAGES = ("graph", "te", "schedule", "loops", "llvm", "asm", "cuda", "ptx", "sass-stats")
 _EMIT_TO = "Where: a folder, or - for stdout. Default: next to the artifact."
@@ -20,41 +23,46 @@ _MAX_MEMORY = "For models that nobody trusts: refuse what takes more memory to c
 _STYLES = {"missing": "red", "unchecked": "yellow", "decomposed": "cyan", "host step": "magenta"}
 
 
-def check(
-    model: opt.OnnxModel, dim: opt.Dims = None, shape: opt.Shapes = None, value: opt.Values = None, as_json: opt.Json = False
-) -> None:
-    """List every node of a model: supported, decomposed into simpler operators, or missing.
+def check(model: opt.OnnxModel, *, options: opt.CompilationOptions, as_json: opt.Json = False) -> None:
+    """List every node of a model: supported, decomposed into simpler operators, a step of the runtime (strings, images), or missing.
 
-    A node that depends on a missing one is "unchecked". Exit status: 0 if all nodes can be compiled, 1 if some cannot.
+    A node that depends on a missing one is "unchecked". Where none is missing, all passes run for the target, and memory is planned: what
+    `tcomp compile` would refuse is told here. Exit status: 0 if the model can be compiled, 1 if not.
     """
-    from tcomp.frontends.onnx.importer import check_model
+    from tcomp.pipeline import check_graph, examine_model
 
     opt.check_model_file(model)
+    compiling = options.compile_options()
+    refused: TcompError | None = None
+    records: list[NodeRecord] = []
     try:
-        records = check_model(model, opt.parse_shapes(shape), opt.parse_dims(dim), opt.read_values(value))
-    except UnsupportedError as error:  # something else than a node, such as an input of strings
-        if as_json:
-            output.print_json({"ok": False, "nodes": [], "missing": [{"where": error.where, "reason": error.what}]})
-        else:
-            output.line(str(error), "red")
-        raise typer.Exit(output.FINDING) from None
+        graph, records = examine_model(model, compiling)
+        if graph is not None:
+            check_graph(graph, compiling)
+    except (UnsupportedError, CodegenError, IRError) as error:  # something else than a node, such as a size that nothing tells
+        refused = error
     nodes = [
         {"name": r.name, "op": f"{r.domain}.{r.op_type}".lstrip("."), "opset": r.opset, "dtypes": list(r.dtypes)}
         | {"status": r.status, "reason": r.reason}
         for r in records
     ]
     counts = Counter(r.status for r in records)
-    bad = counts["missing"] + counts["unchecked"]
+    bad = refused is not None or counts["missing"] + counts["unchecked"] > 0
     if as_json:
-        output.print_json({"ok": not bad, "counts": counts, "missing": [n for n in nodes if n["status"] == "missing"], "nodes": nodes})
+        missing = [n for n in nodes if n["status"] == "missing"]
+        missing += [{"where": refused.where, "reason": refused.what}] if refused is not None else []
+        output.print_json({"ok": not bad, "counts": counts, "missing": missing, "nodes": nodes})
     else:
-        rows = [(n["name"], n["op"], n["opset"], " ".join(r.dtypes), r.status, r.reason) for n, r in zip(nodes, records, strict=True)]
-        columns = ("node", "operator", "opset>", "inputs", "status", "why")
-        output.table("", columns, rows, [_STYLES.get(r.status, "") for r in records])
-        output.line(f"\n{output.count(len(records), 'node')}: " + (", ".join(f"{n} {status}" for status, n in counts.items()) or "none"))
+        if records:
+            rows = [(n["name"], n["op"], n["opset"], " ".join(r.dtypes), r.status, r.reason) for n, r in zip(nodes, records, strict=True)]
+            columns = ("node", "operator", "opset>", "inputs", "status", "why")
+            output.table("", columns, rows, [_STYLES.get(r.status, "") for r in records])
+            output.line(f"\n{output.count(len(records), 'node')}: " + ", ".join(f"{n} {status}" for status, n in counts.items()))
         for status in ("missing", "decomposed", "host step"):
             if kinds := Counter(n["op"] for n in nodes if n["status"] == status):
                 output.line(f"  {status}: " + ", ".join(f"{op} ({n})" for op, n in kinds.most_common()), _STYLES[status])
+        if refused is not None:
+            output.line(str(refused), "red")
         output.line("cannot be compiled" if bad else "can be compiled", "red" if bad else "green")
     if bad:
         raise typer.Exit(output.FINDING)

@@ -274,6 +274,15 @@ def test_check_lists_what_is_missing(tcomp, models):
     assert record["counts"] == {"supported": 1, "missing": 1, "unchecked": 1}
 
 
+def test_check_runs_what_compile_would(tcomp, tmp_path):
+    path = save(tmp_path / "nz.onnx", [("NonZero", ["x"], ["y"])], {"x": ("float32", [5])}, {"y": ("int64", [1, "n"])})
+    assert tcomp.json("check", path)["ok"]
+    record = tcomp.json("check", path, "--target", "cuda", "--arch", "sm_80", status=1)
+    assert not record["ok"] and record["counts"] == {"supported": 1} and "that a run counts" in record["missing"][0]["reason"]
+    text = tcomp("check", path, "--target", "cuda", "--arch", "sm_80", status=1).stdout
+    assert "compile for a CPU" in text and "cannot be compiled" in text
+
+
 def test_check_shows_decomposition_of_functions(tcomp, models):
     statuses = {n["op"]: n["status"] for n in tcomp.json("check", models["gather"])["nodes"]}
     assert statuses["Gather"] == "supported" and statuses["HardSwish"] in ("supported", "decomposed")

@@ -101,7 +101,7 @@ def import_model(source: Source, shapes: Shapes | None = None, dims: Dims | None
     Raises `ImportModelError` for what is no valid model, `InputError` for shapes and dims that do not fit it, and `UnsupportedError`
     naming every node that cannot be compiled.
     """
-    graph, records = _import(source, shapes, dims, values)
+    graph, records = examine_model(source, shapes, dims, values)
     missing = [r for r in records if r.status == MISSING]
     if missing:
         lines = [f"{r.name} ({r.domain + '.' if r.domain else ''}{r.op_type}, opset {r.opset}): {r.reason}" for r in missing]
@@ -113,10 +113,13 @@ def import_model(source: Source, shapes: Shapes | None = None, dims: Dims | None
 
 def check_model(source: Source, shapes: Shapes | None = None, dims: Dims | None = None, values: Values | None = None) -> list[NodeRecord]:
     """One record per node of a model, supported or not. Arguments and other errors as for `import_model`."""
-    return _import(source, shapes, dims, values)[1]
+    return examine_model(source, shapes, dims, values)[1]
 
 
-def _import(source: Source, shapes: Shapes | None, dims: Dims | None, values: Values | None) -> tuple[Graph | None, list[NodeRecord]]:
+def examine_model(
+    source: Source, shapes: Shapes | None = None, dims: Dims | None = None, values: Values | None = None
+) -> tuple[Graph | None, list[NodeRecord]]:
+    """The graph of a model, None where something of it cannot be compiled, and one record per node. Otherwise as `import_model`."""
     model, tensors = reader.read_model(source)
     hosted = split(model, tensors, shapes or {}, dims or {}, values or {})
     if hosted is None:

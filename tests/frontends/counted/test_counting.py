@@ -5,7 +5,6 @@ import pytest
 from onnx import helper
 
 import tcomp
-from tcomp.backends.cuda import CudaBackend
 from tcomp.errors import InputError, UnsupportedError
 from tcomp.frontends.onnx import import_model
 from tcomp.ir.expr import dim
@@ -15,7 +14,8 @@ from tcomp.ir.program import Program
 from tcomp.ir.text.parser import parse_graph, parse_program
 from tcomp.ir.verify import verify_graph
 from tcomp.ops import OPERATORS
-from tcomp.pipeline import require_data_sizes
+from tcomp.options import CompileOptions
+from tcomp.pipeline import check_graph
 from tcomp.target import CudaTarget
 
 F, I = "float32", "int64"
@@ -224,10 +224,11 @@ def test_programs_with_counted_sizes_print_and_parse():
     assert str(parse_program(str(program))) == str(program)
 
 
-def test_gpus_refuse_counted_sizes():
-    m = dim("m", 0)
+def test_gpus_refuse_counted_sizes(make_model):
+    proto = make_model([node("NonZero", ["x"], ["y"])], {"x": np.zeros(5, np.float32)}, {"y": I})
     with pytest.raises(UnsupportedError, match="that a run counts cannot be compiled for `cuda"):
-        require_data_sizes(Program((m,), 0, ((m,),), (), (), (), ((m, 5),)), CudaBackend(CudaTarget(("sm_80",))))
+        check_graph(import_model(proto), CompileOptions(CudaTarget(("sm_80",))))
+    check_graph(import_model(proto), CompileOptions())
 
 
 def test_slices_and_top_k_by_what_is_computed(make_model):
