@@ -70,6 +70,8 @@ def import_graph(model: Source, options: CompileOptions) -> Graph:
     """ONNX model, or program of PyTorch, -> graph, with the shapes, dims and values of the options."""
     if from_torch(model):
         return _import_torch(model, options)
+    if isinstance(model, str | os.PathLike) and os.path.isdir(model):
+        return _import_folder(model, options)
     from tcomp.frontends.onnx import import_model  # a fifth of what the compiler takes to load, and nothing that `tcomp.build` needs
 
     return import_model(model, options.shapes, options.dims, {name: np.asarray(v) for name, v in (options.values or {}).items()})
@@ -94,10 +96,24 @@ def from_torch(model: object) -> bool:
     return torch is not None and isinstance(model, torch.nn.Module | torch.export.ExportedProgram)
 
 
-def _import_torch(model: object, options: CompileOptions) -> Graph:
+def _import_folder(path: str | os.PathLike[str], options: CompileOptions) -> Graph:
+    """The language model of a folder: config.json and safetensors."""
+    _refuse_sizes(options, "folders of language models", "the numbers of tokens, and of those before, stay free")
+    try:
+        from tcomp.frontends.language_models import folder
+    except ImportError as error:
+        raise InputError("this folder needs a package to be read", why=str(error), hint="pip install 'tcomp[generate]'") from error
+    return folder.import_folder(path)
+
+
+def _refuse_sizes(options: CompileOptions, what: str, hint: str) -> None:
     for name in ("shapes", "dims", "values"):
         if getattr(options, name):
-            raise InputError(f"programs of PyTorch have no {name} to be given", hint="export them for other inputs, or dynamic_shapes")
+            raise InputError(f"{what} have no {name} to be given", hint=hint)
+
+
+def _import_torch(model: object, options: CompileOptions) -> Graph:
+    _refuse_sizes(options, "programs of PyTorch", "export them for other inputs, or dynamic_shapes")
     try:
         from tcomp.frontends.torch import exported  # loads PyTorch
     except ImportError as error:

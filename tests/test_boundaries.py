@@ -65,6 +65,7 @@ THIRD_PARTY = {
     "cryptography": {"runtime"},
     "torch": {"frontends", "torch_backend"},
     "google": {"frontends", "serve"},  # protobuf: its errors, which onnx lets through; messages of gRPC
+    "safetensors": {"frontends"},
     "rich": {"cli"},
     "typer": {"cli"},
     "xgboost": {"autotune"},

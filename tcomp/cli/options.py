@@ -53,7 +53,9 @@ _TARGET = "What to compile for, as in 'cpu -mcpu=skylake-avx512'. Default: this 
 _PRECISION = "Of products of float32 matrices, for --target cuda: fp32, tf32, fp16, bf16."
 _DIRECT = "Direct sums only, without Winograd's and Strassen's algorithms: slower, more exact, less memory for weights."
 _WEIGHTS = "Store large matrices of weights as int8, int4 (blocks of 32 with a scale each), bf16 or fp16."
-OnnxModel = Annotated[Path, argument("MODEL.onnx", "An ONNX model, or a program that torch.export.save wrote (.pt2).")]
+OnnxModel = Annotated[
+    Path, argument("MODEL.onnx", "An ONNX model, a program of torch.export.save (.pt2), or a folder of a language model.")
+]
 AnyModel = Annotated[Path, argument("MODEL", "An ONNX model, or an artifact that `tcomp compile` wrote.")]
 Dims = Annotated[list[str] | None, option("--dim", "NAME=N", "Fix a symbolic dim (batch=1), or bound it (seq=1..512). May be repeated.")]
 Shapes = Annotated[list[str] | None, option("--shape", "INPUT=AxBxC", "The shape of an input (x=1x3x224x224). May be repeated.")]
@@ -211,7 +213,11 @@ def is_artifact(path: Path) -> bool:
 
 
 def check_model_file(path: Path) -> None:
-    """Refuse what cannot be an ONNX model. Raises `InputError`."""
+    """Refuse what cannot be an ONNX model, nor a folder with one. Raises `InputError`."""
+    if path.is_dir():
+        if not (path / "config.json").is_file():
+            raise InputError(f"{path} is a folder without a config.json", why="language models are read from such of Hugging Face")
+        return
     if is_artifact(path):
         hint = "`tcomp run` and `tcomp bench` take both"
         raise InputError(f"{path} is a compiled artifact", why="this command takes the ONNX model", hint=hint)

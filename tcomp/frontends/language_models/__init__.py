@@ -1,0 +1,1 @@
+"""Decoders of language models, from what Hugging Face's folders say of them: config.json and safetensors."""

@@ -1,0 +1,56 @@
+"""A folder of Hugging Face: config.json and weights in safetensors, read by the `safetensors` package."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import numpy as np
+from safetensors import SafetensorError, safe_open
+
+from tcomp.errors import ImportModelError
+from tcomp.frontends.language_models.config import decoder_config, read_config
+from tcomp.frontends.language_models.decoder import decoder_graph
+from tcomp.ir.graph import Graph
+
+_FLOATS = {"F32": "float32", "F16": "float16", "BF16": "bfloat16"}
+
+
+def import_folder(path: str | os.PathLike[str]) -> Graph:
+    """The decoder in a folder, with the inputs and outputs of `decoder`. Raises `ImportModelError` for what is damaged or does not fit,
+    `UnsupportedError` for another architecture."""
+    folder = Path(path)
+    config = decoder_config(read_config(folder / "config.json"), str(folder / "config.json"))
+    files = _tensors(folder)
+
+    def weights(name: str, shape: tuple[int, ...]) -> np.ndarray:
+        if name not in files:
+            raise ImportModelError(
+                f"the weights lack `{name}`", where=str(folder), hint="files *.safetensors of the whole model are needed"
+            )
+        try:
+            with safe_open(files[name], framework="numpy") as file:
+                part = file.get_slice(name)
+                found, dtype = tuple(part.get_shape()), part.get_dtype()
+                if found != shape or dtype not in _FLOATS:
+                    why = f"float32, float16 or bfloat16 {list(shape)} is expected"
+                    raise ImportModelError(f"`{name}` is {dtype} {list(found)}", where=str(files[name]), why=why)
+                return np.asarray(file.get_tensor(name))
+        except (SafetensorError, OSError, TypeError) as error:
+            raise ImportModelError(f"`{name}` cannot be read", where=str(files[name]), why=str(error)) from None
+
+    return decoder_graph(config, weights)
+
+
+def _tensors(folder: Path) -> dict[str, Path]:
+    """The file of each tensor, of all files of safetensors right in a folder."""
+    found: dict[str, Path] = {}
+    for path in sorted(folder.glob("*.safetensors")):
+        try:
+            with safe_open(path, framework="numpy") as file:
+                found.update(dict.fromkeys(file.keys(), path))
+        except (SafetensorError, OSError) as error:
+            raise ImportModelError("this is no file of safetensors", where=str(path), why=str(error)) from None
+    if not found:
+        raise ImportModelError("there are no weights", where=str(folder), hint="one file *.safetensors, or several")
+    return found

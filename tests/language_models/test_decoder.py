@@ -1,0 +1,120 @@
+"""Decoders from the folders of Hugging Face: the numbers of a plain one in NumPy, of one token or many, with and without a cache."""
+
+import json
+
+import numpy as np
+import pytest
+
+import tcomp
+from tcomp.errors import ImportModelError, UnsupportedError
+from tcomp.frontends.language_models.config import decoder_config
+from tcomp.frontends.language_models.decoder import decoder_graph
+from tcomp.ir.interpreters.graph import evaluate_graph
+from tests.language_models.reference import SMALL, logits, random_weights, write_folder
+
+LLAMA = {**SMALL, "model_type": "llama", "tie_word_embeddings": False}
+FAMILIES = {
+    "llama": LLAMA,
+    "qwen2": {**SMALL, "model_type": "qwen2", "num_key_value_heads": 1},
+    "mistral": {**SMALL, "model_type": "mistral", "sliding_window": 3, "num_key_value_heads": 4},
+}
+IDS = np.array([5, 17, 93, 0, 17, 40, 8], np.int64)
+
+
+def empty(config, rows=0):
+    shape = (rows, config["num_key_value_heads"], config["head_dim"])
+    return {f"past.{n}.{kind}": np.zeros(shape, np.float32) for n in range(config["num_hidden_layers"]) for kind in ("key", "value")}
+
+
+def step_by_step(run, config, *lengths):
+    """The logits after parts of IDS of these lengths."""
+    past, at, found = empty(config), 0, []
+    for n in lengths:
+        out = run({"ids": IDS[None, at : at + n], **past})
+        past, at = {name.replace("present", "past"): a for name, a in out.items() if name != "logits"}, at + n
+        found.append(out["logits"])
+    return found
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_graphs_compute_what_the_papers_say(family):
+    config = FAMILIES[family]
+    w = random_weights(config)
+    graph = decoder_graph(decoder_config(config), lambda name, shape: w[name].reshape(shape))
+    found = step_by_step(lambda inputs: evaluate_graph(graph, inputs), config, 4, 1, 2)
+    for number, y in zip((4, 5, 7), found, strict=True):
+        np.testing.assert_allclose(y, logits(config, w, IDS[:number]), rtol=1e-4, atol=1e-3)
+
+
+def test_a_folder_is_compiled(tmp_path):
+    pytest.importorskip("safetensors", reason="pip install 'tcomp[generate]'")
+    config = {**SMALL, "num_hidden_layers": 1}
+    w = random_weights(config)
+    write_folder(tmp_path, config, w)
+    for kind, tolerance in ((None, 1e-5), ("int8", 6e-2)):  # few elements, whose rounding errors hardly cancel
+        model = tcomp.compile(tmp_path, weights=kind)
+        for number, y in zip((6, 7), step_by_step(model.run, config, 6, 1), strict=True):
+            wanted = logits(config, w, IDS[:number])
+            assert np.abs(y - wanted).max() < tolerance * np.abs(wanted).max()
+
+
+def test_what_a_folder_lacks_is_named(tmp_path):
+    pytest.importorskip("safetensors", reason="pip install 'tcomp[generate]'")
+    with pytest.raises(ImportModelError, match="config"):
+        tcomp.compile(tmp_path)
+    (tmp_path / "config.json").write_text(json.dumps(SMALL), encoding="utf-8")
+    with pytest.raises(ImportModelError, match="there are no weights"):
+        tcomp.compile(tmp_path)
+    w = random_weights(SMALL)
+    missing = w.pop("model.layers.1.mlp.up_proj.weight")
+    write_folder(tmp_path, SMALL, w)
+    with pytest.raises(ImportModelError, match="the weights lack `model.layers.1.mlp.up_proj.weight`"):
+        tcomp.compile(tmp_path)
+    write_folder(tmp_path, SMALL, {**w, "model.layers.1.mlp.up_proj.weight": missing[:-1].copy()})
+    with pytest.raises(ImportModelError, match=r"F32 \[127, 64\]"):
+        tcomp.compile(tmp_path)
+    (tmp_path / "model-0.safetensors").write_bytes(b"\x00" * 40)
+    with pytest.raises(ImportModelError, match="no file of safetensors"):
+        tcomp.compile(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("change", "kind", "what"),
+    [
+        ({"model_type": "mamba"}, UnsupportedError, "mamba"),
+        ({"hidden_act": "gelu"}, UnsupportedError, "gelu"),
+        ({"num_key_value_heads": 3}, ImportModelError, "groups"),
+        ({"vocab_size": 10**12}, ImportModelError, "vocab_size"),
+        ({"hidden_size": "64"}, ImportModelError, "hidden_size"),
+        ({"rope_scaling": {"rope_type": "yarn", "factor": 2.0}}, UnsupportedError, "yarn"),
+        (
+            {"rope_scaling": {"rope_type": "llama3", "factor": 2.0, "low_freq_factor": 4, "high_freq_factor": 1}},
+            ImportModelError,
+            "impossible",
+        ),
+        ({"rope_theta": float("nan")}, ImportModelError, "rope_theta"),
+    ],
+)
+def test_other_configs_are_refused(change, kind, what):
+    with pytest.raises(kind, match=what):
+        decoder_config({**LLAMA, **change})
+
+
+def test_scaled_positions_are_those_of_transformers():
+    transformers = pytest.importorskip("transformers", reason="pip install transformers")
+    torch = pytest.importorskip("torch", reason="pip install torch")
+    scaling = {
+        "rope_type": "llama3",
+        "factor": 8.0,
+        "low_freq_factor": 1.0,
+        "high_freq_factor": 4.0,
+        "original_max_position_embeddings": 16,
+    }
+    config = {**LLAMA, "rope_scaling": scaling, "num_hidden_layers": 1}
+    theirs = transformers.LlamaForCausalLM(transformers.LlamaConfig(**{k: v for k, v in config.items() if k != "model_type"})).eval()
+    w = {n: a.detach().numpy() for n, a in theirs.state_dict().items()}
+    graph = decoder_graph(decoder_config(config), lambda name, shape: w[name].reshape(shape))
+    (found,) = step_by_step(lambda inputs: evaluate_graph(graph, inputs), config, 7)
+    with torch.no_grad():
+        wanted = theirs(torch.tensor(IDS[None])).logits[0, -1:].numpy()
+    np.testing.assert_allclose(found, wanted, rtol=1e-4, atol=1e-5)
