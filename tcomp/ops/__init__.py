@@ -5,6 +5,7 @@ from tcomp.ops import (
     bilinear,
     counting,
     elementwise,
+    general,
     image,
     interpolation,
     matmul,
@@ -23,7 +24,7 @@ from tcomp.ops import (
 )
 
 _FAMILIES = (
-    bilinear, counting, elementwise, image, interpolation, matmul, ml, movement, nn,
+    bilinear, counting, elementwise, general, image, interpolation, matmul, ml, movement, nn,
     quantization, random, recurrent, reduction, signal, stored_weights, text, training, trees,
 )  # fmt: skip
 

@@ -6,12 +6,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from operator import add, mul
 
 from tcomp.errors import IRError
 from tcomp.ir import loops as L, te
 from tcomp.ir.broadcasting import broadcast_read, require_same, widened
-from tcomp.ir.dtypes import is_float
-from tcomp.ir.expr import Dim, Expr, as_expr, cast, const, row_major, select
+from tcomp.ir.dtypes import highest, is_float, lowest
+from tcomp.ir.expr import Dim, Expr, as_expr, cast, const, maximum, minimum, row_major, select
 from tcomp.ir.graph import Operator
 from tcomp.ir.simplify import as_dim
 from tcomp.ir.te import Tensor, rounded
@@ -178,8 +179,8 @@ SOFTMAX = Operator("softmax", lambda x, axes: rounded(softmax_of(x, axes), x.dty
 LOG_SOFTMAX, HARDMAX = Operator("log_softmax", _log_softmax), Operator("hardmax", _hardmax)
 
 
-def _prefix(name: str, combine: Callable[[Expr, Expr], Expr], identity: int) -> Operator:
-    """Running sums or products along `axis`; `exclusive` leaves the element itself out, `reverse` runs from the end."""
+def _prefix(name: str, combine: Callable[[Expr, Expr], Expr], identity: Callable[[str], float]) -> Operator:
+    """Running sums, products or extremes along `axis`; `exclusive` leaves the element itself out, `reverse` runs from the end."""
 
     def apply(x: Tensor, axis: int, exclusive: bool, reverse: bool) -> Tensor:
         wide = widened(x[(0,) * x.ndim]).dtype
@@ -196,7 +197,7 @@ def _prefix(name: str, combine: Callable[[Expr, Expr], Expr], identity: int) -> 
                     write = L.store(target, at, cast(running[0], x.dtype))
                     return L.block(write, update) if exclusive else L.block(update, write)
 
-                return L.Allocate(running, L.block(L.store(running, (0,), const(identity, wide)), L.loop("k", extent, step)))
+                return L.Allocate(running, L.block(L.store(running, (0,), const(identity(wide), wide)), L.loop("k", extent, step)))
 
             return L.over([d for n, d in enumerate(x.shape) if n != axis], lane)
 
@@ -205,7 +206,8 @@ def _prefix(name: str, combine: Callable[[Expr, Expr], Expr], identity: int) -> 
     return Operator(name, apply)
 
 
-CUM_SUM, CUM_PROD = _prefix("cum_sum", lambda a, b: a + b, 0), _prefix("cum_prod", lambda a, b: a * b, 1)
+CUM_SUM, CUM_PROD = _prefix("cum_sum", add, lambda dtype: 0), _prefix("cum_prod", mul, lambda dtype: 1)
+CUM_MAX, CUM_MIN = _prefix("cum_max", maximum, lowest), _prefix("cum_min", minimum, highest)
 
 
 def nll_loss(log_prob: Tensor, target: Tensor, weight: Tensor | None, ignore_index: int | None, reduction: str) -> Tensor:

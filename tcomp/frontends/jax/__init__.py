@@ -1,0 +1,5 @@
+"""JAX → Graph: jaxprs, as `jax.jit(f).trace` makes them. Needs JAX."""
+
+from tcomp.frontends.jax.importer import Imported, import_jaxpr
+
+__all__ = ["Imported", "import_jaxpr"]

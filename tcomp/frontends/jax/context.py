@@ -1,0 +1,156 @@
+"""What the importers of primitives work with: the graph in the making, the equation at hand, and what its arrays are in the graph.
+
+A complex array is two arrays in the graph, of its real and its imaginary parts; an array of random keys is one for each word of a key.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any, TypeAlias
+
+import jax
+import numpy as np
+from jax._src import source_info_util  # where an equation comes from; there is no public name for it
+
+from tcomp.errors import UnsupportedError
+from tcomp.ir.broadcasting import HALF
+from tcomp.ir.dtypes import BITS, to_numpy
+from tcomp.ir.graph import GraphBuilder, Operator, Value
+from tcomp.ops.elementwise import CAST, FULL
+from tcomp.ops.movement import RESHAPE, TRANSPOSE
+
+
+@dataclass(frozen=True)
+class Parts:
+    """A complex array, or one of random keys: the arrays of what its elements consist of, all of one shape and type. `dtype` is JAX's."""
+
+    values: tuple[Value, ...]
+    dtype: Any
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """The shape of each of the arrays."""
+        return tuple(map(int, self.values[0].shape))
+
+
+Operand: TypeAlias = "Value | Parts"
+Handler: TypeAlias = Callable[..., Any]  # (context, *operands, **parameters of the primitive) -> operand, or a tuple of them
+Table: TypeAlias = "dict[str, Handler]"  # by the name of the primitive, which is what all versions of JAX agree about
+
+
+def is_key(dtype: Any) -> bool:
+    """Whether it is a type of random keys."""
+    return bool(jax.dtypes.issubdtype(dtype, jax.dtypes.prng_key))
+
+
+def is_complex(dtype: Any) -> bool:
+    """Whether it is a type of complex numbers."""
+    return not is_key(dtype) and np.dtype(dtype).kind == "c"
+
+
+def part_types(dtype: Any) -> list[str]:
+    """The element types of the arrays that an array of JAX is in the graph. Raises `UnsupportedError` for one that tcomp does not have."""
+    if is_key(dtype):
+        return ["uint32"] * int(np.prod(dtype._impl.key_shape))
+    if is_complex(dtype):
+        return [np.zeros((), dtype).real.dtype.name] * 2
+    if (name := np.dtype(dtype).name) not in BITS:
+        raise UnsupportedError(f"arrays of {name} are not supported")
+    return [name]
+
+
+def leaves(operands: Iterable[Operand]) -> list[Value]:
+    """The values of operands, one after the other."""
+    return [v for x in operands for v in (x.values if isinstance(x, Parts) else (x,))]
+
+
+def rebuilt(avals: Iterable[Any], values: Iterator[Value]) -> list[Operand]:
+    """Operands of these types from their values."""
+    found: list[Operand] = []
+    for aval in avals:
+        own = [next(values) for _ in part_types(aval.dtype)]
+        found.append(Parts(tuple(own), aval.dtype) if is_key(aval.dtype) or is_complex(aval.dtype) else own[0])
+    return found
+
+
+@dataclass
+class Context:
+    """The equation at hand (`eqn`), and the graph to which its importer adds. `part`: the number of the part that is imported."""
+
+    builder: GraphBuilder
+    evaluate: Callable[[Any, Sequence[Any], Sequence[Operand]], list[Operand]]  # (jaxpr, constants, operands): adds what it computes
+    eqn: Any = None
+    part: int = 0
+
+    @property
+    def name(self) -> str:
+        """The name of the primitive, which its results get."""
+        return str(self.eqn.primitive.name)
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """The shape of the first result."""
+        return tuple(map(int, self.eqn.outvars[0].aval.shape))
+
+    @property
+    def dtype(self) -> str:
+        """The element type of the first result, or of a part of it."""
+        return part_types(self.eqn.outvars[0].aval.dtype)[0]
+
+    def unsupported(self, why: str) -> UnsupportedError:
+        """The error to raise for what cannot be compiled."""
+        where = source_info_util.summarize(self.eqn.source_info)
+        return UnsupportedError(f"JAX's primitive `{self.name}` cannot be compiled as it is used here", where=where, why=why)
+
+    def results(self, op: Operator, *inputs: Value | None, **attrs: Any) -> tuple[Value, ...]:
+        """All results of one more operator."""
+        return self.builder.add(op, inputs, attrs, self.name)
+
+    def add(self, op: Operator, *inputs: Value | None, **attrs: Any) -> Value:
+        """The first result of one more operator."""
+        return self.results(op, *inputs, **attrs)[0]
+
+    def cast(self, x: Value, dtype: str) -> Value:
+        """The value in another element type."""
+        return x if x.dtype == dtype else self.add(CAST, x, dtype=dtype)
+
+    def number(self, number: Any, dtype: str) -> Value:
+        """A scalar."""
+        return self.builder.constant(np.asarray(number).astype(to_numpy(dtype)), "c", dtype)
+
+    def full(self, number: Any, dtype: str, shape: Sequence[int]) -> Value:
+        """Equal elements."""
+        return self.add(FULL, shape=tuple(shape), value=number, dtype=dtype)
+
+    def reshape(self, x: Value, shape: Sequence[int]) -> Value:
+        """The elements in another shape."""
+        return x if tuple(shape) == x.shape else self.add(RESHAPE, x, shape=tuple(shape))
+
+    def transpose(self, x: Value, perm: Sequence[int]) -> Value:
+        """The axes in another order."""
+        return x if list(perm) == list(range(len(perm))) else self.add(TRANSPOSE, x, perm=tuple(map(int, perm)))
+
+    def inline(self, function: Callable[..., Any], *operands: Operand) -> Any:
+        """What a function of JAX computes of the operands: its result, or a tuple of them. Key arrays are arrays of words there."""
+        avals = [jax.ShapeDtypeStruct(x.shape, x.dtype if isinstance(x, Parts) else to_numpy(x.dtype)) for x in operands]
+        closed, shape = jax.make_jaxpr(function, return_shape=True)(*avals)
+        found = self.evaluate(closed.jaxpr, closed.consts, operands)
+        return tuple(found) if isinstance(shape, tuple | list) else found[0]
+
+
+def decomposed(function: Callable[..., Any]) -> Handler:
+    """A handler that is a function of JAX on the operands, in float32 for those of 16 bits. Parameters are passed on."""
+
+    def handle(ctx: Context, *operands: Operand, **params: Any) -> Any:
+        half = next((x.dtype for x in operands if x.dtype in HALF), None)
+        wide = [ctx.cast(x, "float32") if isinstance(x, Value) and x.dtype in HALF else x for x in operands]
+        found = ctx.inline(lambda *xs: function(*xs, **params), *wide)
+        return ctx.cast(found, half) if half and isinstance(found, Value) and found.dtype == "float32" else found
+
+    return handle
+
+
+__all__ = [
+    "Context", "Handler", "Operand", "Parts", "Table", "decomposed", "is_complex", "is_key", "leaves", "part_types", "rebuilt",
+]  # fmt: skip

@@ -1,0 +1,130 @@
+"""Control flow: `scan` and `while` are LOOP nodes, `cond` is IF. Jaxprs of JAX are closed: what they use is passed in."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from tcomp.frontends.jax.context import Context, Operand, Table, leaves, rebuilt
+from tcomp.ir.graph import IF, LOOP, Graph, Node, Value, loop_attrs
+from tcomp.ops.elementwise import LESS_EQUAL, WHERE
+from tcomp.ops.reduction import REDUCE_MAX
+
+ENDLESS = 1 << 62  # iterations: more than any run has
+
+
+def _appended(importer: Any, op: Any, inputs: Sequence[Value], types: Sequence[Any], attrs: Any, bodies: Sequence[Graph]) -> list[Value]:
+    """The results, of (element type, shape) each, of a node with bodies."""
+    builder, name = importer.builder, importer.context.name
+    values = [Value(builder.fresh(name), dtype, shape) for dtype, shape in types]
+    builder.append(Node(op, tuple(inputs), tuple(values), attrs, name, tuple(bodies)))
+    return values
+
+
+def _inside(importer: Any) -> Any:
+    """The importer of a body."""
+    inner = type(importer)("body")
+    inner.context.eqn = importer.context.eqn
+    return inner
+
+
+def _inputs(inner: Any, values: Sequence[Value], sliced: bool = False) -> list[Value]:
+    return [inner.builder.input(v.name, v.dtype, v.shape[1:] if sliced else v.shape) for v in values]
+
+
+def _avals(jaxpr: Any, start: int, count: int) -> list[Any]:
+    return [v.aval for v in jaxpr.jaxpr.invars[start : start + count]]
+
+
+def _scan(
+    importer: Any, *operands: Operand, jaxpr: Any, num_consts: int, num_carry: int, length: int, reverse: bool, **others: Any
+) -> list[Operand]:
+    consts, carry, xs = operands[:num_consts], operands[num_consts : num_consts + num_carry], operands[num_consts + num_carry :]
+    inner = _inside(importer)
+    inner.builder.input("i", "int64", ())
+    carried, slices, captured = _inputs(inner, leaves(carry)), _inputs(inner, leaves(xs), True), _inputs(inner, leaves(consts))
+    given = rebuilt([v.aval for v in jaxpr.jaxpr.invars], iter([*captured, *carried, *slices]))
+    results = inner.evaluate(jaxpr.jaxpr, jaxpr.consts, given)
+    states, rows = leaves(results[:num_carry]), leaves(results[num_carry:])
+    attrs = loop_attrs(int(length), len(states), (reverse,) * len(slices), (reverse,) * len(rows))
+    types = [*((v.dtype, v.shape) for v in states), *((v.dtype, (int(length), *v.shape)) for v in rows)]
+    body = inner.finish(results)
+    values = _appended(importer, LOOP, [*leaves(carry), *leaves(xs), *leaves(consts)], types, attrs, [body])
+    return rebuilt([v.aval for v in importer.context.eqn.outvars], iter(values))
+
+
+def _while(importer: Any, *operands: Operand, cond_jaxpr: Any, body_jaxpr: Any, cond_nconsts: int, body_nconsts: int) -> list[Operand]:
+    """The condition comes before the body: a LOOP, whose condition comes after it, stands in an IF."""
+    tests, steps = operands[:cond_nconsts], operands[cond_nconsts : cond_nconsts + body_nconsts]
+    carry = operands[cond_nconsts + body_nconsts :]
+    (first,) = importer.evaluate(cond_jaxpr.jaxpr, cond_jaxpr.consts, [*tests, *carry])
+    inner, count = _inside(importer), len(leaves(carry))
+    inner.builder.input("i", "int64", ())
+    names = [*leaves(carry), *leaves(tests), *leaves(steps)]
+    formal = iter(_inputs(inner, names))
+    aval = [v.aval for v in body_jaxpr.jaxpr.invars]
+    states = rebuilt(aval[body_nconsts:], formal)
+    tests_in = rebuilt(_avals(cond_jaxpr, 0, cond_nconsts), formal)
+    results = inner.evaluate(body_jaxpr.jaxpr, body_jaxpr.consts, [*rebuilt(aval[:body_nconsts], formal), *states])
+    if first.shape:  # of a batch: those that are done stay as they are
+        (own,) = inner.evaluate(cond_jaxpr.jaxpr, cond_jaxpr.consts, [*tests_in, *states])
+        kept = [_kept(inner.context, own, new, old) for new, old in zip(leaves(results), leaves(states), strict=True)]
+        results = rebuilt(aval[body_nconsts:], iter(kept))
+    goes_on = _any(inner.context, *inner.evaluate(cond_jaxpr.jaxpr, cond_jaxpr.consts, [*tests_in, *results]))
+    body = inner.finish([*results, goes_on])
+    types = [(v.dtype, v.shape) for v in leaves(carry)]
+    then, otherwise = _inside(importer), _inside(importer)
+    values = _appended(then, LOOP, _inputs(then, names), types, loop_attrs(ENDLESS, count, (), (), True), [body])
+    same = _inputs(otherwise, names)[:count]
+    found = _appended(importer, IF, [_any(importer.context, first), *names], types, {}, [then.finish(values), otherwise.finish(same)])
+    return rebuilt([v.aval for v in importer.context.eqn.outvars], iter(found))
+
+
+def _any(ctx: Context, condition: Value) -> Value:
+    """Whether any element of a condition holds."""
+    axes = tuple(range(len(condition.shape)))
+    return ctx.add(REDUCE_MAX, condition, axes=axes, keepdims=False) if axes else condition
+
+
+def _kept(ctx: Context, condition: Value, new: Value, old: Value) -> Value:
+    wide = ctx.reshape(condition, [*map(int, condition.shape), *[1] * (len(new.shape) - len(condition.shape))])
+    return ctx.add(WHERE, wide, new, old)
+
+
+def _branch(importer: Any, jaxpr: Any, values: Sequence[Value], unused: int) -> Graph:
+    """A branch as a body, which is passed `unused` values in front of those that it uses."""
+    inner = _inside(importer)
+    given = rebuilt([v.aval for v in jaxpr.jaxpr.invars], iter(_inputs(inner, values)[unused:]))
+    graph: Graph = inner.finish(inner.evaluate(jaxpr.jaxpr, jaxpr.consts, given))
+    return graph
+
+
+def _choose(importer: Any, index: Value, branches: Sequence[Any], first: int, values: Sequence[Value]) -> list[Value]:
+    """The results of branch number `index - first`, or of the nearest one."""
+    ctx, (one, *rest) = importer.context, branches
+    condition = ctx.add(LESS_EQUAL, ctx.cast(index, "int32"), ctx.number(first, "int32"))
+    if len(rest) == 1:
+        bodies = [_branch(importer, jaxpr, values, 0) for jaxpr in branches]
+    else:
+        inner = _inside(importer)
+        number, *passed = _inputs(inner, [index, *values])
+        bodies = [_branch(importer, one, [index, *values], 1), inner.finish(_choose(inner, number, rest, first + 1, passed))]
+        values = [index, *values]
+    return _appended(importer, IF, [condition, *values], [(v.dtype, v.shape) for v in bodies[0].outputs], {}, bodies)
+
+
+def _cond(importer: Any, index: Value, *operands: Operand, branches: Sequence[Any], **others: Any) -> list[Operand]:
+    avals = [v.aval for v in importer.context.eqn.outvars]
+    if len(branches) == 1:
+        return list(importer.evaluate(branches[0].jaxpr, branches[0].consts, operands))
+    return rebuilt(avals, iter(_choose(importer, index, branches, 0, leaves(operands))))
+
+
+def _linear_solve(importer: Any, *operands: Operand, const_lengths: Any, jaxprs: Any) -> list[Operand]:
+    """By the function that solves, applied to its constants and the right-hand sides."""
+    start = const_lengths.matvec + const_lengths.vecmat
+    given = [*operands[start : start + const_lengths.solve], *operands[sum(const_lengths) :]]
+    return list(importer.evaluate(jaxprs.solve.jaxpr, jaxprs.solve.consts, given))
+
+
+TABLE: Table = {"scan": _scan, "while": _while, "cond": _cond, "custom_linear_solve": _linear_solve}

@@ -1,0 +1,112 @@
+"""Primitives that read and write at positions which data tells, and sort."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from functools import partial
+from typing import Any
+
+from tcomp.frontends.jax.context import Context, Table
+from tcomp.frontends.jax.handlers.movement import part
+from tcomp.ir.dtypes import integer_range, is_float
+from tcomp.ir.graph import Value
+from tcomp.ops import elementwise as ew, general
+from tcomp.ops.movement import ARANGE, EXPAND
+
+Ints = Sequence[int]
+
+
+def _ints(values: Any) -> tuple[int, ...]:
+    return tuple(map(int, values))
+
+
+def _mode(mode: Any) -> str:
+    """CLIP, FILL_OR_DROP, or PROMISE_IN_BOUNDS, which is taken for the former: nothing is read or written outside."""
+    return "clip" if "CLIP" in str(mode) or "PROMISE" in str(mode) else "fill"
+
+
+def _gather(
+    ctx: Context, x: Value, indices: Value, dimension_numbers: Any, slice_sizes: Ints, mode: Any, fill_value: Any = None, **params: Any
+) -> Value:
+    d = dimension_numbers
+    if 0 in ctx.shape:
+        return ctx.full(0, ctx.dtype, ctx.shape)
+    fill: Any = None
+    if _mode(mode) == "fill":
+        low, high = (0, 1) if is_float(x.dtype) or x.dtype == "bool" else integer_range(x.dtype)
+        fill = fill_value if fill_value is not None else math.nan if is_float(x.dtype) else high if low == 0 else low
+        fill = float(fill.real if ctx.part == 0 else getattr(fill, "imag", 0)) if is_float(x.dtype) else bool(fill) if x.dtype == "bool" else int(fill)
+        fill = 0.0 if ctx.part and fill_value is None else fill
+    if 0 in x.shape:
+        return ctx.full(fill or 0, x.dtype, ctx.shape)
+    return ctx.add(
+        general.GATHER_WINDOWS, x, indices, offset_dims=_ints(d.offset_dims), collapsed=_ints(d.collapsed_slice_dims),
+        batching=_ints(d.operand_batching_dims), index_batching=_ints(d.start_indices_batching_dims), index_map=_ints(d.start_index_map),
+        sizes=_ints(slice_sizes), fill=fill,
+    )  # fmt: skip
+
+
+def _scatter(reduction: str, ctx: Context, x: Value, indices: Value, updates: Value, dimension_numbers: Any, mode: Any, **params: Any) -> Value:
+    d = dimension_numbers
+    if 0 in updates.shape or 0 in x.shape:
+        return x
+    jaxpr = params.get("update_jaxpr")
+    if reduction == "none" and jaxpr is not None and len(getattr(jaxpr, "jaxpr", jaxpr).eqns):
+        raise ctx.unsupported("what is stored is a function of what was there before")
+    if x.dtype == "bool":
+        reduction = {"add": "or", "max": "or", "mul": "and", "min": "and"}.get(reduction, reduction)
+    return ctx.add(
+        general.SCATTER_WINDOWS, x, indices, updates, window_dims=_ints(d.update_window_dims), inserted=_ints(d.inserted_window_dims),
+        batching=_ints(d.operand_batching_dims), index_batching=_ints(d.scatter_indices_batching_dims),
+        index_map=_ints(d.scatter_dims_to_operand_dims), reduction=reduction, clip=_mode(mode) == "clip" and "PROMISE" not in str(mode),
+    )  # fmt: skip
+
+
+def _dynamic_slice(ctx: Context, x: Value, *starts: Value, slice_sizes: Ints, **params: Any) -> Value:
+    return ctx.add(general.SLICE_AT, x, *starts, shape=_ints(slice_sizes)) if 0 not in slice_sizes else ctx.full(0, x.dtype, ctx.shape)
+
+
+def _dynamic_update_slice(ctx: Context, x: Value, update: Value, *starts: Value, **params: Any) -> Value:
+    return ctx.add(general.STORE_AT, x, update, *starts) if 0 not in update.shape else x
+
+
+def _sort(ctx: Context, *xs: Value, dimension: int, num_keys: int, **params: Any) -> Sequence[Value]:
+    if int(xs[0].shape[dimension]) < 2:
+        return xs
+    return ctx.results(general.SORT_BY, *xs, axis=int(dimension), keys=int(num_keys))
+
+
+def _top_k(ctx: Context, x: Value, *rest: Value, k: int, axis: int = -1, **params: Any) -> list[Value]:
+    return _extremes(ctx, x, int(k), int(axis) % len(x.shape), True)
+
+
+def _extremes(ctx: Context, x: Value, k: int, axis: int, largest: bool) -> list[Value]:
+    """The k largest or smallest elements, sorted, and where they are; of equal ones the first come first."""
+    shape = [int(d) for d in x.shape]
+    place = ctx.add(ARANGE, start=0, step=1, count=shape[axis], dtype="int32")
+    places = ctx.add(EXPAND, ctx.reshape(place, [d if n == axis else 1 for n, d in enumerate(shape)]), shape=tuple(shape))
+    key = x
+    if largest:
+        wide = ctx.cast(x, "float32") if x.dtype in ("float16", "bfloat16") else x
+        key = ctx.add(ew.NEG, wide) if is_float(wide.dtype) else ctx.add(ew.NOT, wide)
+    if is_float(x.dtype) and largest:  # NaN counts as the largest
+        unknown = ctx.cast(ctx.add(ew.NOT, ctx.add(ew.ISNAN, x)), "int8")
+        _, _, found, where = ctx.results(general.SORT_BY, unknown, key, x, places, axis=axis, keys=2)
+    else:
+        _, found, where = ctx.results(general.SORT_BY, key, x, places, axis=axis, keys=1)
+    return [part(ctx, found, axis, 0, k), part(ctx, where, axis, 0, k)]
+
+
+def _approx_top_k(ctx: Context, x: Value, k: int, reduction_dimension: int, is_max_k: bool, **params: Any) -> list[Value]:
+    """Exactly, which is one of the approximations."""
+    return _extremes(ctx, x, int(k), int(reduction_dimension) % len(x.shape), bool(is_max_k))
+
+
+TABLE: Table = {
+    "gather": _gather, "scatter": partial(_scatter, "none"), "scatter_add": partial(_scatter, "add"), "scatter-add": partial(_scatter, "add"),
+    "scatter_sub": partial(_scatter, "sub"), "scatter-sub": partial(_scatter, "sub"), "scatter_mul": partial(_scatter, "mul"),
+    "scatter_min": partial(_scatter, "min"), "scatter_max": partial(_scatter, "max"), "dynamic_slice": _dynamic_slice,
+    "scatter-mul": partial(_scatter, "mul"), "scatter-min": partial(_scatter, "min"), "scatter-max": partial(_scatter, "max"),
+    "dynamic_update_slice": _dynamic_update_slice, "sort": _sort, "top_k": _top_k, "approx_top_k": _approx_top_k,
+}  # fmt: skip

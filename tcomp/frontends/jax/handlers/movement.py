@@ -1,0 +1,105 @@
+"""Primitives that move elements, or make them of nothing."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from tcomp.frontends.jax.context import Context, Table
+from tcomp.ir.graph import Value
+from tcomp.ops import general, movement as ops
+
+Ints = Sequence[int]
+
+
+def cut(ctx: Context, x: Value, starts: Ints, ends: Ints, steps: Ints | None = None) -> Value:
+    """x[start:end:step] along each axis."""
+    steps = [1] * len(x.shape) if steps is None else steps
+    shape = tuple(max(0, -(-(int(b) - int(a)) // int(s))) for a, b, s in zip(starts, ends, steps, strict=True))
+    return ctx.add(ops.SLICE, x, starts=tuple(map(int, starts)), steps=tuple(map(int, steps)), shape=shape)
+
+
+def part(ctx: Context, x: Value, axis: int, start: int, end: int) -> Value:
+    """x[start:end] along one axis."""
+    ends = [int(d) for d in x.shape]
+    return cut(ctx, x, [start if n == axis else 0 for n in range(len(ends))], [end if n == axis else d for n, d in enumerate(ends)])
+
+
+def _slice(ctx: Context, x: Value, start_indices: Ints, limit_indices: Ints, strides: Ints | None) -> Value:
+    return cut(ctx, x, start_indices, limit_indices, strides)
+
+
+def _broadcast(ctx: Context, x: Value, *rest: Any, broadcast_dimensions: Ints, **params: Any) -> Value:
+    shape = [1] * len(ctx.shape)
+    for axis, size in zip(broadcast_dimensions, x.shape, strict=True):
+        shape[axis] = int(size)
+    return ctx.add(ops.EXPAND, ctx.reshape(x, shape), shape=ctx.shape) if tuple(shape) != ctx.shape else ctx.reshape(x, shape)
+
+
+def _reshape(ctx: Context, x: Value, *rest: Any, dimensions: Ints | None = None, **params: Any) -> Value:
+    return ctx.reshape(x if dimensions is None else ctx.transpose(x, dimensions), ctx.shape)
+
+
+def _concatenate(ctx: Context, *xs: Value, dimension: int) -> Value:
+    return ctx.add(ops.CONCAT, *xs, axis=dimension) if len(xs) > 1 else xs[0]
+
+
+def _stack(ctx: Context, *xs: Value, axis: int) -> Value:
+    shape = [int(d) for d in xs[0].shape]
+    return _concatenate(ctx, *(ctx.reshape(x, [*shape[:axis], 1, *shape[axis:]]) for x in xs), dimension=axis)
+
+
+def _split(ctx: Context, x: Value, sizes: Ints, axis: int) -> list[Value]:
+    ends = [int(sum(sizes[: n + 1])) for n in range(len(sizes))]
+    return [part(ctx, x, axis, end - int(size), end) for end, size in zip(ends, sizes, strict=True)]
+
+
+def _unstack(ctx: Context, x: Value, axis: int) -> list[Value]:
+    pieces = _split(ctx, x, [1] * int(x.shape[axis]), axis)
+    return [ctx.reshape(p, [int(d) for n, d in enumerate(p.shape) if n != axis]) for p in pieces]
+
+
+def reverse(ctx: Context, x: Value, dimensions: Ints) -> Value:
+    sizes = [int(d) for d in x.shape]
+    starts = tuple(d - 1 if n in dimensions else 0 for n, d in enumerate(sizes))
+    steps = tuple(-1 if n in dimensions else 1 for n in range(len(sizes)))
+    return ctx.add(ops.SLICE, x, starts=starts, steps=steps, shape=tuple(sizes)) if 0 not in sizes else x
+
+
+def padded(ctx: Context, x: Value, value: Value, config: Sequence[tuple[int, int, int]]) -> Value:
+    """With elements before, after (negative: cut off) and between those along each axis."""
+    if any(inside for _, _, inside in config):
+        x = ctx.add(general.DILATE, x, value, steps=tuple(int(inside) + 1 for _, _, inside in config))
+    before, after = (tuple(int(c[n]) for c in config) for n in (0, 1))
+    if not any(before) and not any(after):
+        return x
+    return ctx.add(ops.PAD, x, value, before=before, after=after, mode="constant")
+
+
+def _pad(ctx: Context, x: Value, value: Value, padding_config: Sequence[tuple[int, int, int]]) -> Value:
+    return padded(ctx, x, value, padding_config)
+
+
+def _iota(ctx: Context, *sizes: Any, dimension: int, **params: Any) -> Value:
+    count = ctx.add(ops.ARANGE, start=0, step=1, count=ctx.shape[dimension], dtype=ctx.dtype)
+    shape = [d if n == dimension else 1 for n, d in enumerate(ctx.shape)]
+    return ctx.add(ops.EXPAND, ctx.reshape(count, shape), shape=ctx.shape)
+
+
+def _empty(ctx: Context, *rest: Any, **params: Any) -> Value:
+    return ctx.full(0, ctx.dtype, ctx.shape)
+
+
+def _tile(ctx: Context, x: Value, reps: Ints) -> Value:
+    return ctx.add(ops.TILE, x, repeats=tuple(map(int, reps)))
+
+
+def _shaped(ctx: Context, x: Value, **params: Any) -> Value:
+    return ctx.reshape(x, ctx.shape)
+
+
+TABLE: Table = {
+    "broadcast_in_dim": _broadcast, "reshape": _reshape, "squeeze": _shaped, "expand_dims": _shaped, "slice": _slice, "tile": _tile,
+    "transpose": lambda ctx, x, permutation: ctx.transpose(x, permutation), "concatenate": _concatenate, "stack": _stack,
+    "split": _split, "unstack": _unstack, "rev": reverse, "pad": _pad, "iota": _iota, "empty": _empty, "empty2": _empty,
+}  # fmt: skip

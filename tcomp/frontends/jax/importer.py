@@ -1,0 +1,134 @@
+"""Jaxprs → Graph, equation by equation; calls of jaxprs are inlined."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+import numpy as np
+from jax.extend import core
+
+from tcomp.errors import TcompError, UnsupportedError
+from tcomp.frontends.jax.context import Context, Operand, Parts, Table, is_complex, is_key, leaves, part_types, rebuilt
+from tcomp.frontends.jax.handlers import complexes, contraction, control, elementwise, indexing, movement, randoms, reduction, special, windows
+from tcomp.ir.graph import Graph, GraphBuilder, Value
+from tcomp.ops.movement import IDENTITY
+
+_FAMILIES = (contraction, elementwise, indexing, movement, randoms, reduction, special, windows)
+HANDLERS: Table = {name: handler for family in _FAMILIES for name, handler in family.TABLE.items()}
+INLINED = {
+    "jit": "jaxpr", "pjit": "jaxpr", "closed_call": "call_jaxpr", "core_call": "call_jaxpr", "remat2": "jaxpr", "checkpoint": "jaxpr",
+    "custom_jvp_call": "call_jaxpr", "custom_vjp_call": "call_jaxpr", "custom_vjp_call_jaxpr": "fun_jaxpr", "custom_vmap_call": "call",
+    "composite": "jaxpr", "custom_lin": "jaxpr", "run_state": "jaxpr",
+}  # fmt: skip
+"""Primitives that call a jaxpr, and the parameter that has it."""
+
+
+@dataclass(frozen=True)
+class Imported:
+    """A graph, and what its inputs and outputs are: an aval of JAX for each argument and result, which are one value of the graph or, if
+    they are complex or keys, several."""
+
+    graph: Graph
+    arguments: tuple[Any, ...]
+    results: tuple[Any, ...]
+
+
+def import_jaxpr(closed: Any, names: Sequence[str] = (), outputs: Sequence[str] = ()) -> Imported:
+    """The graph of a closed jaxpr. `names` of the inputs and outputs are made up where they are not given. Raises `UnsupportedError`, which
+    names the primitive and where it comes from, for what cannot be compiled."""
+    importer = Importer("jax")
+    avals = [v.aval for v in closed.jaxpr.invars]
+    values = []
+    for n, aval in enumerate(avals):
+        kinds = part_types(aval.dtype)
+        for k, dtype in enumerate(kinds):
+            name = names[n] if n < len(names) else f"x{n}"
+            values.append(importer.builder.input(name if len(kinds) == 1 else f"{name}.{k}", dtype, _fixed(aval.shape)))
+    found = importer.evaluate(closed.jaxpr, closed.consts, rebuilt(avals, iter(values)))
+    return Imported(importer.finish(found, outputs), tuple(avals), tuple(v.aval for v in closed.jaxpr.outvars))
+
+
+def _fixed(shape: Sequence[Any]) -> tuple[int, ...]:
+    if any(not isinstance(d, int | np.integer) for d in shape):
+        raise UnsupportedError(f"an array has the shape {shape}", why="sizes of JAX's arrays have to be known")
+    return tuple(map(int, shape))
+
+
+class Importer:
+    """A graph in the making."""
+
+    def __init__(self, name: str) -> None:
+        self.builder = GraphBuilder(name)
+        self.context = Context(self.builder, self.evaluate)
+
+    def finish(self, outputs: Sequence[Operand], names: Sequence[str] = ()) -> Graph:
+        """The graph with these outputs, each a value of its own."""
+        found: list[Value] = []
+        for x in leaves(outputs):
+            known = {*self.builder.inputs, *self.builder.constants, *found}
+            n = len(found)
+            found.append(self.builder.add(IDENTITY, [x], {}, names[n] if n < len(names) else x.name)[0] if x in known or names else x)
+        return self.builder.build(found)
+
+    def evaluate(self, jaxpr: Any, constants: Sequence[Any], operands: Sequence[Operand]) -> list[Operand]:
+        """The results of an open jaxpr for these operands."""
+        env: dict[Any, Operand] = dict(zip(jaxpr.constvars, map(self.constant, constants), strict=True))
+        env |= zip(jaxpr.invars, operands, strict=True)
+
+        def read(atom: Any) -> Operand:
+            return self.constant(atom.val, atom.aval.dtype) if isinstance(atom, core.Literal) else env[atom]
+
+        outer = self.context.eqn
+        for eqn in jaxpr.eqns:
+            self.context.eqn = eqn
+            found = self.equation(eqn, [read(atom) for atom in eqn.invars])
+            env |= zip(eqn.outvars, found, strict=True)
+        self.context.eqn = outer
+        return [read(atom) for atom in jaxpr.outvars]
+
+    def constant(self, array: Any, dtype: Any = None) -> Operand:
+        """An array as constants of the graph."""
+        dtype = getattr(array, "dtype", None) if dtype is None else dtype
+        if dtype is not None and is_key(dtype):
+            words = np.asarray(jax.random.key_data(array))
+            flat = words.reshape(*words.shape[: words.ndim - len(dtype._impl.key_shape)], -1)
+            return Parts(tuple(self.builder.constant(np.ascontiguousarray(flat[..., n])) for n in range(flat.shape[-1])), dtype)
+        given = np.asarray(array, dtype)
+        if is_complex(given.dtype):
+            parts = (np.ascontiguousarray(p).reshape(given.shape) for p in (given.real, given.imag))
+            return Parts(tuple(map(self.builder.constant, parts)), given.dtype)
+        (name,) = part_types(given.dtype)
+        return self.builder.constant(np.ascontiguousarray(given).reshape(given.shape), "c", name)
+
+    def equation(self, eqn: Any, operands: list[Operand]) -> Sequence[Operand]:
+        """The results of an equation. Raises `UnsupportedError`."""
+        name, params, ctx = eqn.primitive.name, eqn.params, self.context
+        if name in INLINED and INLINED[name] in params:
+            inner = params[INLINED[name]]
+            return self.evaluate(getattr(inner, "jaxpr", inner), getattr(inner, "consts", ()), operands)
+        try:
+            if name in control.TABLE:
+                return list(control.TABLE[name](self, *operands, **params))
+            handler = complexes.handler(name, eqn, operands, HANDLERS)
+            if handler is None:
+                raise UnsupportedError(f"JAX's primitive `{name}` is not supported")
+            found = handler(ctx, *operands, **params)
+        except TcompError as error:
+            if isinstance(error, UnsupportedError) and error.where:
+                raise
+            where = ctx.unsupported("").where
+            what = error.what if isinstance(error, UnsupportedError) else f"JAX's primitive `{name}` cannot be compiled as it is used here"
+            raise UnsupportedError(what, where=where, why=error.why or ("" if what == error.what else str(error))) from error
+        except (TypeError, ValueError, IndexError, KeyError, AttributeError, ArithmeticError, AssertionError, NotImplementedError) as error:
+            raise ctx.unsupported(f"{type(error).__name__}: {error}"[:300]) from error
+        results = list(found) if isinstance(found, tuple | list) else [found]
+        return [self.checked(x, v.aval) for x, v in zip(results, eqn.outvars, strict=True)]
+
+    def checked(self, x: Operand, aval: Any) -> Operand:
+        """The operand in the type that JAX says it has. Raises `UnsupportedError` if it is of another shape."""
+        if tuple(x.shape) != tuple(aval.shape):
+            raise self.context.unsupported(f"its result would be {x}, and should be {aval}")
+        return x if isinstance(x, Parts) else self.context.cast(x, part_types(aval.dtype)[0])

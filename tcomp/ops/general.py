@@ -1,0 +1,308 @@
+"""Reads, writes, windows and sorts along any axes, as XLA defines them (its Operation Semantics): gather, scatter, slices at positions that
+a run knows, windows over all axes, sorts by several keys. An index from data is kept inside whatever it is.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from math import prod
+from operator import add, and_, mul, or_
+
+from tcomp.ir import loops as L, te
+from tcomp.ir.broadcasting import widened
+from tcomp.ir.dtypes import BITS, integer_range, is_float, is_integer, lowest
+from tcomp.ir.expr import Expr, as_expr, bitcast, cast, const, maximum, minimum, row_major, select, unary
+from tcomp.ir.graph import Operator
+from tcomp.ir.te import Tensor, rounded
+from tcomp.ops.elementwise import divide
+from tcomp.ops.movement import merge_sort
+from tcomp.ops.nn import window_count
+from tcomp.ops.reduction import Reducer
+
+Ints = Sequence[int]
+Index = tuple[Expr, ...]
+Number = bool | int | float
+
+
+def _start(index: Expr) -> Expr:
+    """An index of any integer type as int64; what is too large for that stays large."""
+    return cast(minimum(index, const((1 << 63) - 1, "uint64")) if index.dtype == "uint64" else index, "int64")
+
+
+def _kept(index: Expr, most: int) -> Expr:
+    return maximum(minimum(index, most), 0)
+
+
+def _inside(index: Expr, most: int) -> Expr:
+    return (as_expr(0) <= index) & (index <= as_expr(most))
+
+
+def gather_windows(
+    x: Tensor, indices: Tensor, offset_dims: Ints, collapsed: Ints, batching: Ints, index_batching: Ints, index_map: Ints, sizes: Ints,
+    fill: Number | None,
+) -> Tensor:  # fmt: skip
+    """Windows of `x`, of `sizes`, at the index tuples along the last axis of `indices`, whose element k is for axis `index_map[k]`.
+
+    Axes `offset_dims` of the result run through the windows, without the `collapsed` axes of `x` and the `batching` ones, for which the
+    index is that of axis `index_batching` of `indices`. A window that is not inside is moved inside, or is `fill` if that is given.
+    """
+    window = [d for d in range(x.ndim) if d not in collapsed and d not in batching]
+    rank = indices.ndim - 1 + len(offset_dims)
+    outer_sizes, window_sizes = iter(indices.shape[:-1]), iter(sizes[d] for d in window)
+    shape = [next(window_sizes) if n in offset_dims else next(outer_sizes) for n in range(rank)]
+
+    def element(*i: Expr) -> Expr:
+        outer = [i[n] for n in range(rank) if n not in offset_dims]
+        at = [as_expr(0)] * x.ndim
+        for d, n in zip(window, offset_dims, strict=True):
+            at[d] = i[n]
+        for d, n in zip(batching, index_batching, strict=True):
+            at[d] = outer[n]
+        inside = []
+        for k, d in enumerate(index_map):
+            start, most = _start(indices[*outer, k]), int(x.shape[d]) - sizes[d]
+            inside.append(_inside(start, most))
+            at[d] = at[d] + _kept(start, most)
+        return x[tuple(at)] if fill is None else select(te.all_of(inside), x[tuple(at)], const(fill, x.dtype))
+
+    return te.compute(shape, element, "gather_windows")
+
+
+_COMBINE: dict[str, Callable[[Expr, Expr], Expr]] = {
+    "none": lambda old, new: new, "add": add, "sub": lambda old, new: old - new, "mul": mul, "max": maximum, "min": minimum,
+    "and": and_, "or": or_,
+}  # fmt: skip
+
+
+def scatter_windows(
+    x: Tensor, indices: Tensor, updates: Tensor, window_dims: Ints, inserted: Ints, batching: Ints, index_batching: Ints, index_map: Ints,
+    reduction: str, clip: bool,
+) -> Tensor:  # fmt: skip
+    """A copy of `x` with windows of `updates` stored at (combined into) the places that `gather_windows` reads, in row-major order of
+    `updates`. Axes `window_dims` of `updates` run through a window; axes `inserted` of `x` have windows of extent 1. A window that is not
+    inside is moved inside if `clip`, else left out."""
+    window = [d for d in range(x.ndim) if d not in inserted and d not in batching]
+    extent = {d: int(updates.shape[n]) for d, n in zip(window, window_dims, strict=True)}
+
+    def program(inputs: Sequence[L.Buffer], outputs: Sequence[L.Buffer]) -> L.Stmt:
+        (source, index, update), (target,) = inputs, outputs
+
+        def one(i: Index) -> L.Stmt:
+            outer = [i[n] for n in range(len(i)) if n not in window_dims]
+            at = [as_expr(0)] * x.ndim
+            for d, n in zip(window, window_dims, strict=True):
+                at[d] = i[n]
+            for d, n in zip(batching, index_batching, strict=True):
+                at[d] = outer[n]
+            inside = []
+            for k, d in enumerate(index_map):
+                start, most = _start(index[(*outer, k)]), int(x.shape[d]) - extent.get(d, 1)
+                inside.append(_inside(start, most))
+                at[d] = at[d] + _kept(start, most)
+            old, new = widened(target[tuple(at)]), widened(update[i])
+            write = L.store(target, at, cast(_COMBINE[reduction](old, new), x.dtype))
+            return write if clip or not inside else L.If(te.all_of(inside), write)
+
+        return L.block(L.over(source.shape, lambda i: L.store(target, i, source[i]), "c{}".format), L.over(update.shape, one))
+
+    return te.extern((x.shape, x.dtype), [x, indices, updates], program, "scatter_windows")
+
+
+def slice_at(x: Tensor, *starts: Tensor, shape: Ints) -> Tensor:
+    """The window of `x` of this shape at `starts`, scalars, one for each axis; it is moved inside."""
+    first = [_kept(_start(s[()]), int(d) - n) for s, d, n in zip(starts, x.shape, shape, strict=True)]
+    return te.compute(shape, lambda *i: x[tuple(n + s for n, s in zip(i, first, strict=True))], "slice_at")
+
+
+def store_at(x: Tensor, update: Tensor, *starts: Tensor) -> Tensor:
+    """`x` with `update` in the place of the window that `slice_at` reads."""
+    first = [_kept(_start(s[()]), int(d) - int(n)) for s, d, n in zip(starts, x.shape, update.shape, strict=True)]
+    whole = [d == n for d, n in zip(x.shape, update.shape, strict=True)]
+
+    def element(*i: Expr) -> Expr:
+        at = [n if w else n - s for n, s, w in zip(i, first, whole, strict=True)]
+        inside = [c for n, d, w in zip(at, update.shape, whole, strict=True) if not w for c in (as_expr(0) <= n, n < as_expr(d))]
+        return select(te.all_of(inside), update[tuple(at)], x[i])
+
+    return te.compute(x.shape, element, "store_at")
+
+
+def dilate(x: Tensor, value: Tensor, steps: Ints) -> Tensor:
+    """The elements of `x`, `steps` apart along each axis, with `value` (a scalar) between them."""
+
+    def element(*i: Expr) -> Expr:
+        hits = [te.equal(n % s, 0) for n, s in zip(i, steps, strict=True) if s > 1]
+        return select(te.all_of(hits), x[tuple(n // s if s > 1 else n for n, s in zip(i, steps, strict=True))], value[()])
+
+    return te.compute([max((int(d) - 1) * s + 1, 0) for d, s in zip(x.shape, steps, strict=True)], element, "dilate")
+
+
+_REDUCERS: dict[str, Reducer] = {"sum": te.sum, "prod": te.prod, "max": te.max, "min": te.min, "all": te.all, "any": te.any}
+
+
+def _windows(x: Tensor, kernel: Ints, strides: Ints, dilations: Ints) -> tuple[list[int], list[Expr], tuple[Expr, ...]]:
+    """(shape of the result, offset in the window for each axis, those of them that are axes to reduce over)."""
+    counts = [max(int(as_expr(window_count(d, k, s, r))), 0) for d, k, s, r in zip(x.shape, kernel, strides, dilations, strict=True)]
+    offsets = [te.reduce_axis(k, f"rk{n}") if k > 1 else const(0) for n, k in enumerate(kernel)]
+    return counts, offsets, tuple(o for o, k in zip(offsets, kernel, strict=True) if k > 1)
+
+
+def reduce_windows(x: Tensor, kernel: Ints, strides: Ints, dilations: Ints, reduction: str) -> Tensor:
+    """The sum, prod, max, min, all or any of each window over all axes, inside of `x`."""
+    shape, offsets, over = _windows(x, kernel, strides, dilations)
+
+    def element(*i: Expr) -> Expr:
+        value = widened(x[tuple(n * s + o * r for n, s, o, r in zip(i, strides, offsets, dilations, strict=True))])
+        return _REDUCERS[reduction](value, over) if over else value
+
+    return rounded(te.compute(shape, element, "reduce_windows"), x.dtype)
+
+
+def window_argmax(x: Tensor, kernel: Ints, strides: Ints, dilations: Ints, before: Ints, after: Ints) -> Tensor:
+    """The row-major position inside each window of its largest element, the first of equal ones; -1 where there is none. Windows may reach
+    `before` and `after` elements out of `x`; what is there does not count."""
+    shape = [
+        max((int(d) + a + b - ((k - 1) * r + 1)) // s + 1, 0)
+        for d, k, s, r, b, a in zip(x.shape, kernel, strides, dilations, before, after, strict=True)
+    ]
+
+    def found(reducer: Reducer, value: Callable[[Index, Expr, Expr], Expr], otherwise: Expr) -> Callable[..., Expr]:
+        offsets = [te.reduce_axis(k, f"rk{n}") if k > 1 else const(0) for n, k in enumerate(kernel)]
+        over = tuple(o for o, k in zip(offsets, kernel, strict=True) if k > 1)
+
+        def element(*i: Expr) -> Expr:
+            at = [n * s + o * r - b for n, s, o, r, b in zip(i, strides, offsets, dilations, before, strict=True)]
+            outside = [c for n, d, b, a in zip(at, x.shape, before, after, strict=True) if a or b for c in (as_expr(0) <= n, n < as_expr(d))]
+            term = select(te.all_of(outside), value(i, x[tuple(at)], row_major(offsets, kernel)), otherwise)
+            return reducer(term, over) if over else term
+
+        return element
+
+    floor = const(lowest(x.dtype), x.dtype)
+    top = te.compute(shape, found(te.max, lambda i, v, p: v, floor), "top")
+    last = const(prod(kernel))
+    best = found(te.min, lambda i, v, p: select(te.equal(v, top[i]), p, last), last)
+    place = te.compute(shape, best, "place")
+    return te.compute(shape, lambda *i: select(place[i] < last, place[i], const(-1)), "window_argmax")
+
+
+def scatter_to_argmax(place: Tensor, source: Tensor, shape: Ints, kernel: Ints, strides: Ints, before: Ints) -> Tensor:
+    """Zeros of `shape`, to which source[w] is added at position place[w] of each window w (see `window_argmax`): as a gather from the
+    windows that an element lies in."""
+    overlaps = [-(-k // s) for k, s in zip(kernel, strides, strict=True)]
+    windows = [te.reduce_axis(n, f"rw{d}") if n > 1 else const(0) for d, n in enumerate(overlaps)]
+    over = tuple(w for w, n in zip(windows, overlaps, strict=True) if n > 1)
+
+    def element(*i: Expr) -> Expr:
+        reach = [n + b for n, b in zip(i, before, strict=True)]
+        at = [n // s - w for n, s, w in zip(reach, strides, windows, strict=True)]
+        offset = [n - p * s for n, p, s in zip(reach, at, strides, strict=True)]
+        valid = [
+            c for p, o, d, k in zip(at, offset, source.shape, kernel, strict=True) for c in (as_expr(0) <= p, p < as_expr(d), o < as_expr(k))
+        ]
+        safe = tuple(_kept(p, max(int(d) - 1, 0)) for p, d in zip(at, source.shape, strict=True))
+        hit = te.all_of([*valid, te.equal(place[safe], row_major(offset, kernel))])
+        term = select(hit, widened(source[safe]), 0)
+        return te.sum(term, over) if over else term
+
+    return rounded(te.compute(shape, element, "scatter_to_argmax"), source.dtype)
+
+
+def gather_argmax(place: Tensor, x: Tensor, kernel: Ints, strides: Ints, dilations: Ints, before: Ints) -> Tensor:
+    """The element of `x` at position place[w] of each window w (see `window_argmax`); 0 where there is none."""
+
+    def element(*i: Expr) -> Expr:
+        rest, at = maximum(place[i], 0), list[Expr]()
+        for k in reversed(kernel):
+            at.insert(0, rest % k)
+            rest = rest // k
+        where = [n * s + o * r - b for n, s, o, r, b in zip(i, strides, at, dilations, before, strict=True)]
+        safe = tuple(_kept(p, int(d) - 1) for p, d in zip(where, x.shape, strict=True))
+        return select(as_expr(0) <= place[i], x[safe], const(0, x.dtype))
+
+    return te.compute(place.shape, element, "gather_argmax")
+
+
+def _less(a: Expr, b: Expr) -> Expr:
+    """The order of a sort: NaN is above all, and -0 equals 0."""
+    if a.dtype == "bool":
+        return ~a & b
+    return a < b if not is_float(a.dtype) else (a < b) | (te.isnan(b) & ~te.isnan(a))
+
+
+def sort_by(*xs: Tensor, axis: int, keys: int) -> tuple[Tensor, ...]:
+    """Tensors of one shape, sorted together along `axis`, stably, by the first `keys` of them, the first one first. A bottom-up merge sort of
+    the positions of each lane, O(n log n)."""
+    shape = xs[0].shape
+    n = as_expr(shape[axis])
+
+    def program(inputs: Sequence[L.Buffer], outputs: Sequence[L.Buffer]) -> L.Stmt:
+        order, merged = L.Buffer("order", "int64", (n,)), L.Buffer("merged", "int64", (n,))
+
+        def lane(outer: Index) -> L.Stmt:
+            def at(place: Expr) -> Index:
+                return (*outer[:axis], place, *outer[axis:])
+
+            def in_order(p: Expr, q: Expr) -> Expr:
+                after: Expr = const(False, "bool")  # whether q has to come before p
+                for key in reversed(inputs[:keys]):
+                    a, b = widened(key[at(p)]), widened(key[at(q)])
+                    after = _less(b, a) | (~_less(a, b) & after)
+                return ~after
+
+            def take(rank: Expr) -> L.Stmt:
+                return L.block(*(L.store(target, at(rank), x[at(order[rank])]) for x, target in zip(inputs, outputs, strict=True)))
+
+            unsorted = L.loop("p", n, lambda p: L.store(order, (p,), p))
+            return L.allocated((order, merged), L.block(unsorted, merge_sort(order, merged, n, in_order), L.loop("rank", n, take)))
+
+        return L.over([d for m, d in enumerate(shape) if m != axis], lane)
+
+    return te.externs([(x.shape, x.dtype) for x in xs], list(xs), program, "sort_by")
+
+
+def _quotient(x: Expr, y: Expr) -> Expr:
+    """x / y, truncated; -1 (all bits) where y is 0."""
+    if not is_integer(x.dtype):
+        return divide(x, y)
+    zero = te.equal(y, 0)
+    found = te.truncdiv(x, select(zero, const(1, y.dtype), y))
+    if (low := integer_range(x.dtype)[0]) < 0:  # the least number divided by -1 stays as it is
+        found = select(te.equal(y, -1), -x, te.truncdiv(x, select(zero | te.equal(y, -1), const(1, y.dtype), y)))
+    return select(zero, const(-1 if low < 0 else integer_range(x.dtype)[1], x.dtype), found)
+
+
+def _remainder(x: Expr, y: Expr) -> Expr:
+    """What is left of x / y, with the sign of x; x where an integer y is 0."""
+    if not is_integer(x.dtype):
+        return te.truncmod(x, y)
+    idle = te.equal(y, 0)
+    unit = idle | te.equal(y, -1) if integer_range(x.dtype)[0] < 0 else idle
+    return select(idle, x, select(unit, const(0, x.dtype), te.truncmod(x, select(unit, const(1, y.dtype), y))))
+
+
+def _shift(left: bool, x: Expr, y: Expr) -> Expr:
+    """x shifted by y bits, those that come in being copies of the sign, or 0; also by more bits than there are."""
+    bits = BITS[x.dtype]
+    unsigned = f"uint{bits}"
+    wide = bitcast(y, unsigned)
+    over = const(bits - 1, unsigned) < wide
+    amount = bitcast(select(over, const(bits - 1, unsigned), wide), x.dtype)
+    if left or integer_range(x.dtype)[0] == 0:
+        return select(over, const(0, x.dtype), x << amount if left else x >> amount)
+    return x >> amount
+
+
+def _elementwise(name: str, function: Callable[..., Expr]) -> Operator:
+    return Operator(name, lambda *tensors: te.elementwise(name, function, *tensors))
+
+
+QUOTIENT, REMAINDER = _elementwise("quotient", _quotient), _elementwise("remainder", _remainder)
+SHIFT_BITS_LEFT = _elementwise("shift_bits_left", lambda x, y: _shift(True, x, y))
+SHIFT_BITS_RIGHT = _elementwise("shift_bits_right", lambda x, y: _shift(False, x, y))
+POPCOUNT = _elementwise("popcount", lambda x: unary("popcount", x))
+GATHER_WINDOWS, SCATTER_WINDOWS = Operator("gather_windows", gather_windows), Operator("scatter_windows", scatter_windows)
+SLICE_AT, STORE_AT, DILATE = Operator("slice_at", slice_at), Operator("store_at", store_at), Operator("dilate", dilate)
+REDUCE_WINDOWS, WINDOW_ARGMAX = Operator("reduce_windows", reduce_windows), Operator("window_argmax", window_argmax)
+SCATTER_TO_ARGMAX, GATHER_ARGMAX = Operator("scatter_to_argmax", scatter_to_argmax), Operator("gather_argmax", gather_argmax)
+SORT_BY = Operator("sort_by", sort_by)
