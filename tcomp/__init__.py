@@ -13,7 +13,7 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from tcomp import te
+    from tcomp import jax, te
     from tcomp.api import compile
     from tcomp.autotune.tuner import tune
     from tcomp.errors import ScheduleError, TcompError
@@ -24,7 +24,21 @@ if TYPE_CHECKING:
     from tcomp.target import Target
 
 __version__ = "0.1.0"
-__all__ = ["Module", "Schedule", "ScheduleError", "Target", "TcompError", "assume", "build", "compile", "load", "program", "te", "tune"]
+__all__ = [
+    "Module",
+    "Schedule",
+    "ScheduleError",
+    "Target",
+    "TcompError",
+    "assume",
+    "build",
+    "compile",
+    "jax",
+    "load",
+    "program",
+    "te",
+    "tune",
+]
 
 _HOMES = {
     "build": "tcomp.functions", "compile": "tcomp.api", "ScheduleError": "tcomp.errors", "TcompError": "tcomp.errors",
@@ -34,8 +48,8 @@ _HOMES = {
 
 
 def __getattr__(name: str) -> Any:
-    if name == "te":
-        return importlib.import_module("tcomp.te")
+    if name in ("jax", "te"):  # modules; the first one loads JAX
+        return importlib.import_module(f"tcomp.{name}")
     if name in _HOMES:
         return getattr(importlib.import_module(_HOMES[name]), name)
     raise AttributeError(f"module 'tcomp' has no attribute {name!r}")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
@@ -12,7 +12,7 @@ import numpy.typing as npt
 from tcomp.backends import Backend
 from tcomp.errors import InputError
 from tcomp.options import CompileOptions, Progress, Report
-from tcomp.pipeline import compile_model, from_torch
+from tcomp.pipeline import compile_model, from_jax, from_torch
 from tcomp.runtime import Artifact, LoadedModel, Module
 from tcomp.target import Target
 
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 
 def compile(
-    model: str | os.PathLike[str] | bytes | onnx.ModelProto | torch.nn.Module | ExportedProgram,
+    model: str | os.PathLike[str] | bytes | onnx.ModelProto | torch.nn.Module | ExportedProgram | Callable[..., Any],
     target: Target | Backend | str | None = None,
     shapes: Mapping[str, Sequence[int | str]] | None = None,
     dims: Mapping[str, int | tuple[int, int]] | None = None,
@@ -41,11 +41,11 @@ def compile(
     args: Sequence[Any] | None = None,
     dynamic_shapes: Any = None,
 ) -> LoadedModel:
-    """Compile an ONNX model, or a module of PyTorch, for this machine and load it.
+    """Compile an ONNX model, a module of PyTorch, or a function of JAX, for this machine and load it.
 
     `model` is a path, the bytes of a file, or a `ModelProto`; or an `nn.Module` with example inputs (`args`, a tuple of tensors), which
     `torch.export.export` traces with these `dynamic_shapes`; or an `ExportedProgram`, or the path of one (.pt2; reading it has PyTorch
-    evaluate parts of it, so it has to be trusted). `target` defaults to this machine. `shapes` fixes input shapes by input
+    evaluate parts of it, so it has to be trusted); or a function with example arguments (`args`), which JAX traces. `target` defaults to this machine. `shapes` fixes input shapes by input
     name, `dims` fixes (int) or bounds ((lowest, highest)) symbolic dims by name; the others stay symbolic. `threads` is the number of
     threads of `Module.run` (default: all cores the process may use). `values` fixes inputs for good (by name), so that shapes and
     branches may depend on them; they are no longer inputs then. `progress` is told (stage, done, total). `database` is a file that
@@ -59,9 +59,13 @@ def compile(
     Raises `ImportModelError` for a file that is no valid model, `UnsupportedError` listing everything tcomp cannot compile,
     `TargetError` for an unknown target, `DatabaseError` for a database that cannot be read, `LimitError` where a limit is exceeded.
     """
-    if args is not None or dynamic_shapes is not None:
+    if callable(model) and not from_torch(model):
+        model = _traced(model, args, dynamic_shapes)
+    elif args is not None or dynamic_shapes is not None:
         if not from_torch(model) or isinstance(model, str | os.PathLike):
-            raise InputError("args and dynamic_shapes are for modules of PyTorch", hint="shapes={...} gives shapes of an ONNX model")
+            raise InputError(
+                "args and dynamic_shapes are for modules of PyTorch and functions of JAX", hint="shapes={...} gives shapes of an ONNX model"
+            )
         from tcomp.frontends.torch.exported import exported  # PyTorch is loaded, since the module is there
 
         model = exported(model, args, dynamic_shapes)
@@ -73,13 +77,23 @@ def compile(
     return Module.load(artifact, threads=threads)
 
 
+def _traced(function: Callable[..., Any], args: Sequence[Any] | None, dynamic_shapes: Any) -> Any:
+    if args is None or dynamic_shapes is not None:
+        raise InputError("a function is compiled for example arguments, whose sizes it has", hint="tcomp.compile(function, args=(x,))")
+    try:
+        from tcomp.frontends.jax import trace  # loads JAX
+    except ImportError as error:
+        raise InputError("functions are compiled by way of JAX", why=str(error), hint="pip install 'tcomp[jax]'") from error
+    return trace(function, args)
+
+
 def compile_limited(
     model: Source, options: CompileOptions, database: str | os.PathLike[str] | None, max_seconds: float | None, max_memory: int | None
 ) -> tuple[Artifact, Report]:
     """The artifact and what happened, made within limits if there are any. Raises as `compile`."""
     if max_seconds is None and max_memory is None:
         return compile_model(model, with_records(options, database))
-    if from_torch(model) and not isinstance(model, str | os.PathLike):
+    if (from_torch(model) or from_jax(model)) and not isinstance(model, str | os.PathLike):
         raise InputError("compiling within limits takes a file", hint="torch.export.save(program, 'model.pt2')")
     from tcomp.confined import Limits, compile_within  # only where it is needed
 

@@ -77,7 +77,12 @@ class _Jitted:
             if any(isinstance(x, jax.core.Tracer) for x in leaves):
                 return self.by_jax(*args, **kwargs)
             run = self.compiled[key] = self.made(args, kwargs)
-        return self.by_jax(*args, **kwargs) if run is self.by_jax else run(leaves)
+        if run is self.by_jax:
+            return run(*args, **kwargs)
+        try:
+            return run(leaves)
+        except InputError:  # a run that ended with an error, which JAX is to tell
+            return self.by_jax(*args, **kwargs)
 
     def made(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Run:
         try:

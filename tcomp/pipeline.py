@@ -67,11 +67,13 @@ def compile_model(model: Source, options: CompileOptions | None = None) -> tuple
 
 
 def import_graph(model: Source, options: CompileOptions) -> Graph:
-    """ONNX model, or program of PyTorch, -> graph, with the shapes, dims and values of the options."""
+    """ONNX model, program of PyTorch, or function that JAX has traced, -> graph, with the shapes, dims and values of the options."""
     if from_torch(model):
         return _import_torch(model, options)
     if isinstance(model, str | os.PathLike) and os.path.isdir(model):
         return _import_folder(model, options)
+    if from_jax(model):
+        return _import_jax(model, options)
     from tcomp.frontends.onnx import import_model  # a fifth of what the compiler takes to load, and nothing that `tcomp.build` needs
 
     return import_model(model, options.shapes, options.dims, {name: np.asarray(v) for name, v in (options.values or {}).items()})
@@ -94,6 +96,19 @@ def from_torch(model: object) -> bool:
         return os.fspath(model).endswith(".pt2")
     torch = sys.modules.get("torch")  # which has made it, or is not needed
     return torch is not None and isinstance(model, torch.nn.Module | torch.export.ExportedProgram)
+
+
+def from_jax(model: object) -> bool:
+    """Whether it is a function that JAX has traced."""
+    jax = sys.modules.get("jax")
+    return jax is not None and isinstance(model, jax.stages.Traced)
+
+
+def _import_jax(model: object, options: CompileOptions) -> Graph:
+    _refuse_sizes(options, "functions of JAX", "compile them for other examples")
+    from tcomp.frontends.jax import import_traced  # loads JAX
+
+    return import_traced(model)
 
 
 def _import_folder(path: str | os.PathLike[str], options: CompileOptions) -> Graph:

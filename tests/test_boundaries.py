@@ -31,7 +31,7 @@ LAYERS: list[set[str]] = [
     {"calibration"},
     {"autotune"},
     {"confined"},
-    {"api", "torch_backend", "verification"},
+    {"api", "jax", "torch_backend", "verification"},
     {"cli"},
     {"__main__"},
 ]
@@ -55,7 +55,7 @@ MOST_FILES = 20  # in one folder, without __init__.py
 
 THIRD_PARTY = {
     "numpy": {"ir", "ops", "passes", "schedules", "codegen", "frontends", "runtime", "options", "packaging", "shipping", "pipeline", "functions", "calibration",
-              "autotune", "confined", "api", "verification", "cli", "serve"},
+              "autotune", "confined", "api", "jax", "verification", "cli", "serve"},
     "ml_dtypes": {"ir", "runtime"},
     "llvmlite": {"cache", "codegen", "target", "autotune", "cli"},
     "onnx": {"frontends", "cli"},
@@ -64,6 +64,7 @@ THIRD_PARTY = {
     "cupy": {"runtime"},
     "cryptography": {"runtime"},
     "torch": {"frontends", "torch_backend"},
+    "jax": {"frontends", "jax"},
     "google": {"frontends", "serve"},  # protobuf: its errors, which onnx lets through; messages of gRPC
     "safetensors": {"frontends"},
     "rich": {"cli"},

@@ -11,7 +11,7 @@ from operator import add, and_, mul, or_
 from tcomp.ir import loops as L, te
 from tcomp.ir.broadcasting import widened
 from tcomp.ir.dtypes import BITS, integer_range, is_float, is_integer, lowest
-from tcomp.ir.expr import Expr, as_expr, bitcast, cast, const, maximum, minimum, row_major, select, unary
+from tcomp.ir.expr import Expr, as_expr, bitcast, cast, checked, const, maximum, minimum, row_major, select, unary
 from tcomp.ir.graph import Operator
 from tcomp.ir.te import Tensor, rounded
 from tcomp.ops.elementwise import divide
@@ -172,7 +172,9 @@ def window_argmax(x: Tensor, kernel: Ints, strides: Ints, dilations: Ints, befor
 
         def element(*i: Expr) -> Expr:
             at = [n * s + o * r - b for n, s, o, r, b in zip(i, strides, offsets, dilations, before, strict=True)]
-            outside = [c for n, d, b, a in zip(at, x.shape, before, after, strict=True) if a or b for c in (as_expr(0) <= n, n < as_expr(d))]
+            outside = [
+                c for n, d, b, a in zip(at, x.shape, before, after, strict=True) if a or b for c in (as_expr(0) <= n, n < as_expr(d))
+            ]
             term = select(te.all_of(outside), value(i, x[tuple(at)], row_major(offsets, kernel)), otherwise)
             return reducer(term, over) if over else term
 
@@ -198,7 +200,9 @@ def scatter_to_argmax(place: Tensor, source: Tensor, shape: Ints, kernel: Ints, 
         at = [n // s - w for n, s, w in zip(reach, strides, windows, strict=True)]
         offset = [n - p * s for n, p, s in zip(reach, at, strides, strict=True)]
         valid = [
-            c for p, o, d, k in zip(at, offset, source.shape, kernel, strict=True) for c in (as_expr(0) <= p, p < as_expr(d), o < as_expr(k))
+            c
+            for p, o, d, k in zip(at, offset, source.shape, kernel, strict=True)
+            for c in (as_expr(0) <= p, p < as_expr(d), o < as_expr(k))
         ]
         safe = tuple(_kept(p, max(int(d) - 1, 0)) for p, d in zip(at, source.shape, strict=True))
         hit = te.all_of([*valid, te.equal(place[safe], row_major(offset, kernel))])
@@ -261,6 +265,11 @@ def sort_by(*xs: Tensor, axis: int, keys: int) -> tuple[Tensor, ...]:
     return te.externs([(x.shape, x.dtype) for x in xs], list(xs), program, "sort_by")
 
 
+def stop(*, shape: Ints, dtype: str) -> Tensor:
+    """Zeros; a run that computes them ends with an error."""
+    return te.compute(shape, lambda *i: cast(checked(const(1), 1) - 1, dtype), "stop")
+
+
 def _quotient(x: Expr, y: Expr) -> Expr:
     """x / y, truncated; -1 (all bits) where y is 0."""
     if not is_integer(x.dtype):
@@ -305,4 +314,4 @@ GATHER_WINDOWS, SCATTER_WINDOWS = Operator("gather_windows", gather_windows), Op
 SLICE_AT, STORE_AT, DILATE = Operator("slice_at", slice_at), Operator("store_at", store_at), Operator("dilate", dilate)
 REDUCE_WINDOWS, WINDOW_ARGMAX = Operator("reduce_windows", reduce_windows), Operator("window_argmax", window_argmax)
 SCATTER_TO_ARGMAX, GATHER_ARGMAX = Operator("scatter_to_argmax", scatter_to_argmax), Operator("gather_argmax", gather_argmax)
-SORT_BY = Operator("sort_by", sort_by)
+SORT_BY, STOP = Operator("sort_by", sort_by), Operator("stop", stop)

@@ -82,6 +82,8 @@ class Context:
     evaluate: Callable[[Any, Sequence[Any], Sequence[Operand]], list[Operand]]  # (jaxpr, constants, operands): adds what it computes
     eqn: Any = None
     part: int = 0
+    callers: tuple[Any, ...] = ()  # the equations whose jaxprs are inlined here, innermost first
+    conditional: bool = False  # whether it is part of a branch
 
     @property
     def name(self) -> str:
@@ -98,10 +100,15 @@ class Context:
         """The element type of the first result, or of a part of it."""
         return part_types(self.eqn.outvars[0].aval.dtype)[0]
 
+    @property
+    def where(self) -> str:
+        """The line of the program that the equation comes from, as far as JAX tells."""
+        found = (source_info_util.summarize(eqn.source_info) for eqn in (self.eqn, *self.callers))
+        return next((text for text in found if text), "")
+
     def unsupported(self, why: str) -> UnsupportedError:
         """The error to raise for what cannot be compiled."""
-        where = source_info_util.summarize(self.eqn.source_info)
-        return UnsupportedError(f"JAX's primitive `{self.name}` cannot be compiled as it is used here", where=where, why=why)
+        return UnsupportedError(f"JAX's primitive `{self.name}` cannot be compiled as it is used here", where=self.where, why=why)
 
     def results(self, op: Operator, *inputs: Value | None, **attrs: Any) -> tuple[Value, ...]:
         """All results of one more operator."""

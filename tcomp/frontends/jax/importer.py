@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import functools
+import inspect
+import re
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -12,7 +15,18 @@ from jax.extend import core
 
 from tcomp.errors import TcompError, UnsupportedError
 from tcomp.frontends.jax.context import Context, Operand, Parts, Table, is_complex, is_key, leaves, part_types, rebuilt
-from tcomp.frontends.jax.handlers import complexes, contraction, control, elementwise, indexing, movement, randoms, reduction, special, windows
+from tcomp.frontends.jax.handlers import (
+    complexes,
+    contraction,
+    control,
+    elementwise,
+    indexing,
+    movement,
+    randoms,
+    reduction,
+    special,
+    windows,
+)
 from tcomp.ir.graph import Graph, GraphBuilder, Value
 from tcomp.ops.movement import IDENTITY
 
@@ -51,6 +65,27 @@ def import_jaxpr(closed: Any, names: Sequence[str] = (), outputs: Sequence[str] 
     return Imported(importer.finish(found, outputs), tuple(avals), tuple(v.aval for v in closed.jaxpr.outvars))
 
 
+def trace(function: Callable[..., Any], args: Sequence[Any]) -> Any:
+    """What JAX traces of a function for example arguments, pytrees of arrays or of `jax.ShapeDtypeStruct`."""
+    return jax.jit(function).trace(*args)
+
+
+def import_traced(traced: Any) -> Graph:
+    """The graph of a traced function. Inputs have the names of arguments, and of what leads to an array inside (`params.w.0`), outputs
+    those that lead there from the result (`y` of a dictionary), or `result`. Raises `UnsupportedError` as `import_jaxpr`."""
+    told = traced.jaxpr.jaxpr.debug_info
+    names = [_dotted(path) for path in told.arg_names or ()]
+    outputs = [_dotted(path) for path in told.result_paths or ()]
+    outputs = [p if re.match(r"result(\.\d|$)", p) else p.removeprefix("result.") for p in outputs]
+    complete = len(names) == len(traced.jaxpr.jaxpr.invars) and len(outputs) == len(traced.jaxpr.jaxpr.outvars)
+    return import_jaxpr(traced.jaxpr, *((names, outputs) if complete else ())).graph
+
+
+def _dotted(path: str) -> str:
+    """`params['w'][0]` as `params.w.0`."""
+    return re.sub(r"\[['\"]?(.*?)['\"]?\]", r".\1", path)
+
+
 def _fixed(shape: Sequence[Any]) -> tuple[int, ...]:
     if any(not isinstance(d, int | np.integer) for d in shape):
         raise UnsupportedError(f"an array has the shape {shape}", why="sizes of JAX's arrays have to be known")
@@ -81,12 +116,14 @@ class Importer:
         def read(atom: Any) -> Operand:
             return self.constant(atom.val, atom.aval.dtype) if isinstance(atom, core.Literal) else env[atom]
 
-        outer = self.context.eqn
+        outer, callers = self.context.eqn, self.context.callers
+        if outer is not None:
+            self.context.callers = outer, *callers
         for eqn in jaxpr.eqns:
             self.context.eqn = eqn
             found = self.equation(eqn, [read(atom) for atom in eqn.invars])
             env |= zip(eqn.outvars, found, strict=True)
-        self.context.eqn = outer
+        self.context.eqn, self.context.callers = outer, callers
         return [read(atom) for atom in jaxpr.outvars]
 
     def constant(self, array: Any, dtype: Any = None) -> Operand:
@@ -113,19 +150,24 @@ class Importer:
             if name in control.TABLE:
                 return list(control.TABLE[name](self, *operands, **params))
             handler = complexes.handler(name, eqn, operands, HANDLERS)
-            if handler is None:
-                raise UnsupportedError(f"JAX's primitive `{name}` is not supported")
-            found = handler(ctx, *operands, **params)
+            found = self.by_definition(eqn, operands) if handler is None else handler(ctx, *operands, **params)
         except TcompError as error:
             if isinstance(error, UnsupportedError) and error.where:
                 raise
-            where = ctx.unsupported("").where
+            where = ctx.where
             what = error.what if isinstance(error, UnsupportedError) else f"JAX's primitive `{name}` cannot be compiled as it is used here"
             raise UnsupportedError(what, where=where, why=error.why or ("" if what == error.what else str(error))) from error
         except (TypeError, ValueError, IndexError, KeyError, AttributeError, ArithmeticError, AssertionError, NotImplementedError) as error:
             raise ctx.unsupported(f"{type(error).__name__}: {error}"[:300]) from error
         results = list(found) if isinstance(found, tuple | list) else [found]
         return [self.checked(x, v.aval) for x, v in zip(results, eqn.outvars, strict=True)]
+
+    def by_definition(self, eqn: Any, operands: Sequence[Operand]) -> Any:
+        """A primitive of another library, by the function of JAX that it says it is. Raises `UnsupportedError` for those of JAX."""
+        function = eqn.primitive.impl
+        if getattr(inspect.unwrap(getattr(function, "func", function)), "__module__", "jax").split(".")[0] in ("jax", "jaxlib"):
+            raise UnsupportedError(f"JAX's primitive `{eqn.primitive.name}` is not supported")
+        return self.context.inline(functools.partial(function, **eqn.params), *operands)
 
     def checked(self, x: Operand, aval: Any) -> Operand:
         """The operand in the type that JAX says it has. Raises `UnsupportedError` if it is of another shape."""

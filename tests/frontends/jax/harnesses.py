@@ -97,7 +97,11 @@ def work(cpu: int) -> None:
     known_harnesses = harnesses()
     for line in sys.stdin:
         name = line.rstrip("\n")
-        print(json.dumps({"name": name, "group": known_harnesses[name].group_name, "verdict": judged(known_harnesses[name])}), file=out, flush=True)
+        print(
+            json.dumps({"name": name, "group": known_harnesses[name].group_name, "verdict": judged(known_harnesses[name])}),
+            file=out,
+            flush=True,
+        )
 
 
 class Worker:

@@ -137,6 +137,15 @@ CASES += [
     ("dropout", [np.array([3, 4], np.uint32), x(5, 7), None, np.array(True)], {"probability": 0.4}),
     ("dequantize", [ints(3, 5, below=9), positive(5), x(5)], {"axis": 1, "block": 0, "dtype": "float64"}),
     ("block_product", [x(3, 8), ints(5, 4, below=255).astype(np.uint8), positive(5, 2), x(5, 2), None], {"bits": 4, "block": 4}),
+    ("gather_windows", [x(5, 3, 6), np.array([[1, 0], [4, 3], [0, 2]])], {"offset_dims": (1, 2), "collapsed": (0,), "batching": (), "index_batching": (), "index_map": (0, 2), "sizes": (1, 3, 2), "fill": 0.5}),
+    *[("scatter_windows", [x(5, 3), np.array([[1], [4], [1]]), x(3, 3)], {"window_dims": (1,), "inserted": (0,), "batching": (), "index_batching": (), "index_map": (0,), "reduction": r, "clip": True}) for r in ("none", "add", "sub")],
+    ("slice_at", [x(5, 7), np.array(1), np.array(9)], {"shape": (3, 2)}), ("store_at", [x(5, 7), x(3, 2), np.array(1), np.array(9)], {}),
+    ("dilate", [x(3, 5), np.array(0.7)], {"steps": (2, 3)}), ("quotient", [x(*S), positive(7)], {}), ("remainder", [x(*S), positive(7)], {}),
+    *[("reduce_windows", [x(5, 7)], {"kernel": (3, 2), "strides": (2, 1), "dilations": (1, 2), "reduction": r}) for r in ("sum", "max", "prod")],
+    ("scatter_to_argmax", [ints(3, 2, below=4), x(3, 2)], {"shape": (5, 3), "kernel": (2, 2), "strides": (2, 1), "before": (1, 0)}),
+    ("gather_argmax", [ints(3, 2, below=4), x(5, 3)], {"kernel": (2, 2), "strides": (2, 1), "dilations": (1, 1), "before": (1, 0)}),
+    ("cum_max", [x(*S)], {"axis": 1, "exclusive": False, "reverse": True}), ("cum_min", [x(*S)], {"axis": 0, "exclusive": False, "reverse": False}),
+    ("sort_by", [x(*S), x(*S)], {"axis": 1, "keys": 1}),
     ("look_up", [ints(3, 5, below=4), np.arange(4), x(4), np.array(0.3), np.array(0.1)], {}),
     ("leaf_scores", [ints(5, 3, below=7), x(7, 2)], {"aggregate": "SUM"}), ("leaf_scores", [ints(5, 3, below=7), x(7, 2)], {"aggregate": "MAX"}),
 ]  # fmt: skip
@@ -200,6 +209,11 @@ WITHOUT = [
     "round_to",
     "tree_scores",
     "couple",
+    "shift_bits_left",
+    "shift_bits_right",
+    "popcount",
+    "window_argmax",
+    "stop",
 ]
 """What has no derivative: graphs in graphs; bools and bits; positions and counts; numbers of no inputs of floats; roundings. `tree_scores` is
 `leaf_scores` of `tree_leaves`; `couple` iterates until it has converged, which is refused."""

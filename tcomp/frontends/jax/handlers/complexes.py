@@ -23,7 +23,19 @@ PARTWISE = {
     "stop_gradient", "optimization_barrier", "sharding_constraint", "name", "pvary", "random_clone",
 }  # fmt: skip
 """What moves elements."""
-LINEAR = {"neg", "add", "add_any", "sub", "scatter_add", "scatter-add", "scatter_sub", "scatter-sub", "reduce_sum", "cumsum", "reduce_window_sum"}
+LINEAR = {
+    "neg",
+    "add",
+    "add_any",
+    "sub",
+    "scatter_add",
+    "scatter-add",
+    "scatter_sub",
+    "scatter-sub",
+    "reduce_sum",
+    "cumsum",
+    "reduce_window_sum",
+}
 """What adds elements."""
 
 
@@ -50,14 +62,18 @@ def _partwise(each: Handler, ctx: Context, *operands: Operand, **params: Any) ->
         found.append(list(results) if isinstance(results, tuple | list) else [results])
     ctx.part = 0
     avals = [v.aval for v in ctx.eqn.outvars]
-    return [Parts(tuple(same), aval.dtype) if is_complex(aval.dtype) or is_key(aval.dtype) else same[0] for same, aval in zip(zip(*found, strict=True), avals, strict=True)]
+    return [
+        Parts(tuple(same), aval.dtype) if is_complex(aval.dtype) or is_key(aval.dtype) else same[0]
+        for same, aval in zip(zip(*found, strict=True), avals, strict=True)
+    ]
 
 
 BILINEAR = {"dot_general", "conv_general_dilated"}
 
 
-def _product(real: Handler, ctx: Context, a: Parts, b: Parts, preferred_element_type: Any = None, **params: Any) -> Parts:
-    return bilinear(ctx, real, a, b, ctx.eqn.outvars[0].aval.dtype, **params)
+def _product(real: Handler, ctx: Context, a: Operand, b: Operand, preferred_element_type: Any = None, **params: Any) -> Parts:
+    wide = [_conj(ctx, x) if isinstance(x, Value) else x for x in (a, b)]
+    return bilinear(ctx, real, *wide, ctx.eqn.outvars[0].aval.dtype, **params)
 
 
 def _function(function: Callable[..., Any]) -> Handler:

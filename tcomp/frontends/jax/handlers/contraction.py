@@ -33,7 +33,9 @@ def _dot_general(ctx: Context, a: Value, b: Value, dimension_numbers: Any, prefe
     rank, count = len(a.shape), len(batch_a)
     free_a = [n for n in range(rank) if n not in over_a and n not in batch_a]
     free_b = [n for n in range(len(b.shape)) if n not in over_b and n not in batch_b]
-    plain = len(over_a) == len(free_a) == len(free_b) == 1 and batch_a == batch_b == tuple(range(count)) and a.dtype not in ("int8", "uint8")
+    plain = (
+        len(over_a) == len(free_a) == len(free_b) == 1 and batch_a == batch_b == tuple(range(count)) and a.dtype not in ("int8", "uint8")
+    )
     if plain and over_a == (rank - 1,):
         swapped = over_b == (rank - 1,)
         return ctx.add(MATMUL, a, b, transpose_a=False, transpose_b=True) if swapped else ctx.add(MATMUL, a, b)

@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from tcomp.frontends.jax.context import Context, Operand, Table, leaves, rebuilt
+from tcomp.frontends.jax.context import Context, Operand, Table, leaves, part_types, rebuilt
 from tcomp.ir.graph import IF, LOOP, Graph, Node, Value, loop_attrs
 from tcomp.ops.elementwise import LESS_EQUAL, WHERE
+from tcomp.ops.general import STOP
 from tcomp.ops.reduction import REDUCE_MAX
 
 ENDLESS = 1 << 62  # iterations: more than any run has
@@ -24,7 +25,8 @@ def _appended(importer: Any, op: Any, inputs: Sequence[Value], types: Sequence[A
 def _inside(importer: Any) -> Any:
     """The importer of a body."""
     inner = type(importer)("body")
-    inner.context.eqn = importer.context.eqn
+    inner.context.eqn, inner.context.callers = importer.context.eqn, importer.context.callers
+    inner.context.conditional = importer.context.conditional
     return inner
 
 
@@ -94,6 +96,7 @@ def _kept(ctx: Context, condition: Value, new: Value, old: Value) -> Value:
 def _branch(importer: Any, jaxpr: Any, values: Sequence[Value], unused: int) -> Graph:
     """A branch as a body, which is passed `unused` values in front of those that it uses."""
     inner = _inside(importer)
+    inner.context.conditional = True
     given = rebuilt([v.aval for v in jaxpr.jaxpr.invars], iter(_inputs(inner, values)[unused:]))
     graph: Graph = inner.finish(inner.evaluate(jaxpr.jaxpr, jaxpr.consts, given))
     return graph
@@ -127,4 +130,13 @@ def _linear_solve(importer: Any, *operands: Operand, const_lengths: Any, jaxprs:
     return list(importer.evaluate(jaxprs.solve.jaxpr, jaxprs.solve.consts, given))
 
 
-TABLE: Table = {"scan": _scan, "while": _while, "cond": _cond, "custom_linear_solve": _linear_solve}
+def _callback(importer: Any, *operands: Operand, **params: Any) -> list[Operand]:
+    """In a branch, as libraries report errors: the run ends, and whoever called may let JAX run it instead."""
+    ctx = importer.context
+    if not ctx.conditional:
+        raise ctx.unsupported("functions of Python are called by branches alone, as errors")
+    avals = [v.aval for v in ctx.eqn.outvars]
+    return rebuilt(avals, (ctx.add(STOP, shape=tuple(a.shape), dtype=dtype) for a in avals for dtype in part_types(a.dtype)))
+
+
+TABLE: Table = {"pure_callback": _callback, "scan": _scan, "while": _while, "cond": _cond, "custom_linear_solve": _linear_solve}

@@ -36,7 +36,13 @@ def _gather(
     if _mode(mode) == "fill":
         low, high = (0, 1) if is_float(x.dtype) or x.dtype == "bool" else integer_range(x.dtype)
         fill = fill_value if fill_value is not None else math.nan if is_float(x.dtype) else high if low == 0 else low
-        fill = float(fill.real if ctx.part == 0 else getattr(fill, "imag", 0)) if is_float(x.dtype) else bool(fill) if x.dtype == "bool" else int(fill)
+        fill = (
+            float(fill.real if ctx.part == 0 else getattr(fill, "imag", 0))
+            if is_float(x.dtype)
+            else bool(fill)
+            if x.dtype == "bool"
+            else int(fill)
+        )
         fill = 0.0 if ctx.part and fill_value is None else fill
     if 0 in x.shape:
         return ctx.full(fill or 0, x.dtype, ctx.shape)
@@ -47,7 +53,9 @@ def _gather(
     )  # fmt: skip
 
 
-def _scatter(reduction: str, ctx: Context, x: Value, indices: Value, updates: Value, dimension_numbers: Any, mode: Any, **params: Any) -> Value:
+def _scatter(
+    reduction: str, ctx: Context, x: Value, indices: Value, updates: Value, dimension_numbers: Any, mode: Any, **params: Any
+) -> Value:
     d = dimension_numbers
     if 0 in updates.shape or 0 in x.shape:
         return x

@@ -23,7 +23,7 @@ MONOIDS = {
 
 def monoid(jaxpr: Any, dtype: str) -> str | None:
     """What a reduction by a jaxpr is, if that applies one primitive of `MONOIDS` to its two operands; None if it is another."""
-    inner = jaxpr.jaxpr
+    inner = getattr(jaxpr, "jaxpr", jaxpr)  # JAX has them open and closed
     if len(inner.eqns) != 1 or len(inner.invars) != 2 or {*map(id, inner.eqns[0].invars)} != {*map(id, inner.invars)}:
         return None
     if inner.eqns[0].outvars != inner.outvars:
