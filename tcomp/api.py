@@ -45,22 +45,24 @@ def compile(
 
     `model` is a path, the bytes of a file, or a `ModelProto`; or an `nn.Module` with example inputs (`args`, a tuple of tensors), which
     `torch.export.export` traces with these `dynamic_shapes`; or an `ExportedProgram`, or the path of one (.pt2; reading it has PyTorch
-    evaluate parts of it, so it has to be trusted); or a function with example arguments (`args`), which JAX traces. `target` defaults to this machine. `shapes` fixes input shapes by input
-    name, `dims` fixes (int) or bounds ((lowest, highest)) symbolic dims by name; the others stay symbolic. `threads` is the number of
-    threads of `Module.run` (default: all cores the process may use). `values` fixes inputs for good (by name), so that shapes and
-    branches may depend on them; they are no longer inputs then. `progress` is told (stage, done, total). `database` is a file that
-    `tcomp.tune` wrote: kernels that it has records for are scheduled as these say. `direct` does without Winograd's and Strassen's
-    algorithms: slower, more exact, with less memory for weights (see `passes.algorithms`). `max_seconds` and `max_memory` (bytes) limit
-    what compiling may take, for models that nobody trusts: it happens in a process of its own then (see `confined`). `unchecked` code does
-    not report indices that are out of range and integers that are divided by zero (the target's option -unchecked): it takes the
-    nearest element, or 1. `weights` stores large constant matrices of products in fewer bits: "int8" or "int4" in blocks of 32 that share a
-    scale (activations are then rounded to bytes where the target multiplies such), "bf16" or "fp16" (see `passes.quantized_weights`).
+    evaluate parts of it, so it has to be trusted); or a function with example arguments (`args`), which JAX traces. `target` defaults to
+    this machine. `shapes` fixes input shapes by input name, `dims` fixes (int) or bounds ((lowest, highest)) symbolic dims by name; the
+    others stay symbolic. `threads` is the number of threads of `Module.run` (default: all cores the process may use). `values` fixes inputs
+    for good (by name), so that shapes and branches may depend on them; they are no longer inputs then. `progress` is told (stage, done,
+    total). `database` is a file that `tcomp.tune` wrote: kernels that it has records for are scheduled as these say. `direct` does without
+    Winograd's and Strassen's algorithms: slower, more exact, with less memory for weights (see `passes.algorithms`). `max_seconds` and
+    `max_memory` (bytes) limit what compiling may take, for models that nobody trusts: it happens in a process of its own then (see
+    `confined`). `unchecked` code does not report indices that are out of range and integers that are divided by zero (the target's option
+    -unchecked): it takes the nearest element, or 1. `weights` stores large constant matrices of products in fewer bits: "int8" or "int4" in
+    blocks of 32 that share a scale (activations are then rounded to bytes where the target multiplies such), "bf16" or "fp16" (see
+    `passes.quantized_weights`).
 
     Raises `ImportModelError` for a file that is no valid model, `UnsupportedError` listing everything tcomp cannot compile,
     `TargetError` for an unknown target, `DatabaseError` for a database that cannot be read, `LimitError` where a limit is exceeded.
     """
+    source: Any = model
     if callable(model) and not from_torch(model):
-        model = _traced(model, args, dynamic_shapes)
+        source = _traced(model, args, dynamic_shapes)
     elif args is not None or dynamic_shapes is not None:
         if not from_torch(model) or isinstance(model, str | os.PathLike):
             raise InputError(
@@ -68,12 +70,12 @@ def compile(
             )
         from tcomp.frontends.torch.exported import exported  # PyTorch is loaded, since the module is there
 
-        model = exported(model, args, dynamic_shapes)
+        source = exported(model, args, dynamic_shapes)
     if unchecked:
         target = f"{'cpu' if target is None else target} -unchecked"
     options = CompileOptions(target, shapes, dims, threads, values, direct, weights)
     options = replace(options, progress=progress) if progress is not None else options
-    artifact, _ = compile_limited(model, options, database, max_seconds, max_memory)
+    artifact, _ = compile_limited(source, options, database, max_seconds, max_memory)
     return Module.load(artifact, threads=threads)
 
 

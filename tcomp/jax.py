@@ -61,7 +61,8 @@ class _Jitted:
         return self if instance is None else functools.partial(self, instance)
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        given, chosen = (args, kwargs), ()
+        given: Any = args, kwargs
+        chosen: Hashable = ()
         if self.static:
             numbers = {n % len(args) for n in self.numbers if -len(args) <= n < len(args)}
             chosen = tuple((n, args[n]) for n in sorted(numbers)) + tuple((n, kwargs[n]) for n in sorted(self.names & kwargs.keys()))
@@ -98,8 +99,8 @@ class _Jitted:
 def _type(x: Any) -> Hashable:
     """What a trace depends on of an argument."""
     if isinstance(x, jax.Array):
-        return "tracer" if isinstance(x, jax.core.Tracer) else (x.shape, x.dtype, getattr(x, "weak_type", False))
-    return (x.shape, x.dtype, False) if isinstance(x, np.ndarray | np.generic) else type(x)
+        return None if isinstance(x, jax.core.Tracer) else (x.shape, x.dtype, getattr(x, "weak_type", False))
+    return (x.shape, x.dtype, False) if isinstance(x, np.ndarray | np.generic) else x.__class__
 
 
 class _Call:

@@ -235,8 +235,8 @@ def _less(a: Expr, b: Expr) -> Expr:
 
 
 def sort_by(*xs: Tensor, axis: int, keys: int) -> tuple[Tensor, ...]:
-    """Tensors of one shape, sorted together along `axis`, stably, by the first `keys` of them, the first one first. A bottom-up merge sort of
-    the positions of each lane, O(n log n)."""
+    """Tensors of one shape, sorted together along `axis`, stably, by the first `keys` of them, the first one first. A bottom-up merge sort
+    of the positions of each lane, O(n log n)."""
     shape = xs[0].shape
     n = as_expr(shape[axis])
 

@@ -18,7 +18,7 @@ KEY = jax.random.key(0)
 
 
 def test_flax_transformer_and_a_step_of_optax():
-    linen = pytest.importorskip("flax.linen", reason="Flax is not installed: pip install flax")
+    linen: Any = pytest.importorskip("flax.linen", reason="Flax is not installed: pip install flax")
     optax = pytest.importorskip("optax", reason="Optax is not installed: pip install optax")
 
     class Transformer(linen.Module):
@@ -46,7 +46,7 @@ def test_flax_transformer_and_a_step_of_optax():
 
 
 def test_flax_convolutions():
-    linen = pytest.importorskip("flax.linen", reason="Flax is not installed: pip install flax")
+    linen: Any = pytest.importorskip("flax.linen", reason="Flax is not installed: pip install flax")
 
     class Net(linen.Module):
         @linen.compact

@@ -18,9 +18,9 @@ from tcomp.ops import elementwise as ew
 Pair = tuple[Any, Any]
 
 PARTWISE = {
-    "broadcast_in_dim", "reshape", "squeeze", "expand_dims", "slice", "tile", "transpose", "concatenate", "stack", "split", "unstack", "rev",
-    "pad", "empty", "empty2", "dynamic_slice", "dynamic_update_slice", "gather", "scatter", "select_n", "copy", "copy_p", "device_put",
-    "stop_gradient", "optimization_barrier", "sharding_constraint", "name", "pvary", "random_clone",
+    "broadcast_in_dim", "reshape", "squeeze", "expand_dims", "slice", "tile", "transpose", "concatenate", "stack", "split",
+    "unstack", "rev", "pad", "empty", "empty2", "dynamic_slice", "dynamic_update_slice", "gather", "scatter", "select_n", "copy",
+    "copy_p", "device_put", "stop_gradient", "optimization_barrier", "sharding_constraint", "name", "pvary", "random_clone",
 }  # fmt: skip
 """What moves elements."""
 LINEAR = {
@@ -73,7 +73,7 @@ BILINEAR = {"dot_general", "conv_general_dilated"}
 
 def _product(real: Handler, ctx: Context, a: Operand, b: Operand, preferred_element_type: Any = None, **params: Any) -> Parts:
     wide = [_conj(ctx, x) if isinstance(x, Value) else x for x in (a, b)]
-    return bilinear(ctx, real, *wide, ctx.eqn.outvars[0].aval.dtype, **params)
+    return bilinear(ctx, real, wide[0], wide[1], ctx.eqn.outvars[0].aval.dtype, **params)
 
 
 def _function(function: Callable[..., Any]) -> Handler:
@@ -211,6 +211,12 @@ def expm1(x: Pair, **params: Any) -> Pair:
     return jnp.expm1(x[0]) * jnp.cos(x[1]) - 2 * half * half, jnp.exp(x[0]) * jnp.sin(x[1])
 
 
+def logistic(x: Pair, **params: Any) -> Pair:
+    """1 / (1 + exp(-x))."""
+    e = exp((-x[0], -x[1]))
+    return div((jnp.ones_like(x[0]), jnp.zeros_like(x[0])), (1 + e[0], e[1]))
+
+
 def _equal(x: Pair, y: Pair) -> Any:
     return (x[0] == y[0]) & (x[1] == y[1])
 
@@ -241,6 +247,6 @@ TABLE: Table = {
     "log1p": _function(log1p), "expm1": _function(expm1), "eq": _function(_equal), "ne": _function(lambda x, y: ~_equal(x, y)),
     "rsqrt": _function(lambda x, **params: div((jnp.ones_like(x[0]), jnp.zeros_like(x[0])), sqrt(x))),
     "exp2": _function(lambda x, **params: exp((x[0] * jnp.log(2.0).astype(x[0].dtype), x[1] * jnp.log(2.0).astype(x[0].dtype)))),
-    "logistic": _function(lambda x, **params: div((jnp.ones_like(x[0]), jnp.zeros_like(x[0])), (1 + exp((-x[0], -x[1]))[0], exp((-x[0], -x[1]))[1]))),
+    "logistic": _function(logistic),
     "is_finite": _function(lambda x: jnp.isfinite(x[0]) & jnp.isfinite(x[1])),
 }  # fmt: skip

@@ -143,7 +143,7 @@ def _round(ctx: Context, x: Value, rounding_method: Any = 0, **params: Any) -> V
         whole = jnp.trunc(v)
         return jnp.where(jnp.abs(v - whole) >= 0.5, whole + jnp.sign(v), whole)
 
-    return ctx.add(ops.ROUND, x) if int(rounding_method) == 1 else decomposed(away)(ctx, x)  # type: ignore[no-any-return]
+    return ctx.add(ops.ROUND, x) if int(rounding_method) == 1 else decomposed(away)(ctx, x)
 
 
 def _rsqrt(ctx: Context, x: Value, **params: Any) -> Value:

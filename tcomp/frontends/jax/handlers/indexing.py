@@ -112,9 +112,10 @@ def _approx_top_k(ctx: Context, x: Value, k: int, reduction_dimension: int, is_m
 
 
 TABLE: Table = {
-    "gather": _gather, "scatter": partial(_scatter, "none"), "scatter_add": partial(_scatter, "add"), "scatter-add": partial(_scatter, "add"),
+    "gather": _gather, "scatter": partial(_scatter, "none"), "dynamic_slice": _dynamic_slice,
+    "scatter_add": partial(_scatter, "add"), "scatter-add": partial(_scatter, "add"),
     "scatter_sub": partial(_scatter, "sub"), "scatter-sub": partial(_scatter, "sub"), "scatter_mul": partial(_scatter, "mul"),
-    "scatter_min": partial(_scatter, "min"), "scatter_max": partial(_scatter, "max"), "dynamic_slice": _dynamic_slice,
+    "scatter_min": partial(_scatter, "min"), "scatter_max": partial(_scatter, "max"),
     "scatter-mul": partial(_scatter, "mul"), "scatter-min": partial(_scatter, "min"), "scatter-max": partial(_scatter, "max"),
     "dynamic_update_slice": _dynamic_update_slice, "sort": _sort, "top_k": _top_k, "approx_top_k": _approx_top_k,
 }  # fmt: skip

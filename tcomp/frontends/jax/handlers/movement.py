@@ -60,6 +60,7 @@ def _unstack(ctx: Context, x: Value, axis: int) -> list[Value]:
 
 
 def reverse(ctx: Context, x: Value, dimensions: Ints) -> Value:
+    """With the elements along these axes in reverse order."""
     sizes = [int(d) for d in x.shape]
     starts = tuple(d - 1 if n in dimensions else 0 for n, d in enumerate(sizes))
     steps = tuple(-1 if n in dimensions else 1 for n in range(len(sizes)))
