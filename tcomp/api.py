@@ -28,7 +28,7 @@ def compile(
     model: str | os.PathLike[str] | bytes | onnx.ModelProto | torch.nn.Module | ExportedProgram | Callable[..., Any],
     target: Target | Backend | str | None = None,
     shapes: Mapping[str, Sequence[int | str]] | None = None,
-    dims: Mapping[str, int | tuple[int, int]] | None = None,
+    dims: Mapping[str, int | tuple[int, int] | list[int]] | None = None,
     threads: int | None = None,
     values: Mapping[str, npt.ArrayLike] | None = None,
     progress: Progress | None = None,
@@ -46,8 +46,8 @@ def compile(
     `model` is a path, the bytes of a file, or a `ModelProto`; or an `nn.Module` with example inputs (`args`, a tuple of tensors), which
     `torch.export.export` traces with these `dynamic_shapes`; or an `ExportedProgram`, or the path of one (.pt2; reading it has PyTorch
     evaluate parts of it, so it has to be trusted); or a function with example arguments (`args`), which JAX traces. `target` defaults to
-    this machine. `shapes` fixes input shapes by input name, `dims` fixes (int) or bounds ((lowest, highest)) symbolic dims by name; the
-    others stay symbolic. `threads` is the number of threads of `Module.run` (default: all cores the process may use). `values` fixes inputs
+    this machine. `shapes` fixes input shapes by input name, `dims` fixes (int) or bounds ((lowest, highest)) symbolic dims by name, or
+    lists sizes ([1, 8, 32]) for which kernels that sum get code of their own, chosen when they run; the others stay symbolic. `threads` is the number of threads of `Module.run` (default: all cores the process may use). `values` fixes inputs
     for good (by name), so that shapes and branches may depend on them; they are no longer inputs then. `progress` is told (stage, done,
     total). `database` is a file that `tcomp.tune` wrote: kernels that it has records for are scheduled as these say. `direct` does without
     Winograd's and Strassen's algorithms: slower, more exact, with less memory for weights (see `passes.algorithms`). `max_seconds` and

@@ -66,7 +66,7 @@ def compile_within(
         for number, value in enumerate((options.values or {}).values()):
             np.save(Path(folder, f"{number}.npy"), np.asarray(value), allow_pickle=False)
         request = {
-            "model": str(path), "target": str(options.backend.target), "shapes": _listed(options.shapes), "dims": _listed(options.dims),
+            "model": str(path), "target": str(options.backend.target), "shapes": _listed(options.shapes), "dims": _written(options.dims),
             "threads": options.threads, "direct": options.direct, "emit": list(options.emit), "file": image.fileno(),
             "weights": options.weights,
             "values": {name: str(Path(folder, f"{n}.npy")) for n, name in enumerate(options.values or {})}, "memory": limits.memory,
@@ -79,6 +79,11 @@ def compile_within(
             raise kind(**answer["error"])
         answer["report"]["quantized"] = [QuantizedWeight(**w) for w in answer["report"]["quantized"]]
         return read_artifact(image), Report(**answer["report"])
+
+
+def _written(dims: Mapping[str, int | tuple[int, int] | list[int]] | None) -> dict[str, Any]:
+    """Dims as JSON, in which a range is no list of sizes."""
+    return {name: {"range": list(given)} if isinstance(given, tuple) else given for name, given in (dims or {}).items()}
 
 
 def _listed(named: Mapping[str, Any] | None) -> dict[str, Any] | None:
@@ -117,7 +122,7 @@ def _exceeded(memory: int, why: str) -> NoReturn:
 
 def _compiled(request: Mapping[str, Any], memory: int | None) -> dict[str, Any]:
     values = {name: np.load(path, allow_pickle=False) for name, path in request["values"].items()}
-    dims = {name: tuple(size) if isinstance(size, list) else size for name, size in (request["dims"] or {}).items()}
+    dims = {name: tuple(size["range"]) if isinstance(size, dict) else size for name, size in request["dims"].items()}
     try:
         with os.fdopen(request["file"], "r+b", closefd=False) as file:
             given = {key: request[key] for key in ("target", "shapes", "threads", "direct", "weights", "emit")}

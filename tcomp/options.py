@@ -59,7 +59,7 @@ class CompileOptions:
 
     target: Target | Backend | str | None = None
     shapes: Mapping[str, Sequence[int | str]] | None = None
-    dims: Mapping[str, int | tuple[int, int]] | None = None
+    dims: Mapping[str, int | tuple[int, int] | list[int]] | None = None
     threads: int | None = None
     values: Mapping[str, npt.ArrayLike] | None = None
     direct: bool = False

@@ -66,7 +66,7 @@ def tune(
     cluster: Cluster | str | None = None,
     schedule: ScheduleFunction | None = None,
     shapes: Mapping[str, Sequence[int | str]] | None = None,
-    dims: Mapping[str, int | tuple[int, int]] | None = None,
+    dims: Mapping[str, int | tuple[int, int] | list[int]] | None = None,
     values: Mapping[str, npt.ArrayLike] | None = None,
     sizes: Mapping[str, int] | None = None,
     direct: bool = False,
@@ -101,9 +101,11 @@ def tune(
     def plain(given: Mapping[str, Any] | None) -> dict[str, Any] | None:
         return None if given is None else {str(name): np.asarray(v).tolist() for name, v in given.items()}
 
+    exact = {str(name): {"exact": sizes} for name, sizes in (dims or {}).items() if isinstance(sizes, list)}  # a range is a list in JSON
+    written = None if dims is None else {**(plain(dims) or {}), **exact}
     options: dict[str, Any] = {
         "model": os.path.abspath(model) if isinstance(model, str | os.PathLike) else None, "target": str(backend.target),
-        "threads": threads, "workers": workers, "shapes": plain(shapes), "dims": plain(dims), "values": plain(values),
+        "threads": threads, "workers": workers, "shapes": plain(shapes), "dims": written, "values": plain(values),
         "sizes": plain(sizes), "seed": seed, "direct": direct,
     }  # fmt: skip
     clock = PhaseClock()

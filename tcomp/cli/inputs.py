@@ -84,7 +84,7 @@ def open_model(path: Path, options: ModelOptions, threads: int | None, progress:
     for name, size in parse_dims(options.dim).items():
         if not isinstance(size, int):
             why = "a compiled model is run at one size"
-            raise InputError(f"the dim `{name}` is given as a range", where=f"--dim {name}", why=why, hint=f"--dim {name}={size[0]}")
+            raise InputError(f"the dim `{name}` is given several sizes", where=f"--dim {name}", why=why, hint=f"--dim {name}={size[0]}")
         sizes[name] = size
     return Opened(artifact, sizes)
 

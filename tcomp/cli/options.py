@@ -57,7 +57,8 @@ OnnxModel = Annotated[
     Path, argument("MODEL.onnx", "An ONNX model, a program of torch.export.save (.pt2), or a folder of a language model.")
 ]
 AnyModel = Annotated[Path, argument("MODEL", "An ONNX model, or an artifact that `tcomp compile` wrote.")]
-Dims = Annotated[list[str] | None, option("--dim", "NAME=N", "Fix a symbolic dim (batch=1), or bound it (seq=1..512). May be repeated.")]
+_DIM = "Fix a symbolic dim (batch=1), bound it (seq=1..512), or list sizes that get code of their own (batch=1,8,32). May be repeated."
+Dims = Annotated[list[str] | None, option("--dim", "NAME=N", _DIM)]
 Shapes = Annotated[list[str] | None, option("--shape", "INPUT=AxBxC", "The shape of an input (x=1x3x224x224). May be repeated.")]
 Values = Annotated[list[str] | None, option("--value", "INPUT=NUMBER", _VALUE)]
 Tuned = Annotated[Path | None, option("--database", "FILE", "Use the schedules that `tcomp tune` found, where there are any.")]
@@ -130,12 +131,15 @@ def assignments(texts: Iterable[str] | None, option: str, form: str, hint: str) 
         yield name, value, f"{option} {text}"
 
 
-def parse_dims(texts: Iterable[str] | None, option: str = "--dim") -> dict[str, int | tuple[int, int]]:
-    """`batch=1` fixes a dim, `seq=1..512` bounds it. Raises `InputError`."""
-    dims: dict[str, int | tuple[int, int]] = {}
+def parse_dims(texts: Iterable[str] | None, option: str = "--dim") -> dict[str, int | tuple[int, int] | list[int]]:
+    """`batch=1` fixes a dim, `seq=1..512` bounds it, `batch=1,8,32` lists sizes that get code of their own. Raises `InputError`."""
+    dims: dict[str, int | tuple[int, int] | list[int]] = {}
     for name, value, where in assignments(texts, option, "NAME=N", f"{option} batch=1 or {option} seq=1..512"):
+        if re.fullmatch(r"\d{1,15}(,\d{1,15})+", value):
+            dims[name] = [int(size) for size in value.split(",")]
+            continue
         if (match := re.fullmatch(r"(\d{1,15})(?:\.\.(\d{1,15}))?", value)) is None:
-            raise InputError(f"`{value}` is no size", where=where, hint="a number (batch=1) or a range (seq=1..512)")
+            raise InputError(f"`{value}` is no size", where=where, hint="a number (batch=1), a range (seq=1..512), or sizes (batch=1,8,32)")
         lo, hi = int(match[1]), int(match[2] or match[1])
         if lo > hi:
             raise InputError(f"the range {value} is empty", where=where, hint=f"{name}={hi}..{lo}")

@@ -109,7 +109,8 @@ def _earlier(database: Path) -> dict[str, Any]:
         if not isinstance(value, _RESUMED[name] | None):
             raise InputError(f"the tuning in {database} cannot be resumed", why=f"its option {name!r} is {value!r:.60}")
     if isinstance(options.get("dims"), dict):
-        options["dims"] = {name: tuple(n) if isinstance(n, list) else n for name, n in options["dims"].items()}
+        saved = options["dims"].items()
+        options["dims"] = {n: tuple(d) if isinstance(d, list) else d["exact"] if isinstance(d, dict) else d for n, d in saved}
     opt.check_model_file(Path(options["model"]))
     return options
 

@@ -147,7 +147,7 @@ class Sizes:
             raise Contradiction(f"{v} would be {lo} at least, and {hi} at most")
         if (lo, hi) == (v.attr.lo, v.attr.hi):
             return _Solution()
-        return _Solution([(v, const(lo) if lo == hi else var(v.name, lo, hi))])
+        return _Solution([(v, const(lo) if lo == hi else var(v.name, lo, hi, exact=tuple(n for n in v.attr.exact if lo <= n <= hi)))])
 
     def _chosen(self, gap: Expr, choice: Expr) -> _Solution | None:
         """`choice` is a minimum, maximum or select: the operand of which the equation says that it is this one."""

@@ -55,7 +55,8 @@ class VarInfo:
     """Identity of a variable: name and inclusive range; `hi` is None when unbounded.
 
     `extent`, where given, is a symbolic size with 0 <= var < extent (loop variables of loops of symbolic size). `source` says how a size
-    that no shape tells is known before a run.
+    that no shape tells is known before a run. `exact` are values that a size is likely to have, for which kernels are to have code of their
+    own; they say nothing about the program's meaning.
     """
 
     name: str
@@ -63,6 +64,7 @@ class VarInfo:
     hi: int | None
     extent: Expr | None = None
     source: Source | None = None
+    exact: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -223,10 +225,16 @@ def wrap(value: int, dtype: str) -> int:
 
 
 def var(
-    name: str, lo: int | None = None, hi: int | None = None, dtype: str = INDEX, extent: Expr | None = None, source: Source | None = None
+    name: str,
+    lo: int | None = None,
+    hi: int | None = None,
+    dtype: str = INDEX,
+    extent: Expr | None = None,
+    source: Source | None = None,
+    exact: tuple[int, ...] = (),
 ) -> Expr:
     """A variable with an inclusive integer range."""
-    return _make("var", dtype, (), VarInfo(name, lo, hi, extent, source))
+    return _make("var", dtype, (), VarInfo(name, lo, hi, extent, source, exact))
 
 
 def loop_var(name: str, extent: Dim) -> Expr:
@@ -235,9 +243,9 @@ def loop_var(name: str, extent: Dim) -> Expr:
     return var(name, 0, None if hi is None else max(hi, 0) - 1, extent=symbolic)
 
 
-def dim(name: str, lo: int = 1, hi: int | None = None) -> Expr:
-    """A symbolic size with an inclusive range, to be used in shapes."""
-    return var(name, lo, hi)
+def dim(name: str, lo: int = 1, hi: int | None = None, exact: tuple[int, ...] = ()) -> Expr:
+    """A symbolic size with an inclusive range, to be used in shapes. Kernels have code of their own for `exact` sizes."""
+    return var(name, lo, hi, exact=exact)
 
 
 def as_expr(value: ExprLike, dtype: str = INDEX) -> Expr:

@@ -179,7 +179,7 @@ def typical_dims(graph: Graph) -> dict[Expr, int]:
             unit = evaluate_int(d, dict.fromkeys(variables(d), 1)) if len(variables(d)) == 1 else 1
             lo, hi = bounds(v)
             likely = max(TYPICAL // max(unit, 1), lo or 0)
-            found[v] = min(likely, found.get(v, likely)) if hi is None else min(likely, hi)
+            found[v] = max(v.attr.exact, default=min(likely, found.get(v, likely)) if hi is None else min(likely, hi))
     return found
 
 

@@ -83,7 +83,7 @@ MISTAKES = [
     ("run {artifact} --input two.npz", "no input `z`"),
     ("run {artifact} --input x=1 --input x=2", "given twice"),
     ("run {artifact} --dim batch=65", "its range is 1..64"),
-    ("run {artifact} --dim batch=1..2", "given as a range"),
+    ("run {artifact} --dim batch=1..2", "given several sizes"),
     ("run {artifact} --dim seq=1", "no symbolic dim `seq`"),
     ("run {artifact} --shape x=1x8", "--shape has no effect"),
     ("run {artifact} --save nowhere/out.npz", "mkdir -p nowhere"),

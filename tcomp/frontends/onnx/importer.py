@@ -95,8 +95,9 @@ def import_model(source: Source, shapes: Shapes | None = None, dims: Dims | None
     """The graph of an ONNX model.
 
     `shapes` gives inputs another shape: ints, and names (or formulas such as "32*h") for symbolic dims. `dims` fixes a symbolic dim
-    (int) or bounds it (lowest, highest). Symbolic dims have the name the model gives them; open ones are called `<input>_<axis>`.
-    `values` fixes inputs for good: they are constants of the graph, and shapes may depend on them.
+    (int), bounds it (lowest, highest), or lists sizes for which kernels get code of their own. Symbolic dims have the name the model gives
+    them; open ones are called `<input>_<axis>`. `values` fixes inputs for good: they are constants of the graph, and shapes may depend on
+    them.
 
     Raises `ImportModelError` for what is no valid model, `InputError` for shapes and dims that do not fit it, and `UnsupportedError`
     naming every node that cannot be compiled.
@@ -243,7 +244,7 @@ class _Importer:
         tensors = {i.name: elements(i, shapes) for i in free}
         infos = [t for group in tensors.values() for t in group]
         declared = {d.dim_param for i in infos for d in i.type.tensor_type.shape.dim}
-        trips = {n: most if isinstance(most, int) else most[1] for n, most in dims.items() if n.endswith("_trips") and n not in declared}
+        trips = {n: most if isinstance(most, int) else max(most) for n, most in dims.items() if n.endswith("_trips") and n not in declared}
         frame.scope.bounds.update(trips)
         for name, dtype, given in signature(infos, shapes, dims, self.distinct, trips):
             shape = tuple(map(self.sizes.now, given))

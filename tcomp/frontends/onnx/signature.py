@@ -20,7 +20,8 @@ MAX_FORMULA = 1000  # characters; longer text is a name
 OPERATIONS: Mapping[type[ast.operator], str] = {ast.Add: "add", ast.Sub: "sub", ast.Mult: "mul", ast.FloorDiv: "floordiv"}
 
 Shape = Sequence[int | str]  # sizes, names and formulas
-Range = int | tuple[int, int]  # a size, or the lowest and the highest one
+Range = int | tuple[int, int] | list[int]  # a size, the lowest and the highest one, or sizes that get code of their own
+MAX_EXACT = 16  # of these
 
 
 def signature(
@@ -71,10 +72,13 @@ def signature(
                 return variable
             case int(size) if size >= 0 and not isinstance(size, bool):
                 return size
-            case (int(lo), int(hi)) if 0 <= lo <= hi:
+            case tuple((int(lo), int(hi))) if 0 <= lo <= hi:
                 return lo if lo == hi else dim(symbols[name], lo, hi)
+            case list(exact) if _are_sizes(exact):
+                return dim(symbols[name], 1, LARGEST, tuple(sorted({*exact})))
             case given:
-                raise InputError(f"dim `{name}` is given as {given!r}", hint="an integer, or a pair (lowest, highest)")
+                hint = f"an integer, a pair (lowest, highest), or a list of up to {MAX_EXACT} sizes that get code of their own"
+                raise InputError(f"dim `{name}` is given as {given!r}", hint=hint)
 
     def declared_size(name: str) -> Dim:
         """A name of the model's."""
@@ -95,6 +99,10 @@ def signature(
         if d in dims and d not in symbols and dims[d] != size:
             raise InputError(f"dim `{d}` is given as {dims[d]}, and as {size} by a shape")
     return result
+
+
+def _are_sizes(given: list[int]) -> bool:
+    return 0 < len(given) <= MAX_EXACT and all(type(n) is int and 1 <= n <= LARGEST for n in given)
 
 
 def formula(text: str, size_of: Callable[[str], Dim]) -> Dim:

@@ -215,16 +215,19 @@ class _Parser(Tokens):
         return self.bracketed(self.size, "[]")
 
     def variable(self, name: str = "") -> Expr:
-        """The variable `name{lo..hi < extent: dtype}`, where the name may have been read already; it is in scope from now on."""
+        """The variable `name{lo..hi < extent | exact sizes: dtype}`, whose name may have been read already; it is in scope from now on."""
         name = name or self.name()
         self.expect("{")
         lo = None if self.peek("..") else self.integer()
         self.expect("..")
         hi = self.integer() if self.token.kind == "number" or self.peek("-") else None
         extent = self.operators_above(UNARY_PRECEDENCE + 1) if self.accept("<") else None
+        exact = [self.integer()] if self.accept("|") else []
+        while exact and self.accept(","):
+            exact.append(self.integer())
         dtype = self.dtype() if self.accept(":") else INDEX
         self.expect("}")
-        v = self.variables[name] = E.var(name, lo, hi, dtype, extent, self.source() if self.accept("=") else None)
+        v = self.variables[name] = E.var(name, lo, hi, dtype, extent, self.source() if self.accept("=") else None, tuple(exact))
         return v
 
     def source(self) -> E.Source:

@@ -190,11 +190,12 @@ class Printer:
             yield ", ".join(texts)
 
     def range(self, v: Expr) -> str:
-        """The range of a variable in braces, with its dtype if it is no index."""
+        """The range of a variable in braces, with its exact sizes, and its dtype if it is no index."""
         lo, hi, extent = v.attr.lo, v.attr.hi, v.attr.extent
         cut = "" if extent is None else f" < {self.dim(extent)}"
         dtype = "" if v.dtype == INDEX else f": {v.dtype}"
-        return f"{{{'' if lo is None else lo}..{'' if hi is None else hi}{cut}{dtype}}}"
+        exact = f" | {', '.join(map(str, v.attr.exact))}" if v.attr.exact else ""
+        return f"{{{'' if lo is None else lo}..{'' if hi is None else hi}{cut}{exact}{dtype}}}"
 
     def dim(self, d: Dim) -> str:
         """An extent, in parentheses where another operator could follow."""

@@ -83,9 +83,11 @@ def contiguous(reads: Sequence[Expr], v: Expr) -> bool:
 
 
 def extent_of(extent: Dim, default: int = SYMBOLIC) -> int:
-    """A number to reason with, where the extent is symbolic: its upper bound if small, else `default`."""
+    """A number to reason with, where the extent is symbolic: its largest exact size, or its upper bound if small, else `default`."""
     if isinstance(extent, int):
         return extent
+    if extent.op == "var" and extent.attr.exact:
+        return int(max(extent.attr.exact))
     hi = E.bounds(extent)[1]
     return default if hi is None else min(hi, default)
 

@@ -3,19 +3,36 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from itertools import product
+from math import prod
 
 from tcomp.ir.expr import Expr, bounds
 from tcomp.ir.loops import Kernel
 from tcomp.schedules.analysis import access_patterns as patterns
 
+MAX_VERSIONS = 16  # of a kernel: each takes as long to compile, and as much code, as the kernel itself
+
 
 def versions(kernel: Kernel) -> Sequence[Mapping[Expr, int]]:
-    """A plain kernel with a product is compiled once more for 1 in the outermost symbolic axis of its result, where that is a dim that may
-    be 1: a batch, or rows. Other axes are then the rows of register tiles, or there are none, and lanes run along the sum."""
+    """A plain kernel that reduces is compiled once more for each combination of the exact sizes of its dims, or for each of them alone
+    where there are too many combinations; one with a product also for 1 in the outermost symbolic axis of its result, where that is a dim
+    that may be 1: a batch, or rows. Other axes are then the rows of register tiles, or there are none, and lanes run along the sum."""
     if patterns.is_imperative(kernel):
         return ()
-    for nest in (n for n in patterns.nests(kernel) if n.is_reduction and patterns.is_product(n)):
+    reductions = [n for n in patterns.nests(kernel) if n.is_reduction]
+    found = [*_exact(kernel)] if reductions else []
+    for nest in (n for n in reductions if patterns.is_product(n)):
         size = next((x.extent for x in nest.spatial if isinstance(x.extent, Expr)), None)
         if size is not None and size in kernel.scalars and (bounds(size)[0] or 0) <= 1:
-            return ({size: 1},)
-    return ()
+            return found if {size: 1} in found else [*found, {size: 1}]
+    return found
+
+
+def _exact(kernel: Kernel) -> Sequence[Mapping[Expr, int]]:
+    dims = [v for v in kernel.scalars if v.attr.exact]
+    if not dims:
+        return []
+    sizes: list[tuple[int, ...]] = [v.attr.exact for v in dims]
+    if prod(map(len, sizes)) <= MAX_VERSIONS:
+        return [dict(zip(dims, combination, strict=True)) for combination in product(*sizes)]
+    return [{v: size} for v, own in zip(dims, sizes, strict=True) for size in own][:MAX_VERSIONS]
