@@ -204,7 +204,7 @@ class Artifact:
             raise ArtifactError("not a tcomp artifact", where=where, why="it does not start with the magic bytes")
         if len(head) < _HEADER_SIZE:
             raise damaged(f"it has {len(head)} bytes, its header alone {_HEADER_SIZE}")
-        _, version, _, *sections = _HEAD.unpack_from(head)
+        _, version, zero, *sections = _HEAD.unpack_from(head)
         if version != _VERSION:
             what = f"the artifact has layout version {version}, this runtime reads version {_VERSION}"
             raise ArtifactError(what, where=where, hint="compile the model again, or use the tcomp release that wrote it")
@@ -225,7 +225,7 @@ class Artifact:
         if _sha256(self.code).hex() != self.manifest.code_sha256:
             raise damaged("the code does not match its checksum")
         filled = [(0, _SIGNATURE.stop), *sorted((offset, offset + size) for offset, size in places)]
-        if any(image[end:begin].any() for (_, end), (begin, _) in pairwise(filled)):
+        if zero or any(image[end:begin].any() for (_, end), (begin, _) in pairwise(filled)):
             raise damaged("there is something between its sections")
         self._places = {weight.name: (weight.offset, weight.size) for weight in self.manifest.weights}
         offsets, sizes = zip(*self._places.values(), strict=True) if self._places else ((), ())

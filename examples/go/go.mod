@@ -1,0 +1,3 @@
+module tcomp.example/classify
+
+go 1.19

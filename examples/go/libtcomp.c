@@ -1,0 +1,2 @@
+/* libtcomp, compiled by cgo. */
+#include "../../tcomp/runtime/include/libtcomp.c"
