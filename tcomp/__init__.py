@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from tcomp.errors import ScheduleError, TcompError
     from tcomp.frontends.python import assume, program
     from tcomp.functions import build
-    from tcomp.runtime import Module, load
+    from tcomp.runtime import Module, State, load
     from tcomp.schedules import Schedule
     from tcomp.target import Target
 
@@ -28,6 +28,7 @@ __all__ = [
     "Module",
     "Schedule",
     "ScheduleError",
+    "State",
     "Target",
     "TcompError",
     "assume",
@@ -42,6 +43,7 @@ __all__ = [
 
 _HOMES = {
     "build": "tcomp.functions", "compile": "tcomp.api", "ScheduleError": "tcomp.errors", "TcompError": "tcomp.errors",
+    "State": "tcomp.runtime",
     "Module": "tcomp.runtime", "load": "tcomp.runtime", "program": "tcomp.frontends.python", "assume": "tcomp.frontends.python",
     "Schedule": "tcomp.schedules", "Target": "tcomp.target", "tune": "tcomp.autotune.tuner",
 }  # fmt: skip

@@ -38,6 +38,7 @@ def compile(
     max_memory: int | None = None,
     unchecked: bool = False,
     weights: str | None = None,
+    state: Mapping[str, str] | str | None = None,
     args: Sequence[Any] | None = None,
     dynamic_shapes: Any = None,
 ) -> LoadedModel:
@@ -53,9 +54,12 @@ def compile(
     `tcomp.tune` wrote: kernels that it has records for are scheduled as these say. `direct` does without Winograd's and Strassen's
     algorithms: slower, more exact, with less memory for weights (see `passes.algorithms`). `max_seconds` and `max_memory` (bytes) limit
     what compiling may take, for models that nobody trusts: it happens in a process of its own then (see `confined`). `unchecked` code does
-    not report indices that are out of range and integers that are divided by zero (the target's option -unchecked): it takes the nearest
-    element, or 1. `weights` stores large constant matrices of products in fewer bits: "int8" or "int4" in blocks of 32 that share a scale
-    (activations are then rounded to bytes where the target multiplies such), "bf16" or "fp16" (see `passes.quantized_weights`).
+    not report indices that are out of range and integers that are divided by zero (the target's option -unchecked): it takes the
+    nearest element, or 1. `weights` stores large constant matrices of products in fewer bits: "int8" or "int4" in blocks of 32 that share a
+    scale (activations are then rounded to bytes where the target multiplies such), "bf16" or "fp16" (see `passes.quantized_weights`).
+    `state` are pairs {input: output} in which the output is the input with new rows behind it (a cache), or "auto": those that are named
+    so (past, present). They have the axis that grows first then, and share memory if they are run by `tcomp.State`; else the old rows
+    are copied.
 
     Raises `ImportModelError` for a file that is no valid model, `UnsupportedError` listing everything tcomp cannot compile,
     `TargetError` for an unknown target, `DatabaseError` for a database that cannot be read, `LimitError` where a limit is exceeded.
@@ -73,7 +77,7 @@ def compile(
         source = exported(model, args, dynamic_shapes)
     if unchecked:
         target = f"{'cpu' if target is None else target} -unchecked"
-    options = CompileOptions(target, shapes, dims, threads, values, direct, weights)
+    options = CompileOptions(target, shapes, dims, threads, values, direct, weights, state)
     options = replace(options, progress=progress) if progress is not None else options
     artifact, _ = compile_limited(source, options, database, max_seconds, max_memory)
     return Module.load(artifact, threads=threads)

@@ -68,7 +68,7 @@ def compile_within(
         request = {
             "model": str(path), "target": str(options.backend.target), "shapes": _listed(options.shapes), "dims": _written(options.dims),
             "threads": options.threads, "direct": options.direct, "emit": list(options.emit), "file": image.fileno(),
-            "weights": options.weights,
+            "weights": options.weights, "state": options.state if isinstance(options.state, str | None) else dict(options.state),
             "values": {name: str(Path(folder, f"{n}.npy")) for n, name in enumerate(options.values or {})}, "memory": limits.memory,
             "database": None if database is None else os.path.abspath(database),
         }  # fmt: skip
@@ -125,7 +125,7 @@ def _compiled(request: Mapping[str, Any], memory: int | None) -> dict[str, Any]:
     dims = {name: tuple(size["range"]) if isinstance(size, dict) else size for name, size in request["dims"].items()}
     try:
         with os.fdopen(request["file"], "r+b", closefd=False) as file:
-            given = {key: request[key] for key in ("target", "shapes", "threads", "direct", "weights", "emit")}
+            given = {key: request[key] for key in ("target", "shapes", "threads", "direct", "weights", "state", "emit")}
             options = CompileOptions(**given, dims=dims, values=values, file=file)
             if request["database"] is not None:
                 from tcomp.autotune.database.lookup import recorded  # half of what this module takes to load

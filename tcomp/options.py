@@ -50,11 +50,11 @@ class Decide(Protocol):
 class CompileOptions:
     """How a model is compiled.
 
-    `target` is a `Target`, its line of text, or a backend (default: this machine). `shapes`, `dims`, `values`, `threads`, `direct` and
-    `weights` are those of `tcomp.compile`. `decide` says how kernels are scheduled (default: as the analytic model suggests). `emit` names
-    stages whose text goes into the report: graph, te, schedule, loops, and those of the backend. `progress` is told (stage, done, total).
-    The artifact is written to `file`, open for writing and reading, from its start (default: an unnamed one), and mapped from there.
-    `dump` is a folder for the text of every stage, `verify` checks the graph after every pass.
+    `target` is a `Target`, its line of text, or a backend (default: this machine). `shapes`, `dims`, `values`, `threads`, `direct`,
+    `weights` and `state` are those of `tcomp.compile`. `decide` says how kernels are scheduled (default: as the analytic model suggests).
+    `emit` names stages whose text goes into the report: graph, te, schedule, loops, and those of the backend. `progress` is told (stage,
+    done, total). The artifact is written to `file`, open for writing and reading, from its start (default: an unnamed one), and mapped
+    from there. `dump` is a folder for the text of every stage, `verify` checks the graph after every pass.
     """
 
     target: Target | Backend | str | None = None
@@ -64,6 +64,7 @@ class CompileOptions:
     values: Mapping[str, npt.ArrayLike] | None = None
     direct: bool = False
     weights: str | None = None
+    state: Mapping[str, str] | str | None = None
     decide: Decide | None = None
     emit: Sequence[str] = ()
     progress: Progress = lambda stage, done, total: None

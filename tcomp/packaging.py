@@ -39,7 +39,7 @@ from tcomp.ir.expr import (
     with_sources,
 )
 from tcomp.ir.fallback import Fallback
-from tcomp.ir.graph import IF, KERNEL, LOOP, SIZE, Application, Constant, Graph, Node, Value, application
+from tcomp.ir.graph import APPEND, IF, KERNEL, LOOP, SIZE, Application, Constant, Graph, Node, Value, application
 from tcomp.ir.layout import Layout
 from tcomp.ir.shape_operands import elements_of, sizes_in
 from tcomp.ir.simplify import as_dim, prove
@@ -143,6 +143,12 @@ class _Assembly:
                 (count,) = node.inputs
                 assert count is not None
                 steps.append(self.size(node.attrs["dim"], count))
+            elif node.op is APPEND:
+                (old, new), (whole,) = node.inputs, node.outputs
+                assert old is not None and new is not None
+                base = self.place(whole)
+                target = P.Ref(base.base, base.index, as_dim(as_expr(base.offset) + byte_size(old)))
+                steps += _copy(target, self.place(new), byte_size(new))
             elif node.op is IF:
                 condition = node.inputs[0]
                 assert condition is not None
@@ -270,6 +276,9 @@ def manifest(
             _dim(graph, name, own) | {"data_dependent": d in counted} for name, (d, own) in zip(names, dims.extents.items(), strict=True)
         ],
         "threads": threads,
+        "state": [
+            {"input": old.name, "output": n.outputs[0].name} for n in graph.nodes if n.op is APPEND and (old := n.inputs[0]) is not None
+        ],
         "errors": [f"a value is out of range in {' + '.join(_checking(node.bodies[0])) or node.name}" for node in kernels],
         **({} if graph.host is None else {"host": asdict(graph.host)}),
         "checks": [*unlike, *(f"{c} does not hold, in {where}" for c, where in graph.checks.items())],

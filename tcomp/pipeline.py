@@ -45,6 +45,7 @@ from tcomp.passes import (
     quantized,
     quantized_weights,
     simplify,
+    state,
     stored_weights,
 )
 from tcomp.passes.memory_plan import plan_memory
@@ -167,7 +168,17 @@ def graph_passes(options: CompileOptions, report: Report) -> list[tuple[str, Cal
         assert wanted.algorithms_for is not None
         return half_floats.widen_half_floats(g, wanted.algorithms_for, notes)
 
+    pairs: dict[str, str] = {}
+
+    def grown(g: Graph) -> Graph:
+        assert options.state is not None
+        if not backend.data_sizes:
+            raise UnsupportedError(f"state in place for `{backend.target}`", hint="compile for a CPU")
+        pairs.update(state.state_pairs(g, options.state))
+        return state.rows_first(g, pairs)
+
     return [
+        *([("state", grown)] if options.state is not None else []),
         ("use-bytes", lambda g: quantized.use_bytes(g, notes)),
         ("keep-blocks", lambda g: stored_weights.keep_blocks(g, notes)),
         *([("widen-half-floats", widen)] if wanted.algorithms_for else []),
@@ -182,6 +193,7 @@ def graph_passes(options: CompileOptions, report: Report) -> list[tuple[str, Cal
         ("eliminate-dead", dce.eliminate_dead),
         *([("algorithms", choose_algorithms), ("merge-again", cse.merge_equal)] if wanted.algorithms_for else []),
         ("attention", lambda g: algorithms.join_attention(g, wanted.attention_bytes, notes, wanted.attention_blocks)),
+        *([("append", lambda g: state.append_rows(g, pairs))] if options.state is not None else []),
         ("partition", lambda g: partition.partition(g, report.not_fused, halos)),
         ("layout", lambda g: layout.choose_layouts(g, weight_layouts, halos, predict)),
     ]

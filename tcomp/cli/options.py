@@ -52,6 +52,7 @@ _VALUE = "Fix an input for good (sr=16000, table=table.npy), so that shapes may 
 _TARGET = "What to compile for, as in 'cpu -mcpu=skylake-avx512'. Default: this machine."
 _PRECISION = "Of products of float32 matrices, for --target cuda: fp32, tf32, fp16, bf16."
 _DIRECT = "Direct sums only, without Winograd's and Strassen's algorithms: slower, more exact, less memory for weights."
+_STATE = "An output that is an input with new rows behind it, in its memory (a cache); or auto: past and present. May be repeated."
 _WEIGHTS = "Store large matrices of weights as int8, int4 (blocks of 32 with a scale each), bf16 or fp16."
 OnnxModel = Annotated[
     Path, argument("MODEL.onnx", "An ONNX model, a program of torch.export.save (.pt2), or a folder of a language model.")
@@ -112,10 +113,13 @@ class CompilationOptions(ModelOptions):
     value: Values = None
     direct: Annotated[bool, flag("--direct", _DIRECT)] = False
     weights: Annotated[str | None, option("--weights", "KIND", _WEIGHTS)] = None
+    state: Annotated[list[str] | None, option("--state", "INPUT=OUTPUT", _STATE)] = None
 
     def compile_options(self, **others: Any) -> CompileOptions:
         """As those of `ModelOptions`, with values and algorithms."""
-        return super().compile_options(values=read_values(self.value), direct=self.direct, weights=self.weights, **others)
+        return super().compile_options(
+            values=read_values(self.value), direct=self.direct, weights=self.weights, state=parse_state(self.state), **others
+        )
 
 
 def assignments(texts: Iterable[str] | None, option: str, form: str, hint: str) -> Iterator[tuple[str, str, str]]:
@@ -129,6 +133,17 @@ def assignments(texts: Iterable[str] | None, option: str, form: str, hint: str) 
             raise InputError(f"`{name}` is given twice", where=f"{option} {text}")
         names.add(name)
         yield name, value, f"{option} {text}"
+
+
+def parse_state(texts: Sequence[str] | None) -> dict[str, str] | str | None:
+    """`past=present`, or `auto`. Raises `InputError`."""
+    if not texts:
+        return None
+    if "auto" in texts:
+        if len(texts) > 1:
+            raise InputError("--state auto stands alone", hint="or name every pair")
+        return "auto"
+    return {name: value for name, value, _ in assignments(texts, "--state", "INPUT=OUTPUT", "--state past=present, or --state auto")}
 
 
 def parse_dims(texts: Iterable[str] | None, option: str = "--dim") -> dict[str, int | tuple[int, int] | list[int]]:

@@ -2,7 +2,7 @@
 
 A `Value` is a typed edge: dtype, logical shape (ints or symbolic), memory layout. A `Node` applies an `Operator` (a function from TE
 tensors to TE tensors) with attributes. Three structural operators carry sub-graphs, which are closed: everything they use is passed in.
-A fourth gives a symbolic dim its value, which the run counts; nodes that need the dim come after it.
+A fourth gives a symbolic dim its value, which the run counts; nodes that need the dim come after it. A fifth continues state in place.
 
     KERNEL  bodies = (graph,)            the nodes of `graph` become one kernel
     IF      bodies = (then, otherwise)   inputs: bool condition, then the inputs of both bodies
@@ -13,6 +13,8 @@ A fourth gives a symbolic dim its value, which the run counts; nodes that need t
             body outputs: carried, stacked slices, [condition]; node outputs: final carried, stacked (new axis 0)
             attr sizes, if there: dims that carried values grow or shrink in; as many int64 scalars come last among the body's outputs,
             which are what the dims are in the next iteration, or after the last one. SIZE nodes before the loop give the first ones
+    APPEND  no bodies                    inputs: an input of the graph, and rows to stand behind its own (axis 0, or the first of more than
+            one element); output: all of them, an output of the graph whose memory begins with those of the input before the run
     SIZE    no bodies, no outputs        inputs: an int64 scalar; attrs: dim (the symbolic dim), bound (what it never exceeds, a dim)
 
 Graphs are immutable; `GraphBuilder` makes new ones. Types of node outputs are derived by running the operator on placeholders.
@@ -82,8 +84,8 @@ class Operator:
         return result if isinstance(result, tuple) else (result,)
 
 
-KERNEL, IF, LOOP, SIZE = Operator("kernel"), Operator("if"), Operator("loop"), Operator("size")
-STRUCTURAL = (KERNEL, IF, LOOP, SIZE)
+KERNEL, IF, LOOP, SIZE, APPEND = (Operator(name) for name in ("kernel", "if", "loop", "size", "append"))
+STRUCTURAL = (KERNEL, IF, LOOP, SIZE, APPEND)
 
 
 def loop_attrs(

@@ -16,10 +16,10 @@ from tcomp.errors import IRError, TcompError
 from tcomp.ir import expr as E, loops as L, program as P, te
 from tcomp.ir.dtypes import BITS, NARROW, is_float, is_integer, to_numpy
 from tcomp.ir.expr import INDEX, Dim, Expr, as_expr, bounds
-from tcomp.ir.graph import IF, KERNEL, SIZE, STRUCTURAL, Graph, Node, Value, infer, needs
+from tcomp.ir.graph import APPEND, IF, KERNEL, SIZE, STRUCTURAL, Graph, Node, Value, infer, needs
 from tcomp.ir.instruction import match
 from tcomp.ir.layout import Layout
-from tcomp.ir.simplify import difference, prove, same_dim, same_shape
+from tcomp.ir.simplify import as_dim, difference, prove, same_dim, same_shape
 
 Place: TypeAlias = object  # printed only if something is wrong there: a string, expression, statement, or tuple of places, outermost first
 Require: TypeAlias = Callable[..., None]  # `_require` at one place: (whether a rule holds, what is wrong, its arguments, why, hint)
@@ -395,6 +395,9 @@ def _verify_structural(node: Node, place: str, counted: Container[Dim]) -> None:
         require(fits and node.attrs.keys() == {"dim", "bound"}, "a size is one int64 scalar, with `dim` and `bound`")
         require(isinstance(d := node.attrs["dim"], Expr) and d.op == "var", "`{}` is no symbolic dim", node.attrs["dim"])
         return
+    if node.op is APPEND:
+        _verify_append(node, place)
+        return
     require(len(node.bodies) == wanted, "`{}` has {} bodies instead of {}", node.op.name, len(node.bodies), wanted)
     inputs = [v for v in node.inputs if v is not None]
     require(len(inputs) == len(node.inputs), "an input of a structural operator is left out")
@@ -414,6 +417,19 @@ def _verify_structural(node: Node, place: str, counted: Container[Dim]) -> None:
     for body in node.bodies:
         _verify_types("the node", inputs, "the body takes", body.inputs, place, layouts=is_kernel)
         _verify_types("the body", body.outputs, "the node declares", node.outputs, place, is_kernel, () if is_kernel else counted)
+
+
+def _verify_append(node: Node, place: str) -> None:
+    require, (old, new) = partial(_require, place), node.inputs if len(node.inputs) == 2 else (None, None)
+    require(old is not None and new is not None and len(node.outputs) == 1, "state and new rows are appended, to one value")
+    assert old is not None and new is not None
+    (whole,) = node.outputs
+    axes = [n for n, (a, b) in enumerate(zip(old.shape, whole.shape, strict=False)) if not same_shape((a,), (b,))]
+    axis = axes[0] if axes else 0
+    sizes = [(*v.shape[:axis], as_dim(as_expr(old.shape[axis]) + new.shape[axis]), *v.shape[axis + 1 :]) for v in (old, new)]
+    fits = old.dtype == new.dtype == whole.dtype and all(len(v.shape) == len(whole.shape) for v in (old, new))
+    require(fits and all(same_shape(s, whole.shape) for s in sizes), "`{!r}` and `{!r}` do not make `{!r}`", old, new, whole)
+    require(all(d == 1 for d in old.shape[:axis]), "rows that are appended do not stand behind each other")
 
 
 def _verify_loop(node: Node, inputs: Sequence[Value], place: str) -> None:

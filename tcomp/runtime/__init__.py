@@ -11,11 +11,12 @@ from tcomp.runtime.host import default_threads
 from tcomp.runtime.loaded_model import LoadedModel, RunRecord
 from tcomp.runtime.manifest import Dim, Manifest, TensorSpec, numpy_dtype
 from tcomp.runtime.module import Module
+from tcomp.runtime.state import State
 from tcomp.runtime.trace import Span, chrome_trace
 
 load = Module.load
 
 __all__ = [
-    "Artifact", "Dim", "LoadedModel", "Manifest", "Module", "RunRecord", "Span", "TensorSpec", "chrome_trace", "default_threads",
+    "Artifact", "Dim", "LoadedModel", "Manifest", "Module", "RunRecord", "Span", "State", "TensorSpec", "chrome_trace", "default_threads",
     "load", "numpy_dtype", "plan_weights", "read_artifact", "write_artifact",
 ]  # fmt: skip

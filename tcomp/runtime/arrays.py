@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping, Sequence
+from types import MappingProxyType
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -100,10 +101,15 @@ def _convert(value: object, spec: TensorSpec, dtype: np.dtype[Any]) -> Array:
 
 
 def given_outputs(
-    out: Mapping[str, object], specs: Sequence[TensorSpec], wanted: Sequence[tuple[Shape, np.dtype[Any], int]], inputs: Sequence[Array]
+    out: Mapping[str, object],
+    specs: Sequence[TensorSpec],
+    wanted: Sequence[tuple[Shape, np.dtype[Any], int]],
+    inputs: Sequence[Array],
+    continued: Mapping[str, int] = MappingProxyType({}),
 ) -> list[Array | None]:
     """The arrays that the caller gave for outputs of these shapes, types and sizes; None for those not given. Raises InputError if one
-    cannot be written as it is, or overlaps an input or another output."""
+    cannot be written as it is, or overlaps an input or another output; but those `continued` (output -> number of an input) may begin
+    where that input does."""
     if type(out) is not dict and not isinstance(out, Mapping):
         raise InputError("`out` must be a mapping from names of outputs to arrays", why=f"it is a {type(out).__name__}")
     found: list[Array | None] = []
@@ -120,7 +126,10 @@ def given_outputs(
             raise _unusable(spec, value, dtype, shape)
         begin = address_of(value)
         end = begin + size
-        for other, other_end in taken if size else ():
+        own = continued.get(spec.name)
+        for number, (other, other_end) in enumerate(taken if size else ()):
+            if number == own and begin == other:
+                continue
             if begin < other_end and other < end:
                 what = f"the array for output {spec.name!r} overlaps an input, or the array for another output"
                 raise InputError(what, hint="give each its own memory")

@@ -6,6 +6,7 @@
      "outputs": [{"name": "y", "dtype": "float32", "shape": ["2*n", 4]}],
      "dims":    [{"name": "n", "min": 1, "max": 512, "data_dependent": false}],
      "threads": 2, "errors": ["index out of bounds in node gather_3"], "checks": ["n must be a multiple of 2"],
+     "state": [{"input": "past", "output": "present"}],
      "weights": [{"name": "w", "offset": 0, "size": 16, "crc32": "...", "sha256": "..."}],
      "code_sha256": "...", "notes_sha256": "..."}
 
@@ -122,6 +123,14 @@ class HostSteps:
 
 
 @dataclass(frozen=True, slots=True)
+class StatePair:
+    """An output whose memory begins with what an input holds: the code writes the rows behind it only."""
+
+    input: str
+    output: str
+
+
+@dataclass(frozen=True, slots=True)
 class Manifest:
     """See the module's docstring. The types of the fields are what `parse_manifest` checks."""
 
@@ -139,6 +148,7 @@ class Manifest:
     code_sha256: str
     notes_sha256: str
     checks: tuple[str, ...]
+    state: tuple[StatePair, ...] = ()
     host: HostSteps | None = None
 
     @property
@@ -178,6 +188,12 @@ def parse_manifest(data: bytes) -> Manifest:
         entries = getattr(manifest, kind)
         if len({entry.name for entry in entries}) < len(entries):
             raise ArtifactError(f"two {kind} of the manifest have the same name")
+    for number, pair in enumerate(manifest.state):
+        given, continued = (
+            [t for t in tensors if t.name == name] for tensors, name in ((manifest.inputs, pair.input), (manifest.outputs, pair.output))
+        )
+        if not given or not continued or (given[0].dtype, len(given[0].shape)) != (continued[0].dtype, len(continued[0].shape)):
+            refuse(("manifest", "state", number), "an input, and an output of its type and rank")
     dims = {dim.name: dim for dim in manifest.dims}
     for kind, tensors in (("inputs", manifest.inputs), ("outputs", manifest.outputs)):
         for number, tensor in enumerate(tensors):

@@ -73,6 +73,9 @@ class Module(LoadedModel):
         if self._binds and self._code.bind is None:
             raise ArtifactError("the artifact's code lacks the function tcomp_bind", where=artifact.where)
         self._grows = any(dim.data_dependent for dim in self.manifest.dims)
+        names = self._names, self._output_names
+        self._state = [tuple(n.index(x) for n, x in zip(names, (s.input, s.output), strict=True)) for s in self.manifest.state]
+        self._continued = {s.output: self._names.index(s.input) for s in self.manifest.state}
         self._plans: dict[PlanKey, Plan] = {}
         _log.debug("loaded %s for %d threads", artifact.where, self.threads)
         answer_interrupts()
@@ -188,9 +191,14 @@ class Module(LoadedModel):
         return traced
 
     def _execute(
-        self, values: list[Any], out: Mapping[str, object] | None = None, timeout: float | None = None, run: Run | None = None
+        self,
+        values: list[Any],
+        out: Mapping[str, object] | None = None,
+        timeout: float | None = None,
+        run: Run | None = None,
+        ready: Callable[[Plan], list[Array]] | None = None,
     ) -> list[Array]:
-        """The outputs; `run` takes the place of the native function that is called."""
+        """The outputs; `run` takes the place of the native function that is called, and `ready` tells where the outputs are to be."""
         shapes, places = [], []
         for index, (spec, dtype) in enumerate(self._admission):
             value = values[index]
@@ -203,9 +211,14 @@ class Module(LoadedModel):
             key = (*key, *[values[n].tobytes() for n in self._deciding])
         if (plan := self._plans.get(key)) is None and (plan := self._make_plan(key, values)).empty:
             return self._outputs(plan, values, out or {})
-        outputs = new_arrays(plan.outputs) if out is None else self._outputs(plan, values, out)
+        if ready is not None:
+            outputs = ready(plan)
+        else:
+            outputs = new_arrays(plan.outputs) if out is None else self._outputs(plan, values, out)
         for array in outputs:
             places.append(address_of(array))
+        if self._state:
+            self._begin_with_state(values, outputs)
         try:
             frame = self._frames.pop()
         except IndexError:
@@ -245,6 +258,7 @@ class Module(LoadedModel):
                 if array.tobytes() != planned:
                     why = "sizes depend on them, and memory is bound for these sizes"
                     raise InputError(f"the values of input `{name}` have changed", why=why, hint="bind the model again")
+            self._begin_with_state(arrays, outputs)
             error = run_frame(run, frame) if self.hook is None else self._observed(run, frame, None, arrays, outputs)
             if error:
                 try:
@@ -259,6 +273,13 @@ class Module(LoadedModel):
             return self._slice(outputs, plan, list(frame.dims))
 
         return arrays, outputs, call_and_slice if self._grows else call
+
+    def _begin_with_state(self, inputs: Sequence[Array], outputs: Sequence[Array]) -> None:
+        """Copy what outputs continue into them, unless it is there."""
+        for source, target in self._state:
+            old, new = inputs[source], outputs[target]
+            if old.size and address_of(old) != address_of(new):
+                new.reshape(-1)[: old.size] = old.reshape(-1)
 
     def cancel(self) -> None:
         """Stop all runs that are under way in other threads, those of bound calls included: they raise StoppedError."""
@@ -282,7 +303,7 @@ class Module(LoadedModel):
 
     def _outputs(self, plan: Plan, inputs: list[Array], out: Mapping[str, object]) -> list[Array]:
         """The arrays that the caller gave, and new ones for the others."""
-        given = given_outputs(out, self.outputs, plan.outputs, inputs)
+        given = given_outputs(out, self.outputs, plan.outputs, inputs, self._continued)
         return [array if array is not None else new_arrays([output])[0] for array, output in zip(given, plan.outputs, strict=True)]
 
     def _dims_of(self, arrays: Sequence[Array]) -> list[int]:

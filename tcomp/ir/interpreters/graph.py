@@ -14,7 +14,7 @@ from tcomp.errors import InputError, IRError, TcompError
 from tcomp.ir.dims import bind_dims
 from tcomp.ir.dtypes import to_numpy
 from tcomp.ir.expr import Expr, as_expr, evaluate_int
-from tcomp.ir.graph import IF, KERNEL, SIZE, STRUCTURAL, Graph, Node, Value
+from tcomp.ir.graph import APPEND, IF, KERNEL, SIZE, STRUCTURAL, Graph, Node, Value
 from tcomp.ir.interpreters.semantics import Array
 from tcomp.ir.interpreters.te import evaluate
 from tcomp.ir.shape_operands import bind_values
@@ -83,6 +83,9 @@ def _node(node: Node, inputs: Sequence[Array | None], dims: Mapping[Expr, int], 
         given = {t: a for t, a in zip(placeholders, inputs, strict=True) if t is not None and a is not None}
         return evaluate(node.tensors(placeholders), given, dims)
     arrays = [a for a in inputs if a is not None]
+    if node.op is APPEND:
+        axis = next((n for n, (a, b) in enumerate(zip(arrays[0].shape, node.outputs[0].shape, strict=True)) if b != 1), 0)
+        return [np.concatenate(arrays, axis)]
     if node.op is KERNEL:
         return _run(node.bodies[0], arrays, dims, on_value)
     if node.op is IF:

@@ -1,0 +1,96 @@
+"""State that a model continues from run to run in one place: a cache of keys and values, say."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from tcomp.errors import InputError
+from tcomp.runtime.arrays import Array
+from tcomp.runtime.frame import Plan, new_arrays
+from tcomp.runtime.manifest import numpy_dtype
+
+if TYPE_CHECKING:
+    from tcomp.runtime.module import Module
+
+GROWTH = 2  # times the rows that there is room for, when there is no more
+
+
+class State:
+    """The state of one sequence of runs of a model that was compiled with `state`.
+
+    model: Module
+    length: int, rows that the state holds
+    capacity: int, rows that there is room for; more is made when it is needed
+
+    One thread at a time uses it; a model may have any number of states.
+    """
+
+    def __init__(self, model: Module, capacity: int = 256, dims: Mapping[str, int] | None = None) -> None:
+        """An empty state. `dims` has the sizes, by name, of other symbolic axes of it (a batch). Raises InputError for a model without
+        state, or where a size is missing."""
+        pairs = model.manifest.state
+        if not pairs:
+            raise InputError("the model has no state", hint='compile it with state="auto"')
+        if not 1 <= capacity <= 1 << 40:
+            raise InputError(f"a state for {capacity} rows")
+        self.model, self.length, self.capacity = model, 0, capacity
+        inputs = {spec.name: spec for spec in model.inputs}
+        specs = [inputs[pair.input] for pair in pairs]
+        self._inputs, self._names = {spec.name: n for n, spec in enumerate(specs)}, [spec.name for spec in model.inputs]
+        self._outputs = {[o.name for o in model.outputs].index(pair.output): n for n, pair in enumerate(pairs)}
+        self._axes: list[int] = []
+        self._buffers: list[Array] = []
+        self._views: list[Array] = []
+        for spec in specs:
+            axis = next((n for n, d in enumerate(spec.shape) if d != 1), 0)
+            shape: list[Any] = [(dims or {}).get(d, d) if isinstance(d, str) else d for d in spec.shape]
+            shape[axis] = capacity
+            if unknown := [d for d in shape if isinstance(d, str)]:
+                raise InputError(f"the size {unknown[0]} of the state is not known", hint=f"dims={{'{unknown[0]}': 1}}, say")
+            self._axes.append(axis)
+            self._buffers.append(np.empty(shape, numpy_dtype(spec.dtype)))
+        self.truncate(0)
+
+    def run(self, inputs: Mapping[str, object], timeout: float | None = None) -> dict[str, Array]:
+        """Run the model once more: `inputs` are those that are no state, and so are the outputs returned. Raises as `Module.run`; the state
+        is then as it was."""
+        given: dict[str, object] = {**inputs, **{name: self._views[n] for name, n in self._inputs.items()}}
+        if overlap := [name for name in inputs if name in self._inputs]:
+            raise InputError(f"the input `{overlap[0]}` is state", hint="leave it out")
+        values = self.model._ordered(given)
+        outputs = self.model._execute([*values], timeout=timeout, ready=self._ready)
+        self._views = [outputs[index] for index in self._outputs]
+        self.length = self._views[0].shape[self._axes[0]]
+        return {spec.name: a for n, (spec, a) in enumerate(zip(self.model.outputs, outputs, strict=True)) if n not in self._outputs}
+
+    def truncate(self, length: int) -> None:
+        """Forget what is behind the first rows. Raises InputError for more rows than there are."""
+        if not 0 <= length <= max(self.length, 0):
+            raise InputError(f"{length} rows of a state that holds {self.length}")
+        self.length = length
+        self._views = [self._view(n, length) for n in range(len(self._buffers))]
+
+    def values(self) -> dict[str, Array]:
+        """What the state holds, by the names of inputs: views that the next run may change."""
+        return {name: self._views[n] for name, n in self._inputs.items()}
+
+    def _view(self, number: int, length: int) -> Array:
+        buffer, axis = self._buffers[number], self._axes[number]
+        return buffer[(slice(None),) * axis + (slice(0, length),)]
+
+    def _ready(self, plan: Plan) -> list[Array]:
+        """The outputs of a run: what is no state is new, and state lies in its buffers."""
+        rows = max(plan.outputs[index][0][self._axes[n]] for index, n in self._outputs.items())
+        if rows > self.capacity:
+            self.capacity = max(GROWTH * self.capacity, rows)
+            for n, old in enumerate(self._buffers):
+                larger = [self.capacity if d == self._axes[n] else size for d, size in enumerate(old.shape)]
+                self._buffers[n] = np.empty(larger, old.dtype)  # the run copies the old rows
+        found, fresh = list[Array](), iter(new_arrays(wanted for index, wanted in enumerate(plan.outputs) if index not in self._outputs))
+        for index, (shape, _, _) in enumerate(plan.outputs):
+            number = self._outputs.get(index)
+            found.append(next(fresh) if number is None else self._view(number, shape[self._axes[number]]))
+        return found
