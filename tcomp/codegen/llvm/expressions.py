@@ -285,7 +285,8 @@ class Expressions(Builder):
         """For an access whose place is a sum of terms that all lanes share and of others, not multiples of the lane, that depend on the
         lane alone: (the shared terms, how far each lane's place lies behind these). None for any other access."""
         form, lane = self.form(buffer, indices), self.lane
-        assert lane is not None
+        if lane is None or lane not in form.inner:
+            return None
         own, shared, offset = list[Term](), list[Term](), form.offset
         for monomial, c in form.terms:
             plain = monomial[0] if len(monomial) == 1 and monomial[0].op == "var" else None
@@ -293,9 +294,7 @@ class Expressions(Builder):
                 offset += c * self.constants[plain]
             else:
                 (own if self.varies(monomial) else shared).append((monomial, c))
-        if all(monomial == (lane,) for monomial, _ in own) or any(
-            self.module.variables(a) != (lane,) or self.module.buffers(a) for monomial, _ in own for a in monomial
-        ):
+        if any(self.module.variables(a) != (lane,) or self.module.buffers(a) for monomial, _ in own for a in monomial):
             return None
         return tuple(shared), [offset + n for n in self.module.sums(tuple(own), lane, self.lanes)]
 
