@@ -448,7 +448,7 @@ def _lanes_last(t: Tensor, body: E.Expr, constants: set[Tensor]) -> Layout | Non
 
 def _inherited(t: Tensor, body: E.Expr, layouts: Mapping[Tensor, Layout]) -> Layout | None:
     """The order of the largest input's axes, carried over to the axes of the result that index them; of an input of higher rank, the last
-    one."""
+    one. None where lanes would run across separate products: where both operands of one have the last axis, and others for themselves."""
     place, found = {a: n for n, a in enumerate(t.axes)}, list[tuple[int, Layout]]()
     otherwise: Layout | None = None
     for r in E.reads(simplify(body)):
@@ -463,4 +463,14 @@ def _inherited(t: Tensor, body: E.Expr, layouts: Mapping[Tensor, Layout]) -> Lay
         order = [axes[0] if axes else missing.pop(0) if missing else -1 for axes in used]
         if all(len(axes) <= 1 for axes in used) and sorted(order) == list(range(t.ndim)):
             found.append((_bytes(r), Layout.permuted(order)))
-    return max(found, key=lambda x: x[0])[1] if found else otherwise
+    layout = max(found, key=lambda x: x[0])[1] if found else otherwise
+    return None if layout is not None and _numbers_products(body, t.axes[layout.pieces[-1].axis]) else layout
+
+
+def _numbers_products(body: E.Expr, axis: E.Expr) -> bool:
+    """Whether an axis says which of several products of matrices an element belongs to: both operands have it."""
+    for product in (e.args[0] for e in _reductions(body) if e.args[0].op == "mul"):
+        used = [set(E.variables(*(i for r in E.reads(a) for i in r.args))) for a in product.args]
+        if all(axis in variables for variables in used) and used[0] - used[1] and used[1] - used[0]:
+            return True
+    return False

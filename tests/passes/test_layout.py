@@ -247,3 +247,16 @@ def test_the_panels_of_the_default_schedules(unchanged, line):
     target = Target.parse(line)
     after = chosen(unchanged, small_net(), lambda body, constants: operand_layouts(body, constants, backend_of(target)))
     assert [v for v in after.constants if v.layout is not None]
+
+
+@pytest.mark.parametrize("heads", [3, 8, 16])
+def test_lanes_do_not_run_across_products_of_matrices(unchanged, heads):
+    """A convolution mixes the heads of attention, and wants them last; the product of each head with its values does not."""
+    b = GraphBuilder("heads")
+    scores, values = b.input("scores", "float32", (1, heads, 5, 7)), b.input("values", "float32", (1, heads, 7, 9))
+    mixed = conv(b, scores, heads, 1, "mixed")
+    (product,) = b.add(MATMUL, [mixed, values], name="product")
+    (y,) = b.add(mv.TRANSPOSE, [product], {"perm": (0, 2, 1, 3)}, "y")
+    found = layouts(chosen(unchanged, b.build(b.add(ew.NEG, [*b.add(mv.RESHAPE, [y], {"shape": (1, 5, heads * 9)}, "joined")]))))
+    assert found["mixed"] == CHANNELS_LAST
+    assert all(layout is None or layout.pieces[-1].axis != 1 for name, layout in found.items() if name.startswith("product"))
