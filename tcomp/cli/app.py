@@ -17,7 +17,8 @@ import typer
 import tcomp
 from tcomp.cli import cache, output
 from tcomp.cli.compile import check, compile, explain
-from tcomp.cli.machine import demo, doctor
+from tcomp.cli.demo import demo
+from tcomp.cli.machine import doctor
 from tcomp.cli.options import flag
 from tcomp.cli.package import package
 from tcomp.cli.run import bench, run

@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 
 import tcomp as package
+from tcomp.cli import demo_networks
 from tcomp.runtime import load
 from tests.cli.conftest import save
 
@@ -329,6 +330,23 @@ def test_demo(tcomp):
     record = tcomp.json("demo", "--model", "squeezenet", "--seconds", "0.05", "--threads", 1)
     assert record["ok"] and record["model"] == "squeezenet" and record["latency"]["tcomp"]["min_seconds"] > 0
     assert record["process"]["peak_bytes"] > record["process"]["import_peak_bytes"] > 0
+
+
+def test_the_demo_reads_a_picture(tcomp, tmp_path):
+    if absent := demo_networks.missing_for_text():
+        pytest.skip(f"not installed: {', '.join(absent)}")
+    picture = tmp_path / "text.png"
+    record = tcomp.json("demo", "--text", "to be or 2b", "--picture", picture, "--seconds", "0.05")
+    assert record["ok"] and record["read"] == "to be or 2b" and record["confidence"] > 0.8
+    assert picture.read_bytes().startswith(b"\x89PNG")
+    for text, message in (("", "1 to 40 characters"), ("a  b", "single spaces"), ("\u0e04", "knows no")):
+        assert message in tcomp("demo", "--model", "text", "--text", text, status=2).output
+
+
+def test_the_demo_without_its_extra(tcomp, monkeypatch):
+    monkeypatch.setattr(demo_networks, "missing_for_text", lambda: ["pillow"])
+    assert "pip install 'tcomp[demo]'" in tcomp("demo", "--model", "text", status=2).output
+    assert "tcomp[demo]" in tcomp("demo", "--text", "x", status=2).output
 
 
 # ---------------------------------------------------------------- as a program
