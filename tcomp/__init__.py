@@ -19,12 +19,14 @@ if TYPE_CHECKING:
     from tcomp.errors import ScheduleError, TcompError
     from tcomp.frontends.python import assume, program
     from tcomp.functions import build
+    from tcomp.generation import Generator
     from tcomp.runtime import Module, State, load
     from tcomp.schedules import Schedule
     from tcomp.target import Target
 
 __version__ = "0.1.0"
 __all__ = [
+    "Generator",
     "Module",
     "Schedule",
     "ScheduleError",
@@ -43,7 +45,7 @@ __all__ = [
 
 _HOMES = {
     "build": "tcomp.functions", "compile": "tcomp.api", "ScheduleError": "tcomp.errors", "TcompError": "tcomp.errors",
-    "State": "tcomp.runtime",
+    "State": "tcomp.runtime", "Generator": "tcomp.generation",
     "Module": "tcomp.runtime", "load": "tcomp.runtime", "program": "tcomp.frontends.python", "assume": "tcomp.frontends.python",
     "Schedule": "tcomp.schedules", "Target": "tcomp.target", "tune": "tcomp.autotune.tuner",
 }  # fmt: skip

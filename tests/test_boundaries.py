@@ -32,6 +32,7 @@ LAYERS: list[set[str]] = [
     {"autotune"},
     {"confined"},
     {"api", "jax", "torch_backend", "verification"},
+    {"generation"},
     {"cli"},
     {"__main__"},
 ]
@@ -55,7 +56,7 @@ MOST_FILES = 20  # in one folder, without __init__.py
 
 THIRD_PARTY = {
     "numpy": {"ir", "ops", "passes", "schedules", "codegen", "frontends", "runtime", "options", "packaging", "shipping", "pipeline", "functions", "calibration",
-              "autotune", "confined", "api", "jax", "verification", "cli", "serve"},
+              "autotune", "confined", "generation", "api", "jax", "verification", "cli", "serve"},
     "ml_dtypes": {"ir", "runtime"},
     "llvmlite": {"cache", "codegen", "target", "autotune", "cli"},
     "onnx": {"frontends", "cli"},
@@ -67,6 +68,7 @@ THIRD_PARTY = {
     "jax": {"frontends", "jax"},
     "google": {"frontends", "serve"},  # protobuf: its errors, which onnx lets through; messages of gRPC
     "safetensors": {"frontends"},
+    "tokenizers": {"generation"},
     "rich": {"cli"},
     "typer": {"cli"},
     "xgboost": {"autotune"},

@@ -18,6 +18,7 @@ import tcomp
 from tcomp.cli import cache, output
 from tcomp.cli.compile import check, compile, explain
 from tcomp.cli.demo import demo
+from tcomp.cli.generate import generate
 from tcomp.cli.machine import doctor
 from tcomp.cli.options import flag
 from tcomp.cli.package import package
@@ -130,6 +131,10 @@ _COMMANDS: dict[Callable[..., None], str] = {
     sign: """
         tcomp sign model.tcomp --key private.pem
         tcomp sign model.tcomp --key private.pem -o signed.tcomp""",
+    generate: """
+        tcomp generate Qwen2-0.5B --weights int8 --prompt 'Once upon a time'
+        tcomp compile Qwen2-0.5B --weights int4 --state auto -o qwen.tcomp
+        tcomp generate Qwen2-0.5B --artifact qwen.tcomp --temperature 0.8 --top-p 0.9 < prompt.txt""",
     serve: """
         tcomp serve models/ --port 8000 --grpc-port 8001
         tcomp serve model.tcomp --max-batch 16 --instances 2

@@ -1,0 +1,68 @@
+"""`tcomp generate`: text of a language model after a prompt."""
+
+from __future__ import annotations
+
+import sys
+import time
+from dataclasses import asdict
+from pathlib import Path
+from typing import Annotated
+
+from tcomp.cli import options as opt, output
+from tcomp.errors import InputError, printable
+
+_FOLDER = "A folder of Hugging Face: config.json, tokenizer.json, safetensors."
+_ARTIFACT = "What `tcomp compile FOLDER --state auto` wrote of it. Default: the folder is compiled."
+_KIND = "Of the folder, where it is compiled: int8, int4, bf16, fp16."
+
+
+def generate(
+    folder: Annotated[Path, opt.argument("FOLDER", _FOLDER)],
+    *,
+    prompt: Annotated[str, opt.option("--prompt", "TEXT", "What the text goes on from; - reads it from stdin.")] = "-",
+    artifact: Annotated[Path | None, opt.option("--artifact", "FILE", _ARTIFACT)] = None,
+    weights: Annotated[str | None, opt.option("--weights", "KIND", _KIND)] = None,
+    max_tokens: Annotated[int, opt.option("--max-tokens", "N", "The most tokens.", min=1, show_default=True)] = 128,
+    temperature: Annotated[float, opt.option("--temperature", "T", "0: the likeliest token each time.", show_default=True)] = 0.0,
+    top_k: Annotated[int, opt.option("--top-k", "N", "Only the N likeliest tokens; 0: all.", show_default=True)] = 0,
+    top_p: Annotated[float, opt.option("--top-p", "P", "Only the likeliest tokens that reach P together.", show_default=True)] = 1.0,
+    min_p: Annotated[float, opt.option("--min-p", "P", "Only tokens P times as likely as the likeliest.", show_default=True)] = 0.0,
+    repetition_penalty: Annotated[
+        float, opt.option("--repetition-penalty", "X", "Make tokens that occurred less likely.", show_default=True)
+    ] = 1.0,
+    stop: Annotated[list[str] | None, opt.option("--stop", "TEXT", "End before this text. May be repeated.")] = None,
+    seed: Annotated[int | None, opt.option("--seed", "N", "Of the random numbers. Default: others each time.")] = None,
+    threads: opt.Threads = None,
+    as_json: opt.Json = False,
+) -> None:
+    """Generate text with a language model, as it is computed.
+
+    The prompt is continued as it is, without a chat template.
+    """
+    from tcomp.generation import Generator, Sampling
+
+    if not folder.is_dir():
+        raise InputError(f"{folder} is no folder", hint=_FOLDER)
+    if artifact is not None:
+        opt.check_file(artifact, "--artifact")
+        if weights is not None:
+            raise InputError("--weights is for folders that are compiled", hint="leave out --artifact")
+    sampling = Sampling(temperature, top_k, top_p, min_p, repetition_penalty, seed)
+    start = time.perf_counter()
+    with output.progress() as tell:
+        options = {} if artifact is not None else {"weights": weights, "progress": tell}
+        generator = Generator.load(folder, artifact, threads, **options)
+    loaded, text = time.perf_counter(), sys.stdin.read() if prompt == "-" else prompt
+    if as_json:
+        found = generator.complete(text, max_tokens, sampling=sampling, stop=tuple(stop or ()), top_logprobs=0)
+        record = {"text": found.text, "finish": found.finish, "prompt_tokens": found.prompt_tokens}
+        record |= {"tokens": [{"token": p.token, "text": p.text, "logprob": p.logprob} for p in found.pieces]}
+        return output.print_json(record | {"sampling": asdict(sampling), "seconds": time.perf_counter() - loaded})
+    times = [time.perf_counter()]
+    for piece in generator.stream(text, max_tokens, sampling, tuple(stop or ())):
+        print(printable(piece.text), end="", flush=True)
+        times.append(time.perf_counter())
+    print()
+    first, rest = times[min(1, len(times) - 1)] - times[0], times[-1] - times[min(1, len(times) - 1)]
+    rate = f"; then {(len(times) - 2) / rest:.1f} tokens/s" if len(times) > 2 and rest > 0 else ""
+    output.message(f"loaded in {output.seconds(loaded - start)}; first token after {output.seconds(first)}{rate}")
