@@ -6,6 +6,8 @@ from onnx import TensorProto, helper, numpy_helper
 from onnx.reference import ReferenceEvaluator
 
 import tcomp
+from tcomp.backends import backend_of
+from tcomp.backends.kernel import build_loops
 from tcomp.frontends.onnx import import_model
 from tcomp.ir import te
 from tcomp.ir.expr import as_expr
@@ -18,6 +20,7 @@ from tcomp.ops.nn import ADD_CHANNELS, CONV, CONV_TRANSPOSE
 from tcomp.options import CompileOptions, Report
 from tcomp.passes import algorithms
 from tcomp.passes.algorithms import Convolution, Product, algorithm_costs, choose_algorithms, fastest
+from tcomp.passes.partition import partition
 from tcomp.passes.rewrite import Notes
 from tcomp.passes.runner import run_passes
 from tcomp.pipeline import compile_model, graph_passes
@@ -116,11 +119,27 @@ def test_a_stride_of_two_over_a_symbolic_size(unchanged, monkeypatch):
         unchanged(any_size, choose_algorithms(any_size, TARGET), rtol=1e-4, dims={h: size})
 
 
-def test_a_result_that_may_be_empty_is_left_alone(monkeypatch):
-    monkeypatch.setattr(algorithms, "fastest", lambda sizes, target: 2)
-    notes = Notes()
-    assert "conv" in operators(choose_algorithms(graph_of((1, 5, te.var("h", 1), 8), array(6, 5, 3, 3), pads=None), TARGET, notes))
-    assert notes.lines == {"conv": ["winograd: the result may be empty"]}
+@pytest.mark.parametrize("tile", (2, 4))
+def test_a_result_that_may_be_empty(unchanged, monkeypatch, tile):
+    monkeypatch.setattr(algorithms, "fastest", lambda sizes, target: tile)
+    h = te.var("h", 1)
+    before = graph_of((1, 5, h, 8), array(6, 5, 3, 3), pads=None)
+    after = choose_algorithms(before, TARGET)
+    assert "winograd_input" in operators(after)
+    for size in (2, 3, 4, 7, 9):
+        unchanged(before, after, rtol=1e-4, dims={h: size})
+
+
+def test_tails_of_what_may_be_empty_are_cut():
+    """A window without padding behind one that rounds up: (h + 1) // 2 - 2 rows, of which whole tiles of four are told from the rest."""
+    h, w = te.var("h", 1), te.var("w", 1)
+    rows = (as_dim((as_expr(h) + 1) // 2), as_dim(as_expr(w) * 16 - 3))
+    graph = choose_algorithms(graph_of((te.var("n", 1), 64, *rows), array(64, 64, 3, 3), pads=None), CpuTarget.parse("cpu -mcpu=haswell"))
+    assert "winograd_output" in operators(graph)
+    backend = backend_of("cpu -mcpu=haswell")
+    for node in partition(graph).nodes:
+        schedule = build_loops(node.bodies[0], "kernel", backend)
+        assert not [note for note in schedule.kernel.notes if "left as lowered" in str(note)]
 
 
 def test_the_likely_size_of_an_image_decides():

@@ -43,6 +43,7 @@ def inverse(indices: Sequence[Expr], shape: Sequence[Dim], loops: Sequence[For])
     solution.check_digits()
     values = solution.values
     found = [(values[x.var], E.substitute(as_expr(x.extent), values)) for x in loops if x.var in values]
+    found = [(value, extent) for value, extent in found if value not in places or value.attr.extent is not extent]  # in range as it is
     ranges = (c for value, extent in found for c in (value >= 0, value < extent) if not holds(c))
     return Inverse(places, values, (*solution.conditions, *ranges))
 
