@@ -91,8 +91,9 @@ def _difference(found: np.ndarray, wanted: np.ndarray) -> float:
 
 
 def _compiled(path: Path, threads: int, kernels: bool) -> tuple[Any, list[float], float]:
-    """(the loaded model, the predicted seconds of its kernels in order, seconds to compile)."""
+    """(the loaded model, the predicted seconds of its kernels in order, 0 for those that run several times, seconds to compile)."""
     from tcomp.backends.kernel import predicted_seconds
+    from tcomp.ir.graph import KERNEL
     from tcomp.options import CompileOptions, Report
     from tcomp.passes.runner import run_passes
     from tcomp.pipeline import compile_partitioned, graph_passes, import_graph, kernel_nodes
@@ -102,4 +103,6 @@ def _compiled(path: Path, threads: int, kernels: bool) -> tuple[Any, list[float]
     graph, _ = run_passes(import_graph(os.fspath(path), options), graph_passes(options, report))
     artifact = compile_partitioned(graph, options, report)
     module, spent = Module.load(artifact, threads=threads), time.perf_counter() - start
-    return module, [predicted_seconds(n.bodies[0], options.backend) for n in kernel_nodes(graph)] if kernels else [], spent
+    once = {n for n in graph.nodes if n.op is KERNEL}  # not those of loops, of which a profile tells the sum of all steps
+    asked = kernel_nodes(graph) if kernels else ()
+    return module, [predicted_seconds(n.bodies[0], options.backend) if n in once else 0.0 for n in asked], spent

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from math import inf
 from typing import TypeAlias
 
 from tcomp.ir import expr as E
@@ -130,6 +131,13 @@ def is_multiple(index: Expr, n: int) -> bool:
 def stride(read: Expr, v: Expr) -> int | None:
     """How many elements the address of a read moves when `v` grows by one; None if that is not a constant."""
     return coefficient(linear_index(read.attr, read.args), v)
+
+
+def lane_span(place: Expr, v: Expr, lanes: int) -> float:
+    """How many elements lie between the places of an index for the values 0 and `lanes - 1` of `v`; infinity where that is not constant."""
+    first, last = (simplify(E.substitute(place, {v: E.const(n)})) for n in (0, lanes - 1))
+    gap = difference(last, first)
+    return abs(int(gap.attr)) if gap.op == "const" else inf
 
 
 @dataclass(frozen=True, slots=True)

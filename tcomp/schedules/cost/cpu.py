@@ -21,7 +21,7 @@ from math import ceil, gcd, log2, prod
 from typing import NamedTuple
 
 from tcomp.ir import expr as E, loops as L
-from tcomp.ir.access import Access, Loops, accesses, by_buffer, coefficient, inside, linear_index, loop_extents
+from tcomp.ir.access import Access, Loops, accesses, by_buffer, coefficient, inside, lane_span, linear_index, loop_extents
 from tcomp.ir.dtypes import BITS, itemsize
 from tcomp.ir.expr import Expr
 from tcomp.ir.layout import LINE
@@ -257,11 +257,16 @@ class _Model:
             number = self.footprints.touched([a for a, _ in members], copies).elements if copies or len(members) > 1 else 1
             if lane is None:
                 scalars += number
-            elif step in (1, -1):
+            elif step in (1, -1) or (step is None and self._picked(members[0][0], lane)):
                 vectors += number * self._vectors(lane, BITS[buffer.dtype])
             else:
                 gathered += number * self.footprints.extent(lane)
         return vectors, scalars, gathered
+
+    def _picked(self, access: Access, lane: For) -> bool:
+        """Whether lanes pick what they read from one vector, which takes a shuffle for each pick, as much as a load."""
+        extent = self.footprints.extent(lane)
+        return lane_span(linear_index(access.buffer, access.indices), lane.var, extent) < extent and not E.reads(*access.indices)
 
     def _tile(self, region: _Region) -> float:
         """Registers that a region's accumulators take."""

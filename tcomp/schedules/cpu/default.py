@@ -13,15 +13,12 @@ stored whole and are a group of their own. Stages that read windows of each othe
 
 from __future__ import annotations
 
-from math import inf
-
 from tcomp.ir import expr as E
-from tcomp.ir.access import linear_index, stride
+from tcomp.ir.access import lane_span, linear_index, stride
 from tcomp.ir.dtypes import is_float
 from tcomp.ir.fallback import FallbackKind
 from tcomp.ir.layout import Layout
-from tcomp.ir.loops import For, Kernel, Store, walk
-from tcomp.ir.simplify import difference, simplify
+from tcomp.ir.loops import Kernel, Store, walk
 from tcomp.schedules.analysis import access_patterns as patterns
 from tcomp.schedules.cpu import block_dot_products, contraction, elementwise, flash_attention, row_reductions, stencils
 from tcomp.schedules.cpu.common import is_streamed, nest_lanes
@@ -94,16 +91,8 @@ def _fills_vectors(s: Schedule, loop: str, size: int, target: CpuTarget) -> bool
             floats = all(is_float(b.dtype) for b in (nest.writes, *(r.attr for r in nest.reads)))
             groups = [r for r in nest.reads if stride(r, axis.var) is None]
             fits = lanes % size == 0 and size < lanes <= patterns.extent_of(axis.extent)
-            return floats and fits and all(_span(r, axis, lanes) < lanes for r in groups)
+            return floats and fits and all(lane_span(linear_index(r.attr, r.args), axis.var, lanes) < lanes for r in groups)
     return False
-
-
-def _span(r: E.Expr, axis: For, lanes: int) -> float:
-    """How many elements lie between the places that the first and the last lane of a vector along an axis read; infinity if unknown."""
-    place = linear_index(r.attr, r.args)
-    first, last = (simplify(E.substitute(place, {axis.var: E.const(n)})) for n in (0, lanes - 1))
-    gap = difference(last, first)
-    return abs(int(gap.attr)) if gap.op == "const" else inf
 
 
 def _expand(s: Schedule, loop: str, size: int) -> None:

@@ -14,6 +14,7 @@ from tcomp.ir.layout import Layout
 from tcomp.ir.loops import VECTORIZED, Accumulate, Buffer, For, Kernel, expressions, hoist_temporaries, loop, walk
 from tcomp.ir.verify import verify_kernel
 from tcomp.ops.nn import conv
+from tcomp.schedules.cost.cpu import estimate
 from tcomp.schedules.cpu.default import operand_layouts, schedule
 from tcomp.schedules.lowering import lower
 from tcomp.schedules.schedule import Schedule
@@ -155,6 +156,7 @@ def test_groups_of_few_channels_share_a_vector(groups: int, channels: int, resul
         s = schedule(lower("k", [x, w, b], [z], {x: last, z: last, w: weights.get(1, Layout.identity(4))}), target)
         vectors = [x.extent for x in s.loops.values() if x.kind == VECTORIZED]
         assert not s.kernel.notes and max(vectors) == lanes
+        assert estimate(s.kernel, target).counts["loads.gather"] == 0
         program, arrangement = Program((x, w, b), (z,), {}), [last, weights.get(1), None, last]
         agree(program, interpreted(program, s.kernel, arrangement), expected(program))
         agree(program, native(program, s.kernel, arrangement), expected(program))
