@@ -20,6 +20,10 @@ _SAPPHIRE = _ICELAKE | {"amx-bf16", "amx-int8", "amx-tile", "avx512bf16", "avx51
 _NEON = frozenset({"fp-armv8", "neon"})
 _NEOVERSE = _NEON | {"dotprod", "fullfp16", "lse"}
 _NEOVERSE_V = _NEOVERSE | {"bf16", "i8mm"}
+_RVA22V = frozenset({"a", "c", "d", "f", "m", "v", "zba", "zbb", "zbs"})  # of the profile RVA22, what code is made of
+_ARMV7 = frozenset({"neon", "vfp3"})
+_ARMV7VE = _ARMV7 | {"fp16", "hwdiv", "hwdiv-arm", "vfp4"}
+_WASM = frozenset({"bulk-memory", "mutable-globals", "nontrapping-fptoint", "sign-ext", "simd128"})
 
 FEATURES: dict[str, dict[str, frozenset[str]]] = {
     "x86_64": {
@@ -42,6 +46,9 @@ FEATURES: dict[str, dict[str, frozenset[str]]] = {
         **dict.fromkeys(("cortex-a76", "neoverse-n1", "apple-m1"), _NEOVERSE),
         **dict.fromkeys(("neoverse-n2", "neoverse-v1", "neoverse-v2"), _NEOVERSE_V),
     },
+    "riscv64": {**dict.fromkeys(("generic-rv64", "sifive-p670"), _RVA22V), "spacemit-x60": _RVA22V | {"zvl256b"}},
+    "armv7": {**dict.fromkeys(("cortex-a7", "cortex-a15"), _ARMV7VE), "cortex-a9": _ARMV7 | {"fp16"}},
+    "wasm32": {"lime1": _WASM, "bleeding-edge": _WASM | {"relaxed-simd"}},
 }
 ALL_FEATURES = {arch: frozenset[str]().union(*cpus.values()) for arch, cpus in FEATURES.items()}
 """The features that decide which instructions generated code may use; all others of a processor are of no concern here."""
@@ -163,9 +170,19 @@ CORES = {
     "neoverse-v2":    Core(3.2, 4, 4,   3,   2, 8,  5,  64 * K, 2048 * K, 65536 * K,  48, 32, 10, 30, 400, l1_span=16384, tlb_entries=48),
     "apple-m1":       Core(3.1, 4, 4,   3,   2, 8,  4, 128 * K, 3072 * K,  8192 * K,  48, 32, 10, 55,  60, line=128, l1_span=16384,
                        page=16384, tlb_entries=160),
+    "generic-rv64":   Core(1.8, 1, 5,   1,   1, 3, 16,  32 * K,  512 * K,  4096 * K,  16, 16, 10,  8,  20),
+    "sifive-p670":    Core(2.8, 2, 5,   2,   1, 6, 12,  32 * K, 1024 * K,  8192 * K,  32, 24, 10, 12,  40),
+    "spacemit-x60":   Core(1.6, 1, 5,   1,   1, 2, 24,  32 * K,  512 * K,   512 * K,  16, 12, 10,  4,   8),
+    "cortex-a7":      Core(1.0, .25, 8, 0.5, 0.5, 2, 80, 32 * K, 512 * K,   512 * K,   8,  4,  4,  1,   2, spared_registers=2),
+    "cortex-a9":      Core(1.2, .25, 9, 0.5, 0.5, 2, 60, 32 * K, 512 * K,   512 * K,   8,  4,  4,  1,   2, spared_registers=4),
+    "cortex-a15":     Core(1.8, 1, 10,  1, 0.5, 3, 40,  32 * K, 1024 * K,  1024 * K,  16,  8,  8,  3,   6, spared_registers=2),
+    "lime1":          Core(  3, 2, 4,   2,   1, 5,  8,  32 * K, 1024 * K, 16384 * K,  32, 24, 10, 12,  60, spared_registers=3),
+    "bleeding-edge":  Core(  3, 2, 4,   2,   1, 5,  8,  32 * K, 1024 * K, 16384 * K,  32, 24, 10, 12,  60, spared_registers=1),
 }  # fmt: skip
 """Every processor of `FEATURES`, by its name. Those with SSE or AVX alone multiply and add one after the other; on Zen 4 vectors of 512
-bits take two cycles on units of 256 bits."""
+bits take two cycles on units of 256 bits. WebAssembly is what an engine makes of it on a current x86-64: registers of 128 bits, one of which
+it keeps for itself; products and sums are two instructions, and so a sum takes a register more, but with relaxed SIMD. The cores of
+RISC-V and ARMv7 are estimates from their makers' descriptions: nothing was measured on them."""
 
 GPUS = {
     "sm_75": Gpu(40, 1.59, 64, 320, 1200, 4 << 20, 64, 512, 1024, 16),  # T4

@@ -4,12 +4,15 @@ A `Target` is written and parsed as one line, which is also its identity in cach
 
     cpu -march=x86_64 -mcpu=cascadelake
     cpu -march=x86_64 -mcpu=haswell -mattr=-fma -l2=512K -cores=4
-    cpu -march=aarch64 -mcpu=neoverse-n1
+    cpu -march=aarch64 -mcpu=neoverse-n1            (or arm64, aarch64-linux-gnu, ...)
+    cpu -march=aarch64 -mcpu=apple-m1 -os=macos     (or arm64-apple-darwin)
+    cpu -march=wasm32 -mcpu=lime1                   (or wasm32)
     cpu -unchecked
     cuda -arch=sm_80,sm_90a
     cuda -arch=sm_90a -precision=tf32
 
-`cpu` alone (or `native`) is this machine. `-mattr` and the sizes are printed only where they differ from what is usual.
+`cpu` alone (or `native`) is this machine. `-mattr`, `-os` and the sizes are printed only where they differ from what is usual. All names of
+platforms are in `tcomp.platforms`.
 A cuda target names the GPU architectures that get machine code (other GPUs, if newer, are served by portable code for the oldest).
 """
 
@@ -28,13 +31,15 @@ from typing import Any, Self
 from tcomp import cache
 from tcomp.errors import TargetError
 from tcomp.machines import ALL_FEATURES, AVX512, CORES, CUDA_ARCHITECTURES, FEATURES, GPUS, INTEL_AVX512, Core, Gpu
+from tcomp.platforms import ARCHITECTURES, BY_TRIPLE, Platform, default_os, listing, named, platform_of
 from tcomp.runtime.host import data_caches, physical_cores
 
 _USUAL = Core()
 _CACHES = ("l1", "l2", "l3")
 _PRECISIONS = ("fp32", "tf32", "fp16", "bf16")
 _USUAL_GPUS: tuple[str, ...] = ("sm_80", "sm_90a")
-_ARCHITECTURES = {"x86_64": "x86_64", "amd64": "x86_64", "x86-64": "x86_64", "aarch64": "aarch64", "arm64": "aarch64"}
+_HOSTS = ("x86_64", "aarch64")  # where this package runs
+_OS_SAID = {"apple-m1"}  # processors that most know under another system than Linux: it has to be said
 
 
 class Target(ABC):
@@ -53,8 +58,8 @@ class Target(ABC):
     @functools.cache
     def host() -> CpuTarget:
         """This machine. Raises `TargetError` on an architecture without a code generator."""
-        if (arch := _ARCHITECTURES.get(platform.machine().lower())) is None:
-            raise TargetError(f"no code generator for this machine ({platform.machine()})", hint=f"known: {', '.join(FEATURES)}")
+        if (arch := ARCHITECTURES.get(platform.machine().lower())) not in _HOSTS:
+            raise TargetError(f"this machine ({platform.machine()}) cannot be compiled for as it is", hint=f"known: {', '.join(_HOSTS)}")
         cpu, features = _processor()
         present = ALL_FEATURES[arch].intersection(features)
         if not FEATURES[arch].get(cpu, ALL_FEATURES[arch]) <= present:
@@ -92,9 +97,10 @@ class Target(ABC):
 
 @dataclass(frozen=True)
 class CpuTarget(Target):
-    """A CPU. `arch` is "x86_64" or "aarch64"; `cpu` is LLVM's name of the processor; `features` are those of LLVM's feature names that it
-    has and that generated code may use, sorted. `l1`, `l2` (per core) and `l3` (shared) are bytes of data cache, `cores` physical cores.
-    `unchecked` code does not report indices that are out of range, and divisions by zero."""
+    """A CPU. `arch` is one of `FEATURES` ("x86_64", "aarch64", ...); `cpu` is LLVM's name of the processor; `features` are those of LLVM's
+    feature names that it has and that generated code may use, sorted. `l1`, `l2` (per core) and `l3` (shared) are bytes of data cache,
+    `cores` physical cores. `unchecked` code does not report indices that are out of range, and divisions by zero. `os` is the system, ""
+    for the usual one."""
 
     arch: str
     cpu: str
@@ -104,18 +110,34 @@ class CpuTarget(Target):
     l3: int = _USUAL.l3
     cores: int = 1
     unchecked: bool = False
+    os: str = ""
 
     def __str__(self) -> str:
         usual = FEATURES[self.arch][self.cpu]
         changes = ",".join([f"+{f}" for f in self.features if f not in usual] + [f"-{f}" for f in sorted(usual - set(self.features))])
         words = ["cpu", f"-march={self.arch}", f"-mcpu={self.cpu}", *([f"-mattr={changes}"] if changes else [])]
+        words += [f"-os={self.platform.os}"] * (bool(self.os) or self.cpu in _OS_SAID)
         words += [f"-{level}={_size_text(size)}" for level in _CACHES if (size := getattr(self, level)) != getattr(self.core, level)]
         return " ".join(words + [f"-cores={self.cores}"] * (self.cores != 1) + ["-unchecked"] * self.unchecked)
 
     @property
     def triple(self) -> str:
-        """LLVM's name of the platform. Objects are made for Linux."""
-        return f"{self.arch}-unknown-linux-gnu"
+        """LLVM's name of the platform."""
+        return self.platform.triple
+
+    @property
+    def platform(self) -> Platform:
+        """Architecture and system."""
+        return platform_of(self.arch, self.os or default_os(self.arch))
+
+    @classmethod
+    def baseline(cls, triple: str) -> CpuTarget:
+        """The most modest processor of a platform, given as in artifacts. Raises TargetError for an unknown one."""
+        if (found := BY_TRIPLE.get(triple)) is None:
+            raise TargetError(f"no code can be made for {triple}", hint=f"one of {listing()}")
+        cpu = min(FEATURES[found.arch], key=lambda name: len(FEATURES[found.arch][name]))
+        os = "" if found.os == default_os(found.arch) else found.os
+        return cls(found.arch, cpu, tuple(sorted(FEATURES[found.arch][cpu])), os=os)
 
     @property
     def family(self) -> str:
@@ -130,7 +152,9 @@ class CpuTarget(Target):
 
     def runs_on(self, machine: Target) -> bool:
         """Whether code made for this target can run on a machine: it has the same architecture, and all features."""
-        return isinstance(machine, CpuTarget) and self.arch == machine.arch and set(self.features) <= set(machine.features)
+        if not isinstance(machine, CpuTarget) or self.platform != machine.platform:
+            return False
+        return set(self.features) <= set(machine.features)
 
     def has(self, feature: str) -> bool:
         """Whether generated code may use a feature, by LLVM's name."""
@@ -146,12 +170,12 @@ class CpuTarget(Target):
         """Width of the widest useful vector registers: 512, 256 or 128."""
         if AVX512 <= set(self.features):
             return 512
-        return 256 if self.has("avx") else 128
+        return 256 if self.has("avx") or self.has("zvl256b") else 128
 
     @property
     def vector_registers(self) -> int:
         """Vector registers of a core."""
-        return 32 if self.arch == "aarch64" or self.vector_bits == 512 else 16
+        return 32 if self.arch in ("aarch64", "riscv64") or self.vector_bits == 512 else 16
 
     @property
     def tile_registers(self) -> int:
@@ -161,7 +185,12 @@ class CpuTarget(Target):
     @property
     def fma(self) -> bool:
         """Whether a * b + c with one rounding is an instruction."""
-        return self.arch == "aarch64" or self.has("fma")
+        return self.arch in ("aarch64", "riscv64") or self.has("fma") or self.has("vfp4")
+
+    @property
+    def relaxed_fma(self) -> bool:
+        """Whether vectors have a multiply-add that rounds once or twice, as the machine likes."""
+        return self.has("relaxed-simd")
 
     @property
     def half_arithmetic(self) -> bool:
@@ -171,7 +200,12 @@ class CpuTarget(Target):
     @property
     def half_conversion(self) -> bool:
         """Whether float16 <-> float32 is an instruction."""
-        return self.arch == "aarch64" or self.has("f16c")
+        return self.arch == "aarch64" or self.has("f16c") or self.has("fp16")
+
+    @property
+    def rounding(self) -> bool:
+        """Whether rounding a float to an integer that is a float is an instruction."""
+        return self.arch != "armv7" and (self.arch != "x86_64" or self.has("sse4.1"))
 
     @property
     def core(self) -> Core:
@@ -264,24 +298,29 @@ def capability(arch: str) -> tuple[int, bool]:
 
 
 def _cpu(words: list[str], text: str) -> CpuTarget:
-    if words and words[0] in _ARCHITECTURES:
-        words = ["cpu", f"-march={words[0]}", *words[1:]]
+    if words and (platform_name := named(words[0].lower())) is not None:
+        arch, os = platform_name
+        words = ["cpu", f"-march={arch}", *[f"-os={os}"] * bool(os), *words[1:]]
     if words in (["cpu"], ["native"], ["cpu", "-mcpu=native"]):
         return Target.host()
     if words[-1:] == ["-unchecked"]:
         return replace(_cpu(words[:-1], text), unchecked=True)
     if not words or words[0] != "cpu":
-        hint = "`cpu`, `cpu -mcpu=NAME`, `cpu -march=aarch64 -mcpu=NAME`, `aarch64`, `cuda`, `cuda -arch=sm_90a`"
+        hint = f"`cpu`, `cpu -mcpu=NAME`, `cuda`, `cuda -arch=sm_90a`, or a platform: {listing()}"
         raise TargetError(f"unknown target `{text}`", hint=hint)
-    hint = "-march= -mcpu= -mattr=+feature,-feature -l1= -l2= -l3= -cores=, and last -unchecked"
-    options = _options(words, r"(march|mcpu|mattr|l1|l2|l3|cores)=(\S+)", text, hint)
+    hint = "-march= -os= -mcpu= -mattr=+feature,-feature -l1= -l2= -l3= -cores=, and last -unchecked"
+    options = _options(words, r"(march|os|mcpu|mattr|l1|l2|l3|cores)=(\S+)", text, hint)
     cpu = options.get("mcpu")
     arch = options.get("march") or next((name for name, cpus in FEATURES.items() if cpu in cpus), None)
     if arch is None:
         names = "; ".join(f"{name}: {', '.join(cpus)}" for name, cpus in FEATURES.items())
         raise TargetError(f"unknown processor `{cpu}`" if cpu else "no processor given", where=text, hint=names)
-    arch = _ARCHITECTURES[_one_of(arch, _ARCHITECTURES, "architecture", text, FEATURES)]
-    cpu = _one_of(cpu or next(iter(FEATURES[arch])), FEATURES[arch], "processor", text)
+    arch = ARCHITECTURES[_one_of(arch, ARCHITECTURES, "architecture", text, FEATURES)]
+    if cpu in _OS_SAID and "os" not in options:
+        raise TargetError(f"`{cpu}` runs more than one system", where=text, hint="say which: -os=macos, or -os=linux")
+    system = platform_of(arch, options.get("os", default_os(arch)), text).os
+    usual = "apple-m1" if system == "macos" else next(iter(FEATURES[arch]))
+    cpu = _one_of(cpu or usual, FEATURES[arch], "processor", text)
     features = set(FEATURES[arch][cpu])
     for change in filter(None, options.get("mattr", "").split(",")):
         sign, name = change[0], change[1:]
@@ -289,7 +328,8 @@ def _cpu(words: list[str], text: str) -> CpuTarget:
             raise TargetError(f"unknown feature `{change}`", where=text, hint=f"+ or - one of {', '.join(sorted(ALL_FEATURES[arch]))}")
         features.add(name) if sign == "+" else features.discard(name)
     l1, l2, l3 = (_size(options[level], level, text) if level in options else getattr(CORES[cpu], level) for level in _CACHES)
-    return CpuTarget(arch, cpu, tuple(sorted(features)), l1, l2, l3, _size(options.get("cores", "1"), "cores", text))
+    cores = _size(options.get("cores", "1"), "cores", text)
+    return CpuTarget(arch, cpu, tuple(sorted(features)), l1, l2, l3, cores, os="" if system == default_os(arch) else system)
 
 
 def _cuda(words: list[str], text: str) -> CudaTarget:

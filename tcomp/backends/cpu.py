@@ -10,7 +10,10 @@ from typing import TYPE_CHECKING, ClassVar
 from tcomp import cache
 from tcomp.backends.protocol import Backend, CostModel, GraphOptions, InPlacePairs, Versions
 from tcomp.codegen import elf
+from tcomp.codegen.bundle import bundle
 from tcomp.codegen.llvm import thread_pool
+from tcomp.codegen.llvm.wide_product import MULTI3_IR
+from tcomp.errors import TargetError
 from tcomp.target import CpuTarget
 
 if TYPE_CHECKING:
@@ -70,23 +73,38 @@ class CpuBackend(Backend):
         return compile_ir(emit_kernel(kernel, self.target, in_place, versions), self.target)
 
     def link(self, program: Program, kernels: Mapping[str, bytes]) -> bytes:
-        """A shared object: the kernels, the entry function that calls them, and the thread pool."""
+        """A shared object: the kernels, the entry function that calls them, and the thread pool. For platforms whose linker is no part of
+        this package, the objects, which `tcomp package` links."""
         from tcomp.codegen.llvm.entry import copies, emit_copy, emit_program, has_bind
 
         entry = self._object(emit_program(program, self.target), 0)  # calls and little else, which optimisation would not make faster
-        shared = [thread_pool.pool_ir(self.target.triple), *[emit_copy(self.target)] * copies(program)]
+        platform = self.target.platform
+        shared = [thread_pool.pool_ir(platform.triple)] if platform.threaded else []
+        shared += [emit_copy(self.target)] if copies(program) else []
         objects = [entry, *kernels.values(), *map(self._object, shared)]
+        if platform.format == "wasm" and program.dims:
+            objects.append(self._object(f'target triple = "{platform.triple}"\n{MULTI3_IR}', 0))
+        if platform.linker:
+            return bundle(objects)
         exports = ["tcomp_run", "tcomp_run_profiled", "tcomp_plan", *["tcomp_bind"] * has_bind(program), *thread_pool.EXPORTS]
         return elf.link(objects, exports, imports=thread_pool.IMPORTS)
 
     def link_kernel(self, kernel: Kernel, sizes: Mapping[Expr, int]) -> bytes:
         """A shared object with this one function."""
+        self._check_linkable()
         return elf.link([self.emit(kernel)], [kernel.name])
 
     def link_functions(self, kernels: Sequence[Kernel]) -> bytes:
         """A shared object with functions of these names, and the thread pool that they run on."""
+        self._check_linkable()
         objects = [*map(self.emit, kernels), self._object(thread_pool.pool_ir(self.target.triple))]
         return elf.link(objects, [*(k.name for k in kernels), *thread_pool.EXPORTS], imports=thread_pool.IMPORTS)
+
+    def _check_linkable(self) -> None:
+        """Refuse what would have to be loaded here to be of use."""
+        if self.target.platform.linker:
+            why = "kernels alone are made for Linux on x86-64 and AArch64"
+            raise TargetError(f"no kernel can be made for `{self.target}`", why=why, hint="compile and package a whole model")
 
     def _object(self, ir_text: str, opt_level: int = 2) -> bytes:
         """LLVM IR that is no kernel, compiled to a relocatable object, or found in the cache."""

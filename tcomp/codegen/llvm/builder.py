@@ -295,8 +295,10 @@ class Builder:
         raise self.error(f"`{op}` of {dtype} cannot be compiled")
 
     def fma(self, a: Value, b: Value, c: Value) -> Value:
-        """a * b + c, rounded once."""
+        """a * b + c, rounded once; with relaxed SIMD alone, and there of whole vectors only, once or twice."""
         lanes, type_, refs = self.alike(a, b, c)
+        if self.target.relaxed_fma:
+            return Value(self.call("wasm.relaxed.madd", type_, *((type_, r) for r in refs)), a.dtype, lanes)
         return Value(self.call("fma", type_, *((type_, r) for r in refs)), a.dtype, lanes)
 
     def ldexp(self, a: Value, n: Value) -> Value:
@@ -439,7 +441,13 @@ class Builder:
         0."""
         low, high = integer_range(dtype)
         wide, kind = self.module.type("int32", a.lanes), self.module.type(a.dtype, a.lanes)
-        whole = self.call("lrint", wide, (kind, self.clamped(a, low - offset, high - offset, -offset).ref), suffix=(wide, kind))
+        x = self.clamped(a, low - offset, high - offset, -offset)
+        if self.target.arch in ("armv7", "wasm32") and a.dtype == "float32":  # no instruction: the sum has its last bit at 1
+            magic = 1.5 * 2.0**23
+            shifted = self.op(f"bitcast {kind} {self.op(f'fadd {kind} {x.ref}, {self.everywhere(magic, a)}')} to {wide}")
+            whole = self.op(f"sub {wide} {shifted}, splat (i32 {int(np.float32(magic).view(np.int32))})")
+        else:
+            whole = self.call("lrint", wide, (kind, x.ref), suffix=(wide, kind))
         if offset:
             whole = self.op(f"add {wide} {whole}, splat (i32 {offset})")
         return Value(self.op(f"trunc {wide} {whole} to {self.module.type(dtype, a.lanes)}"), dtype, a.lanes)

@@ -148,7 +148,7 @@ class _Entry(_Sized):
         for plain, group in groupby(steps, lambda step: isinstance(step, Call) and not self.writes_dims(step)):
             if plain:
                 for row in _rows([step for step in group if isinstance(step, Call)]):
-                    if len(row) >= MANY_CALLS:
+                    if len(row) >= MANY_CALLS and self.target.platform.pointer_bits == 64:
                         self.table(row)
                     else:
                         for call in row:
@@ -208,7 +208,7 @@ class _Entry(_Sized):
 
     def table(self, row: Sequence[Call]) -> None:
         """A loop over records: number of the kernel, of its arguments, and for each argument the number of a slot and what to add to it.
-        Slots hold addresses and sizes that only the run knows. The calling conventions of x86-64 and AArch64 pass both alike, as int64."""
+        Slots hold addresses and sizes that only the run knows. Processors of 64 bits pass both alike, as int64; others have no such tables."""
         kernels = {name: number for number, name in enumerate(dict.fromkeys(call.symbol for call in row))}
         words, counts, slots = list[int](), dict[int, None](), dict[Known, int]()
 
@@ -275,7 +275,7 @@ class _Entry(_Sized):
 
     def clock(self) -> str:
         # Arm's cycle counter is not for user programs; its system counter is.
-        name = "llvm.readcyclecounter" if self.target.arch == "x86_64" else "llvm.readsteadycounter"
+        name = "llvm.readcyclecounter" if self.target.arch == "x86_64" else "llvm.readsteadycounter"  # 0 where there is none
         self.module.declarations[name] = f"declare i64 @{name}()"
         return self.op(f"call i64 @{name}()")
 

@@ -376,7 +376,9 @@ class Expressions(Builder):
                 self.remember(key, found, [b for a in monomial for b in self.module.buffers(a)])
             ref = found.ref
         if offset:
-            ref = self.op(f"getelementptr {scalar}, ptr {ref}, i64 {offset}")
+            # Only with this flag do instructions of WebAssembly, whose addresses do not wrap around, take in the constant.
+            forward = "nuw " if offset > 0 and self.target.arch == "wasm32" else ""
+            ref = self.op(f"getelementptr {forward}{scalar}, ptr {ref}, i64 {offset}")
         self.remember(whole, Value(ref, "ptr"), [b for monomial, _ in terms for a in monomial for b in self.module.buffers(a)])
         return ref
 

@@ -143,7 +143,7 @@ class Function(Expressions):
                 self.constants[s.var] = n
                 self.statement(s.body)
             self.constants.pop(s.var, None)
-        elif s.kind == L.PARALLEL and not self.inside_parallel and self.lane is None:
+        elif s.kind == L.PARALLEL and self.target.platform.threaded and not self.inside_parallel and self.lane is None:
             self.parallel(s, extent)
         elif s.kind in (L.SERIAL, L.PARALLEL):
             self.serial(s, extent, known)
@@ -470,7 +470,8 @@ class Function(Expressions):
             return self.lane_by_lane(s)  # lanes may share an element: in order
         sums = reducer.combine.op == "add" and set(reducer.combine.args) == {reducer.lhs, reducer.rhs}
         native = value.dtype in ("float32", "float64") or (value.dtype == "float16" and self.module.native_half)
-        if sums and native and self.target.fma and value.op == "mul" and s is not self.chain:
+        relaxed = self.target.relaxed_fma and 8 * itemsize(value.dtype) * self.lanes == self.target.vector_bits and value.dtype != "float16"
+        if sums and native and (self.target.fma or relaxed) and value.op == "mul" and s is not self.chain:
             new = self.fma(self.value(value.args[0]), self.value(value.args[1]), self.load(buffer, address))
         else:
             term = self.value(value)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import re
 import threading
+from collections.abc import Collection
 
 import llvmlite.binding as llvm
 
@@ -14,11 +15,25 @@ from tcomp.target import CpuTarget
 _lock = threading.Lock()
 
 
-def compile_ir(ir_text: str, target: CpuTarget, opt_level: int = 2) -> bytes:
-    """A relocatable ELF object, position independent. Raises `CodegenError` with LLVM's message on malformed IR."""
+def compile_ir(ir_text: str, target: CpuTarget, opt_level: int = 2, exported: Collection[str] = ()) -> bytes:
+    """A relocatable object, position independent, in the format of the platform. Where another linker than ours joins objects, it shows
+    the `exported` functions alone to others. Raises `CodegenError` with LLVM's message on malformed IR."""
     with _lock:
         module, machine = _optimised(ir_text, target, opt_level)
+        if target.platform.linker:
+            _hide(module, target, exported)
         return bytes(machine.emit_object(module))
+
+
+def _hide(module: llvm.ModuleRef, target: CpuTarget, exported: Collection[str]) -> None:
+    """Mark what a shared library shows, and what it does not."""
+    for defined in (*module.functions, *module.global_variables):
+        if defined.is_declaration or defined.linkage != llvm.Linkage.external:
+            continue
+        if defined.name not in exported:
+            defined.visibility = "hidden"
+        elif target.platform.os == "windows":
+            defined.storage_class = "dllexport"
 
 
 def assembly(ir_text: str, target: CpuTarget) -> str:

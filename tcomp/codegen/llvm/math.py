@@ -50,7 +50,7 @@ def lower(e: Expr, target: CpuTarget) -> Expr | None:
             return f.emulated_fma(*e.args)
         case "ldexp" if not f.scales:
             return f.scaled(e.args[0], e.args[1], cast(e.args[1], f.int))
-        case "floor" | "ceil" | "round" | "trunc" if target.arch == "x86_64" and not target.has("sse4.1"):
+        case "floor" | "ceil" | "round" | "trunc" if not target.rounding:
             return f.rounded(e.op, e.args[0])
         case "floordiv" | "mod" | "truncdiv" | "truncmod":
             return f.division(e.op, *e.args)

@@ -120,10 +120,34 @@ define internal void @set_mode(i64 %mode) alwaysinline {
   call void @llvm.aarch64.set.fpcr(i64 %mode)
   ret void
 }"""
+_RISCV64 = """\
+declare i64 @llvm.readsteadycounter()
+declare i32 @llvm.get.rounding()
+declare void @llvm.set.rounding(i32)
+
+define internal i64 @clock() alwaysinline {
+  %now = call i64 @llvm.readsteadycounter()
+  ret i64 %now
+}
+define internal i64 @spin_ticks() alwaysinline {
+  %ticks = add i64 0, 500  ; the timer runs at 10 MHz to 1 GHz, as programs are not told
+  ret i64 %ticks
+}
+define internal i64 @get_mode() alwaysinline {
+  %rounding = call i32 @llvm.get.rounding()
+  %mode = sext i32 %rounding to i64
+  ret i64 %mode
+}
+define internal void @set_mode(i64 %mode) alwaysinline {
+  %rounding = trunc i64 %mode to i32
+  call void @llvm.set.rounding(i32 %rounding)
+  ret void
+}"""
 # Numbers of the system calls futex, prctl, rt_sigprocmask, gettid; an instruction that takes 10 to 60 ns; functions: ticks, mode.
 _ARCHES = {
     "x86_64": (202, 157, 14, 186, "call void @llvm.x86.sse2.pause()", _X86_64),
     "aarch64": (98, 167, 135, 178, "call void @llvm.aarch64.isb(i32 15)", _AARCH64),  # `yield` is a no-op on most cores
+    "riscv64": (98, 167, 135, 178, "fence seq_cst", _RISCV64),
 }
 
 

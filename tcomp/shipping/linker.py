@@ -1,0 +1,59 @@
+"""The linker for platforms of which this package is none: LLVM's and Zig's, from the wheel `ziglang` of PyPI (the extra `targets`)."""
+
+from __future__ import annotations
+
+import importlib.util
+import subprocess
+import sys
+import tempfile
+from collections.abc import Sequence
+from pathlib import Path
+
+from tcomp.errors import CodegenError, TargetError
+from tcomp.platforms import Platform
+
+TIMEOUT = 1800  # seconds: the first library for a platform has the linker compile its support functions, on a busy machine for minutes
+STACK = 1 << 20  # bytes of the stack of a module
+
+
+def check_linker(platform: Platform) -> None:
+    """Raises TargetError where a package for the platform needs a linker that is not installed."""
+    if platform.linker and importlib.util.find_spec("ziglang") is None:
+        why = "what links for it is the optional package ziglang (400 MB)"
+        raise TargetError(f"no package can be made for {platform.triple}", why=why, hint="pip install 'tcomp[targets]'")
+
+
+def link_wasm(objects: Sequence[bytes], exports: Sequence[str]) -> bytes:
+    """A WebAssembly module with a memory of its own, that imports nothing. Raises CodegenError if the linker refuses."""
+    options = ["--no-entry", "--strip-all", "--stack-first", "-z", f"stack-size={STACK}", "--fatal-warnings"]
+    return _linked("wasm-ld", objects, "model.wasm", [*options, *(f"--export={name}" for name in exports)])[0]
+
+
+def link_shared(objects: Sequence[bytes], platform: Platform, name: str) -> tuple[bytes, bytes | None]:
+    """A shared library by the name `name` (`libNAME.so`, `NAME.dll`, `libNAME.dylib`), which exports what its objects say; for Windows
+    also the library to link programs against. Raises CodegenError if the linker refuses."""
+    options = ["-target", platform.linker, "-shared", "-nostdlib" if platform.format == "elf" else "-O1"]
+    if platform.format == "elf":
+        options += [f"-Wl,-soname,{name}", "-Wl,-z,now", "-Wl,-z,undefs"]
+    elif platform.format == "macho":
+        options += [f"-Wl,-install_name,@rpath/{name}"]
+    beside = [f"-Wl,--out-implib,{name}.a"] if platform.format == "coff" else []
+    found = _linked("cc", objects, name, [*options, *beside], *([f"{name}.a"] if beside else []))
+    return found[0], found[1] if beside else None
+
+
+def _linked(tool: str, objects: Sequence[bytes], output: str, options: Sequence[str], *more: str) -> list[bytes]:
+    """The files that a link of objects writes, `output` first."""
+    with tempfile.TemporaryDirectory() as text:
+        folder = Path(text)
+        for n, content in enumerate(objects):
+            (folder / f"{n}.o").write_bytes(content)
+        names = [f"{n}.o" for n in range(len(objects))]
+        command = [sys.executable, "-m", "ziglang", tool, *options, "-o", output, *names]
+        try:
+            done = subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=TIMEOUT, check=False)
+        except (OSError, subprocess.TimeoutExpired) as problem:
+            raise CodegenError("the linker cannot be run", why=str(problem)) from problem
+        if done.returncode:
+            raise CodegenError("the linker refuses the model", why=(done.stderr or done.stdout).strip()[:2000])
+        return [(folder / name).read_bytes() for name in (output, *more)]
