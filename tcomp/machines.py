@@ -87,6 +87,8 @@ class Core:
     memory_bandwidth: float = 12  # GB/s that one core draws
     total_memory_bandwidth: float = 100  # GB/s that all cores together draw
 
+    unrolled_steps: int = 8  # of a reduction, at most: where code is compiled once more, operands of all steps would take registers
+    loads_first: bool = False  # whether code is ordered so that all operands of a step are loaded before the first of them is used
     spared_registers: int = 0  # vector registers that tiles of products leave free: where that is faster, or they would spill
     spill: float = 1.5  # cycles for a vector that is stored and loaded again, which nothing hides
     line: int = 64  # bytes of a line of the caches
@@ -176,13 +178,15 @@ CORES = {
     "cortex-a7":      Core(1.0, .25, 8, 0.5, 0.5, 2, 80, 32 * K, 512 * K,   512 * K,   8,  4,  4,  1,   2, spared_registers=2),
     "cortex-a9":      Core(1.2, .25, 9, 0.5, 0.5, 2, 60, 32 * K, 512 * K,   512 * K,   8,  4,  4,  1,   2, spared_registers=4),
     "cortex-a15":     Core(1.8, 1, 10,  1, 0.5, 3, 40,  32 * K, 1024 * K,  1024 * K,  16,  8,  8,  3,   6, spared_registers=2),
-    "lime1":          Core(  3, 2, 4,   2,   1, 5,  8,  32 * K, 1024 * K, 16384 * K,  32, 24, 10, 12,  60, spared_registers=3),
-    "bleeding-edge":  Core(  3, 2, 4,   2,   1, 5,  8,  32 * K, 1024 * K, 16384 * K,  32, 24, 10, 12,  60, spared_registers=1),
+    "lime1":          Core(  3, 2, 4,   2,   1, 5,  8,  32 * K, 1024 * K, 16384 * K,  32, 24, 10, 12,  60, spared_registers=1,
+                       unrolled_steps=1, loads_first=True),
+    "bleeding-edge":  Core(  3, 2, 4,   2,   1, 5,  8,  32 * K, 1024 * K, 16384 * K,  32, 24, 10, 12,  60, spared_registers=1,
+                       unrolled_steps=1, loads_first=True),
 }  # fmt: skip
 """Every processor of `FEATURES`, by its name. Those with SSE or AVX alone multiply and add one after the other; on Zen 4 vectors of 512
-bits take two cycles on units of 256 bits. WebAssembly is what an engine makes of it on a current x86-64: registers of 128 bits, one of which
-it keeps for itself; products and sums are two instructions, and so a sum takes a register more, but with relaxed SIMD. The cores of
-RISC-V and ARMv7 are estimates from their makers' descriptions: nothing was measured on them."""
+bits take two cycles on units of 256 bits. WebAssembly is what V8 makes of it on a current x86-64: registers of 128 bits, of which it keeps
+one for itself, and into which it loads all operands of a step before the first is used; products and sums are two instructions. The cores
+of RISC-V and ARMv7 are estimates from their makers' descriptions: nothing was measured on them."""
 
 GPUS = {
     "sm_75": Gpu(40, 1.59, 64, 320, 1200, 4 << 20, 64, 512, 1024, 16),  # T4

@@ -42,13 +42,22 @@ PLATFORMS = {(p.arch, p.os): p for p in _ALL}
 BY_TRIPLE = {p.triple: p for p in _ALL}
 
 ARCHITECTURES = {
-    "x86_64": "x86_64", "amd64": "x86_64", "x86-64": "x86_64", "x64": "x86_64", "aarch64": "aarch64", "arm64": "aarch64", "armv8": "aarch64",
-    "riscv64": "riscv64", "riscv64gc": "riscv64", "rv64": "riscv64", "rv64gcv": "riscv64", "armv7": "armv7", "armv7a": "armv7",
+    "x86_64": "x86_64", "amd64": "x86_64", "x86-64": "x86_64", "x64": "x86_64", "aarch64": "aarch64", "arm64": "aarch64",
+    "armv8": "aarch64", "riscv64": "riscv64", "riscv64gc": "riscv64", "rv64": "riscv64", "rv64gcv": "riscv64",
+    "armv7": "armv7", "armv7a": "armv7",
     "armv7l": "armv7", "armhf": "armv7", "wasm32": "wasm32", "wasm": "wasm32",
 }  # fmt: skip
 """Names of architectures -> that by which this package knows them."""
 _ARCH_IN_TRIPLES = ARCHITECTURES | {"arm": "armv7"}
-_OS = {"linux": "linux", "windows": "windows", "win32": "windows", "macos": "macos", "macosx": "macos", "darwin": "macos", "mingw32": "windows"}
+_OS = {
+    "linux": "linux",
+    "windows": "windows",
+    "win32": "windows",
+    "macos": "macos",
+    "macosx": "macos",
+    "darwin": "macos",
+    "mingw32": "windows",
+}
 
 
 def default_os(arch: str) -> str:

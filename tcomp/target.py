@@ -298,9 +298,8 @@ def capability(arch: str) -> tuple[int, bool]:
 
 
 def _cpu(words: list[str], text: str) -> CpuTarget:
-    if words and (platform_name := named(words[0].lower())) is not None:
-        arch, os = platform_name
-        words = ["cpu", f"-march={arch}", *[f"-os={os}"] * bool(os), *words[1:]]
+    if words and (known := named(words[0].lower())) is not None:
+        words = ["cpu", f"-march={known[0]}", *[f"-os={known[1]}"] * bool(known[1]), *words[1:]]
     if words in (["cpu"], ["native"], ["cpu", "-mcpu=native"]):
         return Target.host()
     if words[-1:] == ["-unchecked"]:

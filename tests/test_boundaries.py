@@ -18,7 +18,7 @@ FILES = sorted(ROOT.rglob("*.py"))
 LAYERS: list[set[str]] = [
     {"errors", "garbage"},
     {"runtime"},
-    {"cache", "machines", "serve"},
+    {"cache", "machines", "platforms", "serve"},
     {"target"},
     {"ir"},
     {"ops"},

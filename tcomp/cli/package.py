@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Literal, cast
 
 from tcomp.cli import options as opt, output
 from tcomp.errors import InputError
 
-FORMATS = ("c", "wheel", "oci")
+FORMATS = ("c", "wheel", "oci", "wasm")
 _WEIGHTS = ("inside", "beside")
-_WHERE = "Inside the library or wheel, or in a file beside it: `inside` or `beside`."
+_WHERE = "Inside the library or wheel, or in a file beside it: `inside` or `beside` (wasm: always)."
 _NAME = "Of the package, and so of its functions: letters, digits, underscores. Default: made of the name of the file."
 
 
@@ -31,7 +32,8 @@ def package(
 
     c: a folder with a typed header, a shared and a static library that need the C library alone, an example, and files for CMake and
     pkg-config. wheel: a package for pip, which needs NumPy alone; `import NAME; NAME.run(x)`. oci: a folder from which container engines
-    build an image that answers requests by HTTP, after the open inference protocol.
+    build an image that answers requests by HTTP, after the open inference protocol. wasm: a WebAssembly module with what runs it in Node
+    and in pages, and a page that tries it on a picture.
     """
     from tcomp.api import with_records
     from tcomp.cli.inputs import open_model
@@ -40,6 +42,8 @@ def package(
     from tcomp.shipping.c_package import check_version, write_c_package
     from tcomp.shipping.container import write_container
     from tcomp.shipping.folders import check_new_folder
+    from tcomp.shipping.linker import check_packaged
+    from tcomp.shipping.wasm_package import write_wasm_package
     from tcomp.shipping.wheel import write_wheel
 
     for chosen, known, where in ((format, FORMATS, "--format"), (weights_at, _WEIGHTS, "--weights-at")):
@@ -57,12 +61,19 @@ def package(
             if unused := [option for option, value in given.items() if value]:
                 raise InputError(f"{unused[0]} has no effect on a compiled model", where=str(model), hint="give it to `tcomp compile`")
             artifact = open_model(model, options, None, tell).artifact
+            check_packaged(artifact.manifest.triple, format)
         else:
             opt.check_model_file(model)
             compiling = options.compile_options(threads=threads, progress=tell)
+            if format == "wasm" and not options.target and not options.arch:
+                compiling = replace(compiling, target="wasm32")
+            check_packaged(compiling.backend.target.triple, format)
             artifact = compile_model(model, with_records(compiling, database))[0]
-    write = {"c": write_c_package, "wheel": write_wheel, "oci": write_container}[format]
-    files = write(artifact, folder, named, version, cast(Literal["inside", "beside"], weights_at))
+    if format == "wasm":
+        files = write_wasm_package(artifact, folder, named, version)
+    else:
+        write = {"c": write_c_package, "wheel": write_wheel, "oci": write_container}[format]
+        files = write(artifact, folder, named, version, cast(Literal["inside", "beside"], weights_at))
     if as_json:
         return output.print_json({"folder": folder, "name": named, "files": files})
     output.line(f"wrote {folder}, the package {named} {version}")

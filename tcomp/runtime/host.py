@@ -34,7 +34,9 @@ def check_target(triple: str, features: tuple[str, ...]) -> None:
     wanted, here = _ALIASES.get(name, name), _ALIASES.get(platform.machine().lower(), platform.machine().lower())
     if wanted not in _KERNEL_NAMES:
         why = "the Python runtime runs code for Linux on x86-64 and AArch64"
-        raise ArtifactError(f"the artifact was compiled for {triple}", why=why, hint="make a package of it: tcomp package --format c, or wasm")
+        raise ArtifactError(
+            f"the artifact was compiled for {triple}", why=why, hint="make a package of it: tcomp package --format c, or wasm"
+        )
     if wanted != here or sys.platform != "linux" or "linux" not in triple:
         why = f"this machine is {here} {sys.platform}"
         raise ArtifactError(f"the artifact was compiled for {triple}", why=why, hint="compile the model for this machine")

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from tcomp.errors import CodegenError, TargetError
-from tcomp.platforms import Platform
+from tcomp.platforms import BY_TRIPLE, Platform
 
 TIMEOUT = 1800  # seconds: the first library for a platform has the linker compile its support functions, on a busy machine for minutes
 STACK = 1 << 20  # bytes of the stack of a module
@@ -21,6 +21,19 @@ def check_linker(platform: Platform) -> None:
     if platform.linker and importlib.util.find_spec("ziglang") is None:
         why = "what links for it is the optional package ziglang (400 MB)"
         raise TargetError(f"no package can be made for {platform.triple}", why=why, hint="pip install 'tcomp[targets]'")
+
+
+def check_packaged(triple: str, format: str) -> None:
+    """Raises TargetError where a format of package (see `tcomp package`) is not for a platform, or the linker is not installed."""
+    if (platform := BY_TRIPLE.get(triple)) is None:  # a GPU, which each format tells about itself
+        return
+    if (platform.format == "wasm") != (format == "wasm"):
+        hint = "--format wasm" if platform.format == "wasm" else "--target wasm32"
+        raise TargetError(f"there is no package of the format {format} for {triple}", hint=hint)
+    if platform.linker and format in ("wheel", "oci"):
+        why = "the Python runtime, which such a package needs, runs code for Linux on x86-64 and AArch64"
+        raise TargetError(f"there is no package of the format {format} for {triple}", why=why, hint="--format c")
+    check_linker(platform)
 
 
 def link_wasm(objects: Sequence[bytes], exports: Sequence[str]) -> bytes:

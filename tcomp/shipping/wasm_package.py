@@ -64,7 +64,14 @@ def described(m: Manifest, weights: int) -> dict[str, object]:
         "inputs": [{"name": t.name, "dtype": t.dtype, "shape": t.shape} for t in m.inputs],
         "outputs": [{"name": t.name, "dtype": t.dtype, "shape": t.shape} for t in m.outputs],
         "dims": [
-            {"name": d.name, "min": d.min, "max": d.max, "late": d.data_dependent, "given": not d.data_dependent and not d.what, "what": d.what}
+            {
+                "name": d.name,
+                "min": d.min,
+                "max": d.max,
+                "late": d.data_dependent,
+                "given": not d.data_dependent and not d.what,
+                "what": d.what,
+            }
             for d in m.dims
         ],
         "binds": any(d.what for d in m.dims),
@@ -154,13 +161,20 @@ export interface Model {{
 }}
 
 /** Loads the model: `code` and `weights` are URLs or bytes, by default `{name}.wasm` and `{name}.weights` beside this module. */
-export function load(source?: {{ code?: string | URL | ArrayBuffer | ArrayBufferView; weights?: string | URL | ArrayBuffer | ArrayBufferView }}): Promise<Model>;
+export function load(source?: {{ code?: Source; weights?: Source }}): Promise<Model>;
+type Source = string | URL | ArrayBuffer | ArrayBufferView;
 """
 
 
 def _npm(name: str, version: str) -> dict[str, object]:
     parts = (version.split(".") + ["0", "0"])[:3]
-    return {"name": name.lower(), "version": ".".join(str(int(p)) for p in parts), "type": "module", "main": f"./{name}.mjs", "types": f"./{name}.d.ts"}
+    return {
+        "name": name.lower(),
+        "version": ".".join(str(int(p)) for p in parts),
+        "type": "module",
+        "main": f"./{name}.mjs",
+        "types": f"./{name}.d.ts",
+    }
 
 
 def _readme(m: Manifest, name: str) -> str:
@@ -170,8 +184,8 @@ def _readme(m: Manifest, name: str) -> str:
     return f"""\
 # {name}
 
-A neural network as a WebAssembly module, compiled by {printable(m.producer)}. It runs in Node and in pages, on one thread, and needs an engine
-with {needs}. Nothing else is needed.
+A neural network as a WebAssembly module, compiled by {printable(m.producer)}. It runs in Node and in pages, on one thread, and needs an
+engine with {needs}. Nothing else is needed.
 
 ```
 {chr(10).join(tensors)}
@@ -186,7 +200,8 @@ const outputs = model.run({{ {", ".join(f"{_key(t.name)}: {_example(t)}" for t i
 `outputs` has for each output its values (`data`) and extents (`dims`). `{name}.d.ts` describes the types.
 
 `index.html` is a page that gives a model a picture; a file `labels.txt` beside it, a line for each class, names what it finds. Pages
-load modules from a server only: `python -m http.server` here, then http://localhost:8000. `?picture=FILE` in the address takes a file beside it.
+load modules from a server only: `python -m http.server` here, then http://localhost:8000. `?picture=FILE` in the address takes a file
+beside it.
 
 A model is code: use it only if you trust who made it.
 """

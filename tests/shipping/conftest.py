@@ -48,6 +48,7 @@ def residual() -> bytes:
     return model(nodes, {"in put/0": [1, 3, 16, 16]}, {"float": [1, 10]}, weights)
 
 
+@cache
 def recurrent() -> bytes:
     """An LSTM over a sequence of any length, with its state as further inputs and outputs."""
     nodes = [("LSTM", ["x", "w", "r", "", "", "h", "c"], ["y", "h1", "c1"], {"hidden_size": 4})]
@@ -56,6 +57,7 @@ def recurrent() -> bytes:
     return model(nodes, {"x": ["time", 2, 3], "h": state, "c": state}, {"y": ["time", 1, 2, 4], "h1": state, "c1": state}, weights)
 
 
+@cache
 def convolutional() -> bytes:
     """A convolution over images of free sizes whose sides must be even: half of each is reshaped to an axis."""
     nodes = [("Conv", ["x", "w"], ["a"], {"pads": [1, 1, 1, 1], "strides": [2, 2]}), ("Relu", ["a"], ["y"])]

@@ -208,7 +208,7 @@ class _Entry(_Sized):
 
     def table(self, row: Sequence[Call]) -> None:
         """A loop over records: number of the kernel, of its arguments, and for each argument the number of a slot and what to add to it.
-        Slots hold addresses and sizes that only the run knows. Processors of 64 bits pass both alike, as int64; others have no such tables."""
+        Slots hold addresses and sizes that only the run knows. Processors of 64 bits pass both alike, as int64; others have no tables."""
         kernels = {name: number for number, name in enumerate(dict.fromkeys(call.symbol for call in row))}
         words, counts, slots = list[int](), dict[int, None](), dict[Known, int]()
 

@@ -376,11 +376,22 @@ class Expressions(Builder):
                 self.remember(key, found, [b for a in monomial for b in self.module.buffers(a)])
             ref = found.ref
         if offset:
-            # Only with this flag do instructions of WebAssembly, whose addresses do not wrap around, take in the constant.
-            forward = "nuw " if offset > 0 and self.target.arch == "wasm32" else ""
+            forward = ""
+            if offset > 0 and self.target.arch == "wasm32" and buffer not in self.private:
+                # Only with this flag do instructions of WebAssembly, whose addresses do not wrap around, take in the constant; and LLVM
+                # would lose it in loops, did it know where the address comes from.
+                ref, forward = self.opaque(buffer, terms, ref), "nuw "
             ref = self.op(f"getelementptr {forward}{scalar}, ptr {ref}, i64 {offset}")
         self.remember(whole, Value(ref, "ptr"), [b for monomial, _ in terms for a in monomial for b in self.module.buffers(a)])
         return ref
+
+    def opaque(self, buffer: Buffer, terms: tuple[Term, ...], ref: str) -> str:
+        """An address of which LLVM knows nothing, by an instruction that is none."""
+        key = (buffer, terms, "opaque")
+        if (found := self.find(key)) is None:
+            found = Value(self.op(f'call ptr asm "", "=r,0"(ptr {ref})'), "ptr")
+            self.remember(key, found, [b for monomial, _ in terms for a in monomial for b in self.module.buffers(a)])
+        return found.ref
 
     def remember(self, key: Any, value: Value, sources: Iterable[Buffer]) -> None:
         """Memoise a value until a buffer that it was read from is written."""

@@ -126,6 +126,8 @@ class Function(Expressions):
             case L.Allocate(buffer, body):
                 self.allocate(buffer)
                 self.statement(body)
+            case L.Prefetch() if self.target.arch == "wasm32":
+                pass  # there is no such instruction
             case L.Prefetch(buffer, indices):
                 place, how = self.address(buffer, indices).pointer, (("i32", "0"), ("i32", "3"), ("i32", "1"))  # read, all caches, data
                 self.call("prefetch", "void", ("ptr", place), *how, suffix=("ptr",))

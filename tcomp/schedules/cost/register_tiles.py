@@ -66,7 +66,7 @@ def choose_tile(
 
     best, best_cost = Tile(1, 1), float("inf")
     for outer in outer_options:
-        for tile in tiles(min(rows, MAX_TILE_ROWS), vector_count, registers, outer):
+        for tile in tiles(min(rows, MAX_TILE_ROWS), vector_count, registers, outer, core.loads_first):
             if multiple % tile.rows == 0:
                 cost = outer_rows // outer * cycles(tile, outer) + cycles(tile, outer_rows % outer)
                 if cost < best_cost * (TILE_GAIN if outer == best.outer_rows else OUTER_ROWS_GAIN):
@@ -79,7 +79,9 @@ def outer_row_counts(outer_rows: int) -> range:
     return range(1, max(1, min(outer_rows, MAX_OUTER_ROWS)) + 1)
 
 
-def tiles(rows: int, vectors: int, registers: int, outer_rows: int = 1) -> list[Tile]:
-    """All tiles of at most so many rows and vectors, with `outer_rows`, whose accumulators and operands fit into the registers."""
+def tiles(rows: int, vectors: int, registers: int, outer_rows: int = 1, loads_first: bool = False) -> list[Tile]:
+    """All tiles of at most so many rows and vectors, with `outer_rows`, whose accumulators and operands fit into the registers;
+    `loads_first`: the operands of all rows at once, and a product."""
     sizes = ((r, v) for v in range(1, min(vectors, MAX_TILE_VECTORS) + 1) for r in range(1, rows + 1))
-    return [Tile(r, v, outer_rows) for r, v in sizes if r * v * outer_rows + v + 1 <= registers] or [Tile(1, 1, outer_rows)]
+    spread = {r: r * outer_rows + 1 if loads_first else 1 for r in range(1, rows + 1)}
+    return [Tile(r, v, outer_rows) for r, v in sizes if r * v * outer_rows + v + spread[r] <= registers] or [Tile(1, 1, outer_rows)]

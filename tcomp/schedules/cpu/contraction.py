@@ -103,7 +103,8 @@ def schedule(s: Schedule, result: str, acc: str, target: CpuTarget, knobs: Knobs
                 loop = next((x for x in reversed(around) if extent(s, x) != 1), around[-1])
                 _prefetch_next_tile(s, nest, out, loop, loops, target, knobs)
             _prefetch_vectors(s, nest, walked, loops[-1], target, knobs)
-            _unroll_steps(s, acc, loops, MAX_WINDOW_FMAS // prod(astuple(tile)) if overlapping else 1, knobs)
+            window = min(MAX_WINDOW_FMAS // prod(astuple(tile)), target.core.unrolled_steps**2) if overlapping else 1
+            _unroll_steps(s, acc, loops, window, knobs)
             if overlapping and around[-1] is column and len(around) > 1:
                 # From column to column, the tiles of some rows prefetch the next rows and their results, where these come from memory.
                 sizes = {b: common.size_of(b) for b in (*(r.attr for r in nest.reads), out.writes)}

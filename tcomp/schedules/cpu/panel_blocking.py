@@ -62,7 +62,8 @@ def panels(s: Schedule, nest: Nest, loops: Sequence[str], width: int, column: st
     inside_columns = {x.var for x in nest.spatial[:-1] if not all(x.var in used for used in operands)}
     large = [r for r in walked_by_lanes(nest, loops[-1]) if exceeds_cache(r, target) and inside_columns.isdisjoint(E.variables(*r.args))]
     tiles = prod(extents.get(x, UNKNOWN_ITERATIONS) for x in rows)
-    steps = max((n for n in UNROLL_FACTORS if extents[loops[-1]] % n == 0 and n <= tiles), default=0)
+    factors = [n for n in UNROLL_FACTORS if n <= target.core.unrolled_steps] or [1]
+    steps = max((n for n in factors if extents[loops[-1]] % n == 0 and n <= tiles), default=0)
     if len(large) != 1 or not steps:
         return None
     line = width * itemsize(nest.writes.dtype)  # bytes: a step of the reduction in a panel, or a row of its sums
