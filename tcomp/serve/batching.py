@@ -1,7 +1,7 @@
 """Requests of one model that wait, and the threads that compute them in batches.
 
-An instance, a thread, takes what waits as soon as it is free: up to `max_batch` rows of requests whose arrays have the same shapes but for
-the first axis. So batches grow with the load, and nobody waits for others while an instance is free, unless `max_delay_us` says so.
+An instance, a thread, takes its share of what waits as soon as it is free: rows of requests whose arrays have the same shapes but for the
+first axis. So batches grow with the load, and nobody waits for others while an instance is free, unless `max_delay_us` says so.
 """
 
 from __future__ import annotations
@@ -51,11 +51,14 @@ class Pending:
 class Batcher:
     """The queue and the instances of one model. It belongs to the event loop in which it was made; its methods are called there."""
 
-    def __init__(self, name: str, model: Runs, batched: bool, options: ModelOptions, metrics: ModelMetrics) -> None:
-        """`batched` says that rows, along the first axis of all inputs and outputs, may be computed together."""
-        self._model, self._options, self._metrics = model, options, metrics
-        self._most = options.max_batch if batched else 1
-        self._batched = batched and options.max_batch > 1
+    def __init__(
+        self, name: str, models: tuple[Runs, Runs], most: int, instances: int, options: ModelOptions, metrics: ModelMetrics
+    ) -> None:
+        """`models` are the model for a run that is alone, and for several at the same time; `most` rows, along the first axis of all inputs
+        and outputs, may be computed together."""
+        self._model, self._crowded = models
+        self._options, self._metrics, self._instances, self._most = options, metrics, instances, most
+        self._batched = most > 1
         self._preferred = sorted(options.preferred) if self._batched else []
         self._full = self._preferred[-1] if self._preferred else self._most
         self._delay = options.max_delay_us / 1e6 if self._batched else 0.0
@@ -65,7 +68,7 @@ class Batcher:
         self._busy, self._closing = 0, False
         self._mean = QUICK * 10  # seconds of a run
         self.on_slow: Callable[[Arrays, float], None] | None = None  # told inputs and seconds of every run, in its thread, after its answer
-        self._threads = [threading.Thread(target=self._work, name=f"{name}-{number}", daemon=True) for number in range(options.instances)]
+        self._threads = [threading.Thread(target=self._work, name=f"{name}-{number}", daemon=True) for number in range(instances)]
         for thread in self._threads:
             thread.start()
 
@@ -124,7 +127,7 @@ class Batcher:
 
     def _patience(self) -> float:
         """How long (seconds) it takes to compute what waits, about."""
-        return max(0.01, self._mean * len(self._queue) / self._options.instances)
+        return max(0.01, self._mean * len(self._queue) / self._instances)
 
     def _shape_of(self, inputs: Arrays) -> tuple[int, Signature]:
         if not self._batched:
@@ -134,8 +137,8 @@ class Batcher:
             return self._most, ()
         return rows.pop(), tuple([array.shape[1:] for array in inputs.values()])
 
-    def _take(self) -> list[Pending] | None:
-        """The next batch, once there is one; None at the end."""
+    def _take(self) -> tuple[list[Pending], Runs] | None:
+        """The next batch, once there is one, and what is to run it; None at the end."""
         with self._changed:
             while True:
                 now = time.monotonic()
@@ -158,23 +161,25 @@ class Batcher:
                     self._changed.notify()  # another instance may be free
                 for pending in batch:
                     pending.queued = now - pending.arrived
-                return batch
+                return batch, self._crowded if self._queue or self._busy > 1 else self._model
 
     def _fitting(self) -> tuple[list[Pending], int]:
         """The oldest request and those behind it that can be computed with it, and their rows."""
         oldest = self._queue[0]
         batch, rows = [oldest], oldest.rows
+        share = -(-sum(p.rows for p in self._queue) // (self._instances - self._busy)) if self._instances > 1 else self._most
+        most = self._most if self._delay else min(self._most, share)  # who waits for others means to have them
         cut, cut_rows = 1, rows
         if not self._batched or oldest.signature == ():
             return batch, max(rows, self._full)  # there is nothing to wait for
         for pending in self._queue:
-            if pending is oldest or pending.abandoned or pending.signature != oldest.signature or rows + pending.rows > self._most:
+            if pending is oldest or pending.abandoned or pending.signature != oldest.signature or rows + pending.rows > most:
                 continue
             batch.append(pending)
             rows += pending.rows
             if rows in self._preferred:
                 cut, cut_rows = len(batch), rows
-            if rows == self._most:
+            if rows >= most:
                 break
         if self._preferred and rows > cut_rows and cut_rows in self._preferred:
             return batch[:cut], cut_rows
@@ -182,8 +187,9 @@ class Batcher:
 
     def _work(self) -> None:
         staging = _Staging()
-        while (batch := self._take()) is not None:
-            results = self._compute(batch, staging)
+        while (taken := self._take()) is not None:
+            batch, model = taken
+            results = self._compute(batch, model, staging)
             with self._changed:
                 self._busy -= 1
             with suppress(RuntimeError):  # the loop has ended: nobody waits any more
@@ -191,9 +197,9 @@ class Batcher:
             if self.on_slow is not None and staging.inputs:
                 self.on_slow(staging.inputs, staging.seconds)
             staging.inputs = {}
-            del batch, results  # not kept while nothing happens
+            del taken, batch, results  # not kept while nothing happens
 
-    def _compute(self, batch: Sequence[Pending], staging: _Staging) -> list[Arrays | Exception]:
+    def _compute(self, batch: Sequence[Pending], model: Runs, staging: _Staging) -> list[Arrays | Exception]:
         """The outputs, or what went wrong, for each request."""
         deadlines = [p.deadline for p in batch if p.deadline is not None]
         now = time.monotonic()
@@ -202,11 +208,11 @@ class Batcher:
             return [_late() for _ in batch]
         inputs = batch[0].inputs if len(batch) == 1 else staging.stacked(batch)
         try:
-            outputs = self._model.run(inputs, timeout=timeout)
+            outputs = model.run(inputs, timeout=timeout)
         except InputError as error:
             if len(batch) == 1:
                 return [error]
-            return [result for pending in batch for result in self._compute([pending], staging)]  # only one of them may be wrong
+            return [result for pending in batch for result in self._compute([pending], model, staging)]  # only one of them may be wrong
         except StoppedError:  # by the latest deadline of the batch
             return [_late() for _ in batch]
         except Exception as error:  # noqa: BLE001  whatever it is, the instance must go on

@@ -208,8 +208,9 @@ class _Service:
     async def config(self, request: Request) -> Response:
         """GET /v2/models/NAME/config: the options with which it is served"""
         model = self._find(request)
-        batching = {"batched": model.loaded.batched, "why_not": model.loaded.not_batched}
-        return _json({"name": model.name, "platform": "tcomp"} | batching | dict(describe(model.options)))
+        loaded = model.loaded
+        batching = {"batched": loaded.batched, "why_not": loaded.not_batched, "rows": loaded.rows if loaded.batched else 1}
+        return _json({"name": model.name, "platform": "tcomp"} | batching | dict(describe(model.options)) | {"instances": loaded.instances})
 
     async def statistics(self, request: Request) -> Response:
         """GET /v2/models/stats, /v2/models/NAME/stats"""

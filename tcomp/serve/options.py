@@ -34,12 +34,13 @@ class ImageOptions:
 class ModelOptions:
     """How one model is served: the fields of its file serving.json.
 
-    max_batch: the most rows that are computed together; 1 batches nothing
+    max_batch: the most rows that are computed together; 1 batches nothing. Fewer are, where that was faster when the model was loaded
     max_delay_us: how long (microseconds) a request may wait for others that fill its batch, although an instance is free
-    preferred: sizes of batches (rows) to which a batch is cut, where more is waiting; for models compiled for certain sizes
+    preferred: sizes of batches (rows) to which a batch is cut, where more is waiting; for models compiled for certain sizes. Where they
+        are given, nothing is measured
     independent_rows: whether the rows of a batch have no effect on each other; null: tried when the model is loaded
-    instances: how many runs there may be at the same time; they share weights and the thread pool
-    threads: of each run; null: as the artifact says
+    instances: how many runs there may be at the same time, with the same weights; null: as many as threads, up to 8
+    threads: of a run that is alone; those of several at the same time are shared out; null: as the artifact says
     max_queue: how many requests may wait; more are refused with status 429
     timeout_ms: the deadline (milliseconds) of requests that bring none; null: none
     max_memory: the most bytes of workspace and outputs of a run; null: no limit
@@ -50,7 +51,7 @@ class ModelOptions:
     max_delay_us: int = 0
     preferred: tuple[int, ...] = ()
     independent_rows: bool | None = None
-    instances: int = 1
+    instances: int | None = None
     threads: int | None = None
     max_queue: int = 256
     timeout_ms: int | None = None

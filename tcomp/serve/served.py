@@ -22,6 +22,9 @@ from tcomp.serve.wire import WireType
 _log = logging.getLogger("tcomp.serve")
 _TRIAL_SECONDS = 60.0  # that a run of a trial may take
 _TRIAL_SIZE = 8  # of dims that are free, where the model allows it
+_MEASURING = 3.0  # seconds after which no further size of a batch is tried
+_WORSE, _ALIKE = 1.15, 1.03  # times of a row, in those of the best, that end the search, and that are as good
+_INSTANCES = 8  # of a model, unless it is told: each has memory of its own
 _TRACE_EVERY = 60.0  # seconds between two traces of slow runs
 _TRACED_KERNELS = 10  # of a slow run, the longest, are logged
 
@@ -29,19 +32,26 @@ _TRACED_KERNELS = 10  # of a slow run, the longest, are logged
 class Loaded:
     """A model that was loaded and tried, in any thread, before it is served.
 
-    model: LoadedModel
+    model: LoadedModel, for runs that are alone; crowded: the same with fewer threads, for several runs at the same time
+    instances: how many these are at most
     inputs, outputs: by name, as clients see them
     batched: whether rows of several requests are computed together; `not_batched` says why they are not
+    rows: how many at most
     """
 
     def __init__(self, path: Path, options: ModelOptions, trusted: Path | None) -> None:
         """Raises ArtifactError for a file that is damaged, not signed by the key, or cannot be served."""
         self.options = options
         self.model: LoadedModel = load(path, options.threads, verify=True, max_memory=options.max_memory, trusted=trusted)
+        self.instances = options.instances or min(self.model.threads, _INSTANCES)
+        share = max(1, self.model.threads // self.instances)
+        one = share == self.model.threads
+        self.crowded = self.model if one else load(self.model.artifact, share, max_memory=options.max_memory)
         self.inputs = {spec.name: WireType(spec) for spec in self.model.inputs}
         self.outputs = {spec.name: WireType(spec) for spec in self.model.outputs}
         self.not_batched = self._why_not_batched()
         self.batched = not self.not_batched
+        self.rows = self._best_rows() if self.batched and not options.preferred else options.max_batch
 
     def _why_not_batched(self) -> str:
         if self.options.max_batch == 1 or self.options.independent_rows is False:
@@ -57,12 +67,38 @@ class Loaded:
         except TcompError as problem:
             return f"the trial failed: {problem.what}"
 
+    def _best_rows(self) -> int:
+        """The size of a batch, a power of two or the largest, from which on a row takes no less time: larger batches leave the caches.
+        Measured is the time of this thread's processor, which says the same where other models run at the same time."""
+        most, dims = self.options.max_batch, [d for d in self.model.manifest.dims if not d.data_dependent and not d.what]
+        if len(dims) != 1:  # what sizes the others will have is not known
+            return most
+        most = min(most, dims[0].max or most)
+        sizes = [1 << n for n in range(most.bit_length()) if 1 << n >= max(1, dims[0].min)]
+        generator, begin, found = np.random.default_rng(0), time.monotonic(), dict[int, float]()
+        alone = self.crowded if self.crowded.threads == 1 else load(self.model.artifact, 1, max_memory=self.options.max_memory)
+        for rows in sizes:
+            inputs = _trial_inputs(self.model, {dims[0].name: rows}, generator)
+            alone.run(inputs, timeout=_TRIAL_SECONDS)
+            found[rows] = min(_thread_seconds(alone, inputs) for _ in range(2)) / rows
+            if time.monotonic() > begin + _MEASURING or found[rows] > _WORSE * min(found.values()):
+                break
+        best = min(found.values(), default=0.0)
+        chosen = next((rows for rows, seconds in found.items() if seconds <= _ALIKE * best), most)
+        return most if chosen == sizes[-1] else chosen
+
     def _warm(self) -> None:
         """One run, so that the first request does not wait for pages and plans. Whether the model likes the inputs does not matter."""
         try:
             self.model.run(_trial_inputs(self.model, {}, np.random.default_rng(0)), timeout=_TRIAL_SECONDS)
         except InputError:
             pass
+
+
+def _thread_seconds(model: LoadedModel, inputs: Arrays) -> float:
+    start = time.thread_time()
+    model.run(inputs, timeout=_TRIAL_SECONDS)
+    return time.thread_time() - start
 
 
 def batch_dim(manifest: Manifest) -> str | None:
@@ -113,8 +149,9 @@ class ServedModel:
         """Starts the instances; in the event loop that serves. `slow` (seconds): longer runs are logged with their kernels."""
         self.name, self.version, self.loaded, self.options = name, version, loaded, loaded.options
         self.inputs, self.outputs = loaded.inputs, loaded.outputs
-        self.metrics = metrics.of(name, version, loaded.options.instances)
-        self.batcher = Batcher(f"{name}-{version}", loaded.model, loaded.batched, loaded.options, self.metrics)
+        self.metrics = metrics.of(name, version, loaded.instances)
+        most, how = loaded.rows if loaded.batched else 1, (loaded.model, loaded.crowded)
+        self.batcher = Batcher(f"{name}-{version}", how, most, loaded.instances, loaded.options, self.metrics)
         self.users = 0
         self._slow, self._traced = slow, -_TRACE_EVERY
         if slow is not None:

@@ -44,9 +44,12 @@ def row(*first: float, width: int = 3) -> dict[str, np.ndarray]:
     return {"x": np.array([[value] * width for value in first], np.float32)}
 
 
-def with_batcher(work: Callable[[Batcher, Doubling], Coroutine[Any, Any, None]], model: Doubling, **options: Any) -> None:
+def with_batcher(
+    work: Callable[[Batcher, Doubling], Coroutine[Any, Any, None]], model: Doubling, crowded: Doubling | None = None, **options: Any
+) -> None:
     async def main() -> None:
-        batcher = Batcher("m", model, True, ModelOptions(**options), Metrics().of("m", "1", 1))
+        settings = ModelOptions(**{"instances": 1, **options})
+        batcher = Batcher("m", (model, crowded or model), settings.max_batch, settings.instances, settings, Metrics().of("m", "1", 1))
         batcher._mean = 1.0  # no run is so quick that the event loop computes it
         try:
             await asyncio.wait_for(work(batcher, model), 20)
@@ -188,6 +191,30 @@ def test_instances_run_at_the_same_time() -> None:
         await asyncio.gather(*tasks)
 
     with_batcher(work, Doubling(), max_batch=1, instances=3)
+
+
+def test_what_waits_is_shared_out_among_instances() -> None:
+    """Runs at the same time are those of the second model, of fewer threads; one that is alone has all."""
+    crowded = Doubling()
+
+    async def work(batcher: Batcher, model: Doubling) -> None:
+        await batcher.infer(row(0))
+        assert (model.batches, crowded.batches) == ([[0]], [])
+        model.gate.clear()
+        crowded.gate.clear()
+        first = [asyncio.create_task(batcher.infer(row(n))) for n in (1, 2)]
+        while len(model.batches) + len(crowded.batches) < 3:
+            await asyncio.sleep(0.001)
+        tasks = [asyncio.create_task(batcher.infer(row(n))) for n in range(3, 9)]
+        while batcher.waiting < 6:
+            await asyncio.sleep(0.001)
+        model.gate.set()
+        crowded.gate.set()
+        await asyncio.gather(*first, *tasks)
+        batches = model.batches + crowded.batches
+        assert sorted(n for batch in batches for n in batch) == [*range(9)] and crowded.batches
+
+    with_batcher(work, Doubling(), crowded, instances=2)
 
 
 def test_closing_answers_what_waits() -> None:
