@@ -4,7 +4,7 @@ a run knows, windows over all axes, sorts by several keys. An index from data is
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from math import prod
 from operator import add, and_, mul, or_
 
@@ -83,6 +83,8 @@ def scatter_windows(
     inside is moved inside if `clip`, else left out."""
     window = [d for d in range(x.ndim) if d not in inserted and d not in batching]
     extent = {d: int(updates.shape[n]) for d, n in zip(window, window_dims, strict=True)}
+    if not batching and all(d == 1 for d in indices.shape[:-1]):
+        return _one_window(x, indices, updates, dict(zip(window, window_dims, strict=True)), index_map, reduction, clip)
 
     def program(inputs: Sequence[L.Buffer], outputs: Sequence[L.Buffer]) -> L.Stmt:
         (source, index, update), (target,) = inputs, outputs
@@ -106,6 +108,27 @@ def scatter_windows(
         return L.block(L.over(source.shape, lambda i: L.store(target, i, source[i]), "c{}".format), L.over(update.shape, one))
 
     return te.extern((x.shape, x.dtype), [x, indices, updates], program, "scatter_windows")
+
+
+def _one_window(
+    x: Tensor, indices: Tensor, updates: Tensor, along: Mapping[int, int], index_map: Ints, reduction: str, clip: bool
+) -> Tensor:
+    """`scatter_windows` of a single one, element by element; `along`: the axis of `updates` that runs along each axis of a window."""
+
+    def element(*i: Expr) -> Expr:
+        at, place, inside = [as_expr(0)] * updates.ndim, list(i), list[Expr]()
+        for k, d in enumerate(index_map):
+            width = int(updates.shape[along[d]]) if d in along else 1
+            start, most = _start(indices[*[0] * (indices.ndim - 1), k]), int(x.shape[d]) - width
+            inside += [] if clip else [_inside(start, most)]
+            place[d] = i[d] - _kept(start, most)
+            inside += [_inside(place[d], width - 1)]
+        for d, n in along.items():
+            at[n] = place[d]
+        old, new = widened(x[i]), widened(updates[tuple(at)])
+        return select(te.all_of(inside), cast(_COMBINE[reduction](old, new), x.dtype), x[i])
+
+    return te.compute(x.shape, element, "scatter_windows")
 
 
 def slice_at(x: Tensor, *starts: Tensor, shape: Ints) -> Tensor:

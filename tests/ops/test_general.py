@@ -59,6 +59,20 @@ def test_scatter_windows(apply, clip, reduction):
     np.testing.assert_array_equal(found, wanted)
 
 
+@pytest.mark.parametrize("place", [[1, 3], [-1, 2], [0, 9]])
+@pytest.mark.parametrize("clip", [True, False])
+def test_scatter_of_one_window(apply, place, clip):
+    updates, wanted = np.full((4, 2), 5, np.float32), X.copy()
+    if clip or (0 <= place[0] <= 4 and 0 <= place[1] <= 4):
+        a, b = np.clip(place, 0, 4)
+        wanted[a, :, b : b + 2] += updates
+    found = apply(
+        ops.SCATTER_WINDOWS, X, np.array(place), updates, window_dims=(0, 1), inserted=(0,), batching=(), index_batching=(), index_map=(0, 2),
+        reduction="add", clip=clip,
+    )  # fmt: skip
+    np.testing.assert_array_equal(found, wanted)
+
+
 def test_slices_that_a_run_knows(apply):
     starts = [np.array(n) for n in (9, 1, -2)]  # moved to 3, 1, 0
     np.testing.assert_array_equal(apply(ops.SLICE_AT, X, *starts, shape=(2, 3, 5)), X[3:5, 1:4, :5])

@@ -6,7 +6,7 @@ A complex array is two arrays in the graph, of its real and its imaginary parts;
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, TypeAlias
 
 import jax
@@ -84,6 +84,9 @@ class Context:
     part: int = 0
     callers: tuple[Any, ...] = ()  # the equations whose jaxprs are inlined here, innermost first
     conditional: bool = False  # whether it is part of a branch
+    only_use: bool = False  # whether no other equation of the jaxpr uses the first operand
+    products: dict[Value, tuple[Value, Value, str, str, str]] = field(default_factory=dict)  # (operands, letters of the Einstein sum)
+    short: dict[Value, Value] = field(default_factory=dict)  # values that begin with axes of extent 1, and the same without them
 
     @property
     def name(self) -> str:
@@ -110,6 +113,13 @@ class Context:
         """The error to raise for what cannot be compiled."""
         return UnsupportedError(f"JAX's primitive `{self.name}` cannot be compiled as it is used here", where=self.where, why=why)
 
+    def aligned(self, *operands: Value) -> list[Value]:
+        """Operands of an elementwise operator: those that only lack axes in front of others are taken without these, as NumPy broadcasts,
+        so that what computes the others may be one kernel with the operator."""
+        rank = max(len(x.shape) for x in operands)
+        whole = any(len(x.shape) == rank and x not in self.short for x in operands)
+        return [self.short.get(x, x) if whole else x for x in operands]
+
     def results(self, op: Operator, *inputs: Value | None, **attrs: Any) -> tuple[Value, ...]:
         """All results of one more operator."""
         return self.builder.add(op, inputs, attrs, self.name)
@@ -132,7 +142,12 @@ class Context:
 
     def reshape(self, x: Value, shape: Sequence[int]) -> Value:
         """The elements in another shape."""
-        return x if tuple(shape) == x.shape else self.add(RESHAPE, x, shape=tuple(shape))
+        if (shape := tuple(map(int, shape))) == x.shape:
+            return x
+        found = self.add(RESHAPE, x, shape=shape)
+        if x.shape and shape == (1,) * (len(shape) - len(x.shape)) + x.shape:
+            self.short[found] = x
+        return found
 
     def transpose(self, x: Value, perm: Sequence[int]) -> Value:
         """The axes in another order."""

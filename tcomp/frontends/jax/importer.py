@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import inspect
 import re
+from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -119,8 +120,9 @@ class Importer:
         outer, callers = self.context.eqn, self.context.callers
         if outer is not None:
             self.context.callers = outer, *callers
+        uses = Counter(map(id, (*(v for eqn in jaxpr.eqns for v in eqn.invars), *jaxpr.outvars)))
         for eqn in jaxpr.eqns:
-            self.context.eqn = eqn
+            self.context.eqn, self.context.only_use = eqn, bool(eqn.invars) and uses[id(eqn.invars[0])] == 1
             found = self.equation(eqn, [read(atom) for atom in eqn.invars])
             env |= zip(eqn.outvars, found, strict=True)
         self.context.eqn, self.context.callers = outer, callers

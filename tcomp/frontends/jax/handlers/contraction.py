@@ -30,26 +30,48 @@ def _operands(ctx: Context, a: Value, b: Value, wanted: Any) -> tuple[Value, Val
 def _dot_general(ctx: Context, a: Value, b: Value, dimension_numbers: Any, preferred_element_type: Any = None, **params: Any) -> Value:
     (over_a, over_b), (batch_a, batch_b) = (tuple(tuple(map(int, d)) for d in pair) for pair in dimension_numbers)
     a, b, _ = _operands(ctx, a, b, preferred_element_type)
-    rank, count = len(a.shape), len(batch_a)
-    free_a = [n for n in range(rank) if n not in over_a and n not in batch_a]
-    free_b = [n for n in range(len(b.shape)) if n not in over_b and n not in batch_b]
-    plain = (
-        len(over_a) == len(free_a) == len(free_b) == 1 and batch_a == batch_b == tuple(range(count)) and a.dtype not in ("int8", "uint8")
-    )
-    if plain and over_a == (rank - 1,):
-        swapped = over_b == (rank - 1,)
-        return ctx.add(MATMUL, a, b, transpose_a=False, transpose_b=True) if swapped else ctx.add(MATMUL, a, b)
-    if plain and over_a == (rank - 2,) and over_b == (rank - 2,):
-        return ctx.add(MATMUL, a, b, transpose_a=True, transpose_b=False)
     letters = iter(ascii_letters)
-    left, right = [""] * rank, [""] * len(b.shape)
+    left, right = [""] * len(a.shape), [""] * len(b.shape)
     for n, m in (*zip(batch_a, batch_b, strict=True), *zip(over_a, over_b, strict=True)):
         left[n] = right[m] = next(letters)
+    free_a, free_b = [n for n, c in enumerate(left) if not c], [n for n, c in enumerate(right) if not c]
     for side, free in ((left, free_a), (right, free_b)):
         for n in free:
             side[n] = next(letters)
     result = [*(left[n] for n in batch_a), *(left[n] for n in free_a), *(right[n] for n in free_b)]
-    return ctx.add(EINSUM, a, b, equation=f"{''.join(left)},{''.join(right)}->{''.join(result)}")
+    return product(ctx, a, b, *map("".join, (left, right, result)))
+
+
+def product(ctx: Context, a: Value, b: Value, left: str, right: str, result: str) -> Value:
+    """An Einstein sum of two operands: as the product of matrices that it is, or is with exchanged operands."""
+    found = _matrices(ctx, a, b, left, right, result) or _matrices(ctx, b, a, right, left, result)
+    found = found or ctx.add(EINSUM, a, b, equation=f"{left},{right}->{result}")
+    ctx.products[found] = a, b, left, right, result
+    return found
+
+
+def _matrices(ctx: Context, a: Value, b: Value, left: str, right: str, result: str) -> Value | None:
+    batch, rows, columns = result[:-2], result[-2:-1], result[-1:]
+    summed = "".join(c for c in left if c not in result)
+    if a.dtype in ("int8", "uint8") or len(summed) != 1 or not rows:
+        return None
+    if right in (summed + columns, columns + summed) and left == result[:-1] + summed:  # whose batch is that of the left operand
+        return ctx.add(MATMUL, a, b, transpose_a=False, transpose_b=True) if right[0] == columns else ctx.add(MATMUL, a, b)
+    flags = [
+        {batch + x + y: False, batch + y + x: True}.get(term)
+        for term, x, y in ((left, rows, summed), (right, summed, columns))
+    ]  # fmt: skip
+    if None in flags:
+        return None
+    return ctx.add(MATMUL, a, b, transpose_a=flags[0], transpose_b=flags[1]) if any(flags) else ctx.add(MATMUL, a, b)
+
+
+def transpose(ctx: Context, x: Value, permutation: Sequence[int]) -> Value:
+    """Axes in another order; a product that nothing else uses is computed in that order."""
+    if x not in ctx.products or not ctx.only_use:
+        return ctx.transpose(x, permutation)
+    a, b, left, right, result = ctx.products[x]
+    return product(ctx, a, b, left, right, "".join(result[n] for n in permutation))
 
 
 def _convolution(
@@ -100,4 +122,4 @@ def bilinear(ctx: Context, handler: Any, a: Any, b: Any, dtype: Any, **params: A
     return Parts((real, imag), dtype)
 
 
-TABLE: Table = {"dot_general": _dot_general, "conv_general_dilated": _convolution}
+TABLE: Table = {"dot_general": _dot_general, "transpose": transpose, "conv_general_dilated": _convolution}

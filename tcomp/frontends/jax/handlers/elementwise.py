@@ -18,7 +18,7 @@ from tcomp.ops import elementwise as ops, general
 
 def forward(op: Operator) -> Handler:
     """The operator on the same operands; parameters are hints alone."""
-    return lambda ctx, *operands, **params: ctx.add(op, *operands)
+    return lambda ctx, *operands, **params: ctx.add(op, *ctx.aligned(*operands))
 
 
 def _arithmetic(op: Operator, of_bools: Operator | None = None) -> Handler:
@@ -31,7 +31,7 @@ def _arithmetic(op: Operator, of_bools: Operator | None = None) -> Handler:
         if dtype in NARROW:
             wide = "float32" if "float" in dtype else "int8"
             return ctx.add(op, *(ctx.cast(x, wide) for x in operands))
-        return ctx.add(op, *operands)
+        return ctx.add(op, *ctx.aligned(*operands))
 
     return handle
 

@@ -44,6 +44,7 @@ def _gather(
             else int(fill)
         )
         fill = 0.0 if ctx.part and fill_value is None else fill
+        fill = fill - (1 << 64) if fill > integer_range("int64")[1] else fill  # the same bits
     if 0 in x.shape:
         return ctx.full(fill or 0, x.dtype, ctx.shape)
     return ctx.add(

@@ -101,6 +101,6 @@ def _shaped(ctx: Context, x: Value, **params: Any) -> Value:
 
 TABLE: Table = {
     "broadcast_in_dim": _broadcast, "reshape": _reshape, "squeeze": _shaped, "expand_dims": _shaped, "slice": _slice, "tile": _tile,
-    "transpose": lambda ctx, x, permutation: ctx.transpose(x, permutation), "concatenate": _concatenate, "stack": _stack,
+    "concatenate": _concatenate, "stack": _stack,
     "split": _split, "unstack": _unstack, "rev": reverse, "pad": _pad, "iota": _iota, "empty": _empty, "empty2": _empty,
 }  # fmt: skip
