@@ -1,4 +1,4 @@
-/* runner MODEL THREADS REPEATS [FILE EXTENT...]... : runs a model on raw files, each with its extents after it; writes outputs to NAME.bin, with
+/* runner MODEL THREADS REPEATS FLAGS [FILE EXTENT...]... : runs a model on raw files, each with its extents after it; writes outputs to NAME.bin, with
  * their extents on stdout. An argument that begins with `=` is a file. */
 #include <stdio.h>
 #include <stdlib.h>
@@ -18,9 +18,9 @@ int main(int argc, char **argv) {
   void *arrays[16] = {NULL};
   int64_t shapes[16][64];
   int ranks[16], inputs = 0, code;
-  if (argc < 4) return 3;
-  if ((code = tcomp_model_load(argv[1], atoi(argv[2]), TCOMP_VERIFY, &model, why, sizeof why))) fail(code, why);
-  for (int i = 4; i < argc; inputs++) {
+  if (argc < 5) return 3;
+  if ((code = tcomp_model_load(argv[1], atoi(argv[2]), atoi(argv[4]), &model, why, sizeof why))) fail(code, why);
+  for (int i = 5; i < argc; inputs++) {
     FILE *file = fopen(argv[i] + 1, "rb");
     if (argv[i][0] != '=' || !file || inputs >= 16) return 3;
     fseek(file, 0, SEEK_END);

@@ -21,7 +21,7 @@ from tests.shipping import conftest as models
 pytestmark = pytest.mark.skipif(shutil.which("cc") is None, reason="there is no C compiler")
 SOURCE, HEADER = fuzz.INCLUDE / "libtcomp.c", fuzz.INCLUDE / "libtcomp.h"
 BAD_ARGUMENT, BAD_SHAPE, OUT_OF_RANGE = 8, 9, 10
-MESSAGE = 512
+MESSAGE, VERIFY = 512, 1
 
 
 @pytest.fixture(scope="module")
@@ -49,7 +49,7 @@ def run(
 ) -> str | list[np.ndarray]:
     """The outputs, or what the runner says of an error."""
     model.save(folder / "net.tcomp")
-    arguments: list[object] = [folder / "net.tcomp", threads, repeats]
+    arguments: list[object] = [folder / "net.tcomp", threads, repeats, VERIFY]
     for n, spec in enumerate(model.inputs):
         inputs[spec.name].tofile(folder / f"in{n}.bin")
         arguments += [f"={folder}/in{n}.bin", *inputs[spec.name].shape]
