@@ -23,6 +23,7 @@
 #define HEAD 80 /* bytes of the header that describe the file; their checksum follows */
 #define PAGE 4096
 #define ALIGN 64
+#define HUGE_PAGE ((size_t)2 << 20) /* bytes */
 #define BLOCK (1 << 20) /* bytes of a weight that have a checksum of their own */
 #define TEXT_LIMIT ((uint64_t)64 << 20) /* bytes of manifest and notes */
 #define CODE_LIMIT ((uint64_t)1 << 31)
@@ -58,21 +59,19 @@ static const uint32_t ROUND[64] = {
 typedef struct { uint32_t state[8]; uint64_t length; uint8_t block[64]; } sha256;
 static uint32_t rotate(uint32_t x, int n) { return x >> n | x << (32 - n); }
 
-static void sha256_block(uint32_t state[8], const uint8_t *p) {
-  uint32_t w[64], s[8];
+static void sha256_block(uint32_t s[8], const uint8_t *p) {
+  uint32_t w[64], a = s[0], b = s[1], c = s[2], d = s[3], e = s[4], f = s[5], g = s[6], h = s[7];
   for (int i = 0; i < 16; i++) w[i] = (uint32_t)p[4 * i] << 24 | (uint32_t)p[4 * i + 1] << 16 | (uint32_t)p[4 * i + 2] << 8 | p[4 * i + 3];
   for (int i = 16; i < 64; i++) {
-    uint32_t a = w[i - 15], b = w[i - 2];
-    w[i] = w[i - 16] + w[i - 7] + (rotate(a, 7) ^ rotate(a, 18) ^ a >> 3) + (rotate(b, 17) ^ rotate(b, 19) ^ b >> 10);
+    uint32_t x = w[i - 15], y = w[i - 2];
+    w[i] = w[i - 16] + w[i - 7] + (rotate(x, 7) ^ rotate(x, 18) ^ x >> 3) + (rotate(y, 17) ^ rotate(y, 19) ^ y >> 10);
   }
-  memcpy(s, state, sizeof s);
   for (int i = 0; i < 64; i++) {
-    uint32_t a = (rotate(s[4], 6) ^ rotate(s[4], 11) ^ rotate(s[4], 25)) + ((s[4] & s[5]) ^ (~s[4] & s[6])) + s[7] + ROUND[i] + w[i];
-    uint32_t b = (rotate(s[0], 2) ^ rotate(s[0], 13) ^ rotate(s[0], 22)) + ((s[0] & s[1]) ^ (s[0] & s[2]) ^ (s[1] & s[2]));
-    memmove(s + 1, s, 7 * sizeof *s);
-    s[4] += a, s[0] = a + b;
+    uint32_t x = (rotate(e, 6) ^ rotate(e, 11) ^ rotate(e, 25)) + ((e & f) ^ (~e & g)) + h + ROUND[i] + w[i];
+    uint32_t y = (rotate(a, 2) ^ rotate(a, 13) ^ rotate(a, 22)) + ((a & b) ^ (a & c) ^ (b & c));
+    h = g, g = f, f = e, e = d + x, d = c, c = b, b = a, a = x + y;
   }
-  for (int i = 0; i < 8; i++) state[i] += s[i];
+  s[0] += a, s[1] += b, s[2] += c, s[3] += d, s[4] += e, s[5] += f, s[6] += g, s[7] += h;
 }
 
 static void sha256_add(sha256 *h, const uint8_t *p, uint64_t size) {
@@ -738,12 +737,13 @@ static int plan(tcomp_session *s, int first) {
   return TCOMP_OK;
 }
 
-/* Memory of at least so many bytes, aligned to a cache line, in place of what was there. */
+/* Memory of at least so many bytes, aligned to a cache line or, if it is large, in huge pages, in place of what was there. */
 static int reserve(void **memory, size_t *capacity, size_t bytes) {
   if (*memory && *capacity >= bytes) return 1;
+  size_t align = bytes >= 2 * HUGE_PAGE ? HUGE_PAGE : ALIGN;
   free(*memory);
-  *memory = NULL;
-  if (posix_memalign(memory, ALIGN, bytes ? bytes : 1)) *memory = NULL;
+  if (posix_memalign(memory, align, bytes ? bytes : 1)) *memory = NULL;
+  if (*memory && align == HUGE_PAGE) (void)madvise(*memory, bytes, MADV_HUGEPAGE); /* a kernel without them: only slower */
   *capacity = *memory ? bytes : 0;
   return *memory != NULL;
 }
