@@ -133,10 +133,9 @@ class TasNet(nn.Module):
 def char_cnn() -> nn.Module:
     """Letters to classes by 1-D convolutions (Zhang et al. 2015)."""
     layers: list[nn.Module] = []
-    for i, (channels, width, pool) in enumerate(((70, 7, 3), (256, 7, 3), (256, 3, 1), (256, 3, 1), (256, 3, 3))):
+    for channels, width, pool in ((70, 7, 3), (256, 7, 3), (256, 3, 1), (256, 3, 1), (256, 3, 3)):
         layers += [nn.Conv1d(channels, 256, width, padding=width // 2), nn.ReLU(), *([nn.MaxPool1d(pool)] if pool > 1 else [])]
-        del i
-    return nn.Sequential(*layers, nn.AdaptiveMaxPool1d(8), nn.Flatten(), nn.Linear(2048, 256), nn.ReLU(), nn.Linear(256, 14))
+    return nn.Sequential(*layers, nn.Flatten(), nn.Linear(18 * 256, 256), nn.ReLU(), nn.Linear(256, 14))
 
 
 def tcn() -> nn.Module:

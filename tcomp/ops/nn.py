@@ -82,28 +82,33 @@ def conv_transpose(x: Tensor, w: Tensor, strides: Ints, dilations: Ints, group: 
     """The adjoint of `conv` with weights (in channels, out channels / groups, kernel...), as a gather.
 
     y[n, o, q] = sum over c, k with (q + before - k*dilation) divisible by the stride of x[n, c, that / stride] * w[c, o, k].
-    `shape` is the spatial output shape; `before` is cut off in front of it. Where the kernel equals the stride (and nothing
-    is cut off), each output has exactly one term and the sum over the kernel vanishes.
+    `shape` is the spatial output shape; `before` is cut off in front of it. Without dilation only every stride-th k has a term, and
+    the sum is over these: k = (q + before) % stride + j * stride. Where the kernel is no longer than the stride, there is one.
     """
     _check(x, w, group, strides, dilations)
     in_channels, out_channels, *kernel = w.shape
     require_same(x.shape[1], in_channels, f"channels of a transposed convolution with weights {list(w.shape)}")
     depth = _per_group(in_channels, group, "input")
     channel = te.reduce_axis(as_dim(depth), "rc")
-    sizes_of_axes = enumerate(zip(kernel, strides, dilations, strict=True))
-    offsets = [None if k == s and r == 1 else te.reduce_axis(k, f"rk{n}") for n, (k, s, r) in sizes_of_axes]
+    counts = [k if r > 1 else as_dim((as_expr(k) + (s - 1)) // s) for k, s, r in zip(kernel, strides, dilations, strict=True)]
+    offsets = [None if count == 1 else te.reduce_axis(count, f"rk{n}") for n, count in enumerate(counts)]
 
     def element(n: Expr, o: Expr, *q: Expr) -> Expr:
         source = channel if group == 1 else o // as_expr(out_channels) * depth + channel
         valid, at, weights = const(True, "bool"), [], []
-        for index, offset, cut, stride, r, extent in zip(q, offsets, before, strides, dilations, x.shape[2:], strict=True):
-            full = index + cut
-            reach = full if offset is None else full - offset * r
-            if offset is not None and stride != 1:
-                valid = valid & te.equal(reach % stride, 0)
-            at.append(reach // stride)
+        for index, offset, cut, stride, r, extent, k in zip(q, offsets, before, strides, dilations, x.shape[2:], kernel, strict=True):
+            full, step = index + cut, const(0) if offset is None else offset
+            if r == 1:
+                at.append(full // stride - step)
+                weights.append(full % stride + step * stride)
+                if not isinstance(k, int) or k % stride:
+                    valid = valid & (weights[-1] < k)
+            else:
+                if stride != 1:
+                    valid = valid & te.equal((full - step * r) % stride, 0)
+                at.append((full - step * r) // stride)
+                weights.append(step)
             valid = valid & (at[-1] >= 0) & (at[-1] < extent)
-            weights.append(full % stride if offset is None else offset)
         term = widened(x[(n, source, *at)]) * widened(w[(source, o if group == 1 else o % as_expr(out_channels), *weights)])
         return cast(te.sum(select(valid, term, 0), [channel, *(k for k in offsets if k is not None)]), x.dtype)
 

@@ -6,6 +6,9 @@
   sums of its quarters. Rounding errors are about twice those of the direct sum, row by row.
 - Transposed convolutions whose windows are adjacent (the filter is as large as the stride) become products whose columns are the elements
   of the filter, and a rearrangement: where output channels do not fill a vector, elements of the filter do.
+- Transposed convolutions otherwise become convolutions: every phase of the result, `q % stride`, sums its own elements of the filter over
+  neighbouring elements of x, so that all phases are output channels of one convolution, which are spread out then. Source: W. Shi et al.,
+  "Is the deconvolution layer the same as a convolutional layer?" (2016).
 - matmul(softmax(x), v), attention say, becomes one operator, `softmax_product`, where the scores of one matrix exceed a core's cache. The
   schedule (`flash_attention`) then computes x block by block and never stores an array of queries x keys. Short rows stay separate
   operators, as do few rows on a GPU, whose threads share the elements of a row. Source: T. Dao et al., "FlashAttention" (2022).
@@ -23,17 +26,17 @@ from math import prod
 
 import numpy as np
 
-from tcomp.ir.dtypes import FLOATS, itemsize
+from tcomp.ir.dtypes import FLOATS, is_float, itemsize
 from tcomp.ir.expr import Dim, Expr, as_expr, bounds, evaluate_int, variables
 from tcomp.ir.graph import Graph, LazyConstant, Node, Value
-from tcomp.ir.simplify import as_dim, prove
+from tcomp.ir.simplify import as_dim, prove, same_shape
 from tcomp.ops import bilinear
 from tcomp.ops.matmul import MATMUL, SOFTMAX_PRODUCT
-from tcomp.ops.movement import PAD, RESHAPE, TRANSPOSE
-from tcomp.ops.nn import CONV
+from tcomp.ops.movement import PAD, RESHAPE, SLICE, TRANSPOSE
+from tcomp.ops.nn import CONV, CONV_TRANSPOSE
 from tcomp.passes import structure
 from tcomp.passes.canonicalize import zero_padding
-from tcomp.passes.rewrite import Notes, Replacement, Rewriter, rewrite_graph
+from tcomp.passes.rewrite import Notes, Replacement, Rewriter, rewrite_graph, rule_for
 from tcomp.target import CpuTarget
 
 MAX_POINTS = {1: 8, 2: 6}  # along an axis, by the number of axes that are cut into tiles: rounding errors grow with all points together
@@ -42,6 +45,7 @@ MAX_ERROR = 1e-3  # of the largest output: no algorithm is chosen that may be le
 MIN_KEYS = 256  # elements of a row of scores: two blocks of the schedule; a shorter row is one block, which nothing goes on from
 TYPICAL = 224  # elements of an axis of unknown size: pixels of an image
 UNBOUNDED = 1 << 20  # elements of a symbolic extent: where it may be larger, its bound says nothing about likely sizes
+MAX_ZEROS = 4  # elements of a filter, zeros included, for each element of it: with more, multiplying by zeros takes longest
 MAX_TIME = 0.95  # of the time of the direct sum: below what the model cannot tell apart
 
 
@@ -166,7 +170,63 @@ def choose_algorithms(
         (spread,) = rewriter.add(TRANSPOSE, [cut], {"perm": perm}, f"{node.name}.turned")
         return rewriter.add(RESHAPE, [spread], {"shape": node.outputs[0].shape}, node.name)
 
-    return rewrite_graph(graph, (spread_product,) if direct else (winograd, strassen, spread_product), notes)
+    @rule_for(CONV_TRANSPOSE)
+    def phases(node: Node, rewriter: Rewriter) -> Replacement:
+        """conv_transpose(x, w) = conv(x, the elements of w for each phase of the result), spread out and cut"""
+        (x, w), attrs = node.inputs, node.attrs
+        weights = rewriter.array(w)
+        if x is None or w is None or weights is None or not is_float(x.dtype) or structure.adjacent_windows(node):
+            return None
+        window, strides, cut, extents = weights.shape[2:], attrs["strides"], attrs["before"], attrs["shape"]
+        taps = tuple(-(-k // s) for k, s in zip(window, strides, strict=True))  # elements of the filter that a phase sums, along each axis
+        if any(n != 1 for n in attrs["dilations"]) or not all(isinstance(n, int) for n in cut) or not weights.size:
+            return "dilated, or cut off by an unknown number of elements"
+        if prod(taps) * prod(strides) > MAX_ZEROS * prod(window):
+            return "most elements of the filter would be zeros"
+        first = [n // s for n, s in zip(cut, strides, strict=True)]  # elements of x under the first windows, and under the last ones
+        last = [(as_expr(d) + (n - 1)) // s for d, n, s in zip(extents, cut, strides, strict=True)]
+        before = [t - 1 - m for t, m in zip(taps, first, strict=True)]
+        after = [as_dim(m - d + 1) for m, d in zip(last, x.shape[2:], strict=True)]
+        if min(before) < 0 or not all(prove(as_expr(n) >= 0) for n in after):
+            return "whole elements are cut off"
+        group, rank = attrs["group"], len(window)
+        outputs, lanes_of_phases = weights.shape[1], weights.shape[1] <= lanes
+        kernels = _phase_weights(weights, strides, group, lanes_of_phases)
+        pads = {"before": (0, 0, *before), "after": (0, 0, *after)}
+        padded = x if set(before) == set(after) == {0} else rewriter.add(PAD, [x, None], pads, f"{node.name}.pad")[0]
+        plain = {"strides": (1,) * rank, "dilations": (1,) * rank, "group": group}
+        (products,) = rewriter.add(CONV, [padded, rewriter.constant(kernels, f"{w.name}.phases")], plain, f"{node.name}.products")
+        if prod(strides) == 1:
+            return (products,)
+        whole = products.shape[2:]
+        inner = (outputs, *strides) if lanes_of_phases else (*strides, outputs)
+        (parts,) = rewriter.add(RESHAPE, [products], {"shape": (x.shape[0], group, *inner, *whole)}, f"{node.name}.phases")
+        channel, phase = (2, 3) if lanes_of_phases else (2 + rank, 2)
+        perm = (0, 1, channel, *(place for n in range(rank) for place in (3 + rank + n, phase + n)))
+        (spread,) = rewriter.add(TRANSPOSE, [parts], {"perm": perm}, f"{node.name}.turned")
+        shape = (*node.outputs[0].shape[:2], *(as_dim(as_expr(d) * s) for d, s in zip(whole, strides, strict=True)))
+        (joined,) = rewriter.add(RESHAPE, [spread], {"shape": shape}, f"{node.name}.spread")
+        starts = (0, 0, *(n % s for n, s in zip(cut, strides, strict=True)))
+        if same_shape(shape, node.outputs[0].shape):
+            return (joined,)
+        return rewriter.add(SLICE, [joined], {"starts": starts, "steps": (1,) * (2 + rank), "shape": node.outputs[0].shape}, node.name)
+
+    return rewrite_graph(graph, (spread_product, phases) if direct else (winograd, strassen, spread_product, phases), notes)
+
+
+def _phase_weights(weights: np.ndarray, strides: Sequence[int], group: int, lanes_of_phases: bool) -> np.ndarray:
+    """The filter of the convolution that computes all phases of a transposed one, whose filter is [in, out / group, k...]: the element j *
+    stride + phase of that is element j, counted from the end, of the output channel of that phase. Channels are ordered by groups, in each by
+    outputs and phases, or phases and outputs."""
+    rank, (channels, outputs, *window) = len(strides), weights.shape
+    taps = [-(-k // s) for k, s in zip(window, strides, strict=True)]
+    missing = [(0, t * s - k) for t, s, k in zip(taps, strides, window, strict=True)]
+    whole = np.pad(weights, [(0, 0), (0, 0), *missing])
+    parts = whole.reshape(group, channels // group, outputs, *(n for both in zip(taps, strides, strict=True) for n in both))
+    parts = np.flip(parts, tuple(3 + 2 * n for n in range(rank)))
+    tap, phase = [3 + 2 * n for n in range(rank)], [4 + 2 * n for n in range(rank)]
+    ordered = parts.transpose(0, *((2, *phase) if lanes_of_phases else (*phase, 2)), 1, *tap)
+    return np.ascontiguousarray(ordered.reshape(-1, channels // group, *taps))
 
 
 def typical_dims(graph: Graph) -> dict[Expr, int]:

@@ -2,6 +2,7 @@
 
 import numpy as np
 import pytest
+from hypothesis import HealthCheck, given, settings, strategies as st
 from onnx import TensorProto, helper, numpy_helper
 from onnx.reference import ReferenceEvaluator
 
@@ -78,7 +79,7 @@ def test_a_stride_of_two(unchanged, monkeypatch, tile, shape, pads):
 
 @pytest.mark.parametrize("weights, strides, spread", [
     ((5, 1, 2, 2), (2, 2), 1), ((3, 4, 3, 2), (3, 2), 1), ((6, 2, 4), (4,), 1),
-    ((5, TARGET.lanes(32) + 1, 2, 2), (2, 2), 0), ((5, 1, 3, 3), (2, 2), 0), ((5, 1, 2, 2), (1, 2), 0),
+    ((5, TARGET.lanes(32) + 1, 2, 2), (2, 2), 0), ((5, 1, 9, 2), (16, 16), 0),
 ], ids=str)  # fmt: skip
 def test_transposed_convolutions_side_by_side(unchanged, weights, strides, spread):
     n, w = te.var("n"), te.var("w", 1, 50)
@@ -91,6 +92,49 @@ def test_transposed_convolutions_side_by_side(unchanged, weights, strides, sprea
     for direct in (True, False):
         after = unchanged(before, choose_algorithms(before, TARGET, direct=direct))
         assert operators(after) == (["conv", "reshape", "transpose", "reshape"] if spread else ["conv_transpose"])
+
+
+@st.composite
+def transposed_convolutions(draw):
+    """(shape of x, shape of the filter, attributes) with any cut of the edges, and elements behind the last window."""
+    rank = draw(st.integers(1, 2))
+    group, each, outputs = draw(st.integers(1, 3)), draw(st.integers(1, 3)), draw(st.sampled_from([1, 2, 17]))
+    window, strides, size = ([draw(st.integers(1, top)) for _ in range(rank)] for top in (5, 4, 5))
+    before = [draw(st.integers(0, k - 1)) for k in window]
+    shape = []
+    for n, k, s, cut in zip(size, window, strides, before, strict=True):
+        whole = (n - 1) * s + k - cut
+        shape.append(draw(st.integers(max(1, whole - k + 1), whole + s - 1)))
+    attrs = {"strides": tuple(strides), "dilations": (1,) * rank, "group": group, "before": tuple(before), "shape": tuple(shape)}
+    return (draw(st.integers(1, 2)), group * each, *size), (group * each, outputs, *window), attrs
+
+
+@settings(max_examples=60, deadline=None, derandomize=True, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(transposed_convolutions())
+def test_phases_of_transposed_convolutions(unchanged, case):
+    shape, weights, attrs = case
+    b = GraphBuilder("n")
+    before = b.build(b.add(CONV_TRANSPOSE, [b.input("x", "float32", shape), b.constant(array(*weights))], attrs, "y"))
+    unchanged(before, choose_algorithms(before, TARGET, direct=True), rtol=1e-5)
+
+
+@pytest.mark.parametrize("weights, strides, cut, size", [
+    ((4, 3, 4, 4), (2, 2), 1, (16, 16)), ((4, 20, 4, 4), (2, 2), 1, (16, 16)), ((4, 3, 3, 3), (1, 1), 1, (8, 8)), ((4, 1, 16), (8,), 0, (72,)),
+], ids=str)  # fmt: skip
+def test_transposed_convolutions_are_convolutions(unchanged, weights, strides, cut, size):
+    n, rank = te.var("n"), len(strides)
+    b = GraphBuilder("n")
+    x = b.input("x", "float32", (n, 4, *(8,) * rank))
+    attrs = {"strides": strides, "dilations": (1,) * rank, "group": 1, "before": (cut,) * rank, "shape": size}
+    before = b.build(b.add(CONV_TRANSPOSE, [x, b.constant(array(*weights))], attrs, "y"))
+    found = operators(unchanged(before, choose_algorithms(before, TARGET, direct=True), rtol=1e-5))
+    expected = [
+        "pad",
+        "conv",
+        *(["reshape", "transpose", "reshape"] if strides[0] > 1 else []),
+        *(["slice"] if strides[0] > 1 and cut else []),
+    ]
+    assert found == expected
 
 
 def test_a_symbolic_batch(unchanged):
