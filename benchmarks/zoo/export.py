@@ -6,6 +6,7 @@ import warnings
 from pathlib import Path
 from typing import Any
 
+import onnxruntime
 import torch
 from torch import Tensor, nn
 
@@ -94,8 +95,9 @@ def export(network: Network, batch: int, path: Path) -> str:
         warnings.simplefilter("ignore")
         try:
             torch.onnx.export(model, tuple(inputs.values()), partial, dynamo=False, opset_version=17, **common)
+            onnxruntime.InferenceSession(str(partial), providers=["CPUExecutionProvider"])
             exporter = "torchscript"
-        except Exception:  # noqa: BLE001  what one cannot write, the other may
+        except Exception:  # noqa: BLE001  what one cannot write, or writes wrongly, the other may
             torch.onnx.export(model, tuple(inputs.values()), partial, dynamo=True, external_data=False, **common)
             exporter = "dynamo"
     partial.rename(path)

@@ -215,8 +215,8 @@ def choose_algorithms(
 
 
 def _phase_weights(weights: np.ndarray, strides: Sequence[int], group: int, lanes_of_phases: bool) -> np.ndarray:
-    """The filter of the convolution that computes all phases of a transposed one, whose filter is [in, out / group, k...]: element j *
-    stride + phase of that is element j, counted from the end, of the output channel of that phase. Channels are ordered by groups, in each by
+    """The filter of the convolution that computes all phases of a transposed one, whose filter is [in, out / group, k...]. Its element j,
+    counted from the end, of the output channel of a phase is the element j * stride + phase. Channels are ordered by groups, in each by
     outputs and phases, or phases and outputs."""
     rank, (channels, outputs, *window) = len(strides), weights.shape
     taps = [-(-k // s) for k, s in zip(window, strides, strict=True)]
