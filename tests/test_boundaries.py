@@ -73,7 +73,7 @@ THIRD_PARTY = {
     "typer": {"cli"},
     "xgboost": {"autotune"},
     "distributed": {"autotune"},
-    **{name: {"serve"} for name in ("starlette", "uvicorn", "uvloop", "orjson", "grpc", "prometheus_client", "opentelemetry", "ray")},
+    **{name: {"serve"} for name in ("starlette", "uvicorn", "uvloop", "orjson", "hpack", "prometheus_client", "opentelemetry", "ray")},
     "PIL": {"runtime", "serve"},
 }  # fmt: skip
 OPTIONAL = {"cli"}  # talks to other runtimes, where they are installed

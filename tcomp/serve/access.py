@@ -75,13 +75,21 @@ class Access:
     @contextmanager
     def pending(self, size: int) -> Iterator[None]:
         """So many bytes of a request are pending while the block runs. Raises Refusal where that is too much."""
+        self.take(size)
+        try:
+            yield
+        finally:
+            self.give(size)
+
+    def take(self, size: int) -> None:
+        """So many more bytes are pending, until they are given back. Raises Refusal where that is too much."""
         if self._pending + size > self._most:
             what = f"requests of {self._pending} bytes are pending already"
             raise Refusal(HTTPStatus.TOO_MANY_REQUESTS, what, why=f"the limit is {self._most}", hint="try again later", retry_after=1.0)
         self._pending += size
         self._metrics.pending_bytes.set(self._pending)
-        try:
-            yield
-        finally:
-            self._pending -= size
-            self._metrics.pending_bytes.set(self._pending)
+
+    def give(self, size: int) -> None:
+        """So many bytes are not pending any more."""
+        self._pending -= size
+        self._metrics.pending_bytes.set(self._pending)

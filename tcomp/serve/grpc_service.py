@@ -4,18 +4,19 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import math
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from http import HTTPStatus
 from typing import Any
 
-import grpc
-import grpc.aio
 import numpy as np
+from google.protobuf.message import DecodeError
 
 from tcomp.errors import TcompError
 from tcomp.serve.batching import Arrays
 from tcomp.serve.grpc_messages import MESSAGES, PACKAGE
+from tcomp.serve.grpc_server import Call, Methods, Status, Streaming, Unary
 from tcomp.serve.http_tensors import seconds
 from tcomp.serve.refusals import Refusal, as_refusal, bad_request
 from tcomp.serve.served import ServedModel
@@ -23,12 +24,8 @@ from tcomp.serve.state import ServerState
 from tcomp.serve.tracing import span
 
 _log = logging.getLogger("tcomp.serve")
-_CODES = {
-    400: grpc.StatusCode.INVALID_ARGUMENT, 401: grpc.StatusCode.UNAUTHENTICATED, 403: grpc.StatusCode.PERMISSION_DENIED,
-    404: grpc.StatusCode.NOT_FOUND, 413: grpc.StatusCode.RESOURCE_EXHAUSTED, 422: grpc.StatusCode.FAILED_PRECONDITION,
-    429: grpc.StatusCode.RESOURCE_EXHAUSTED, 501: grpc.StatusCode.UNIMPLEMENTED, 503: grpc.StatusCode.UNAVAILABLE,
-    504: grpc.StatusCode.DEADLINE_EXCEEDED,
-}  # fmt: skip
+_CODES = {400: 3, 401: 16, 403: 7, 404: 5, 413: 8, 422: 9, 429: 8, 501: 12, 503: 14, 504: 4}  # HTTP's status -> gRPC's code
+_INTERNAL = 13
 _DETAILS = 1000  # characters of a message: what is sent as a header should be short
 _CONTENTS = {
     "BOOL": "bool_contents", "INT8": "int_contents", "INT16": "int_contents", "INT32": "int_contents", "INT64": "int64_contents",
@@ -37,69 +34,51 @@ _CONTENTS = {
 }  # fmt: skip
 
 
-def make_handler(state: ServerState) -> grpc.GenericRpcHandler:
-    """The handlers of all calls, for a server of `grpc.aio`."""
-    service = _Service(state)
-    handlers = {}
-    for name in ("ServerLive", "ServerReady", "ModelReady", "ServerMetadata", "ModelMetadata", "ModelInfer", "RepositoryIndex",
-                 "RepositoryModelLoad", "RepositoryModelUnload"):  # fmt: skip
-        request = MESSAGES[f"{name}Request"]
-        handlers[name] = grpc.unary_unary_rpc_method_handler(
-            service.answering(getattr(service, f"on_{name}")), _reader(request), MESSAGES[f"{name}Response"].SerializeToString
-        )
-    handlers["ModelStreamInfer"] = grpc.stream_stream_rpc_method_handler(
-        service.on_stream, _reader(MESSAGES["ModelInferRequest"]), MESSAGES["ModelStreamInferResponse"].SerializeToString
-    )
-    return grpc.method_handlers_generic_handler(f"{PACKAGE}.GRPCInferenceService", handlers)
-
-
-def _reader(message: Any) -> Callable[[bytes], Any]:
-    def read(content: bytes) -> Any:
-        """The message, and how long it is; None for what is no such message, which the handler refuses."""
-        try:
-            return message.FromString(content), len(content)
-        except Exception:  # noqa: BLE001  protobuf's DecodeError, of whichever implementation
-            return None
-
-    return read
+def make_methods(state: ServerState) -> Methods:
+    """The methods of the service."""
+    service, prefix = _Service(state), f"/{PACKAGE}.GRPCInferenceService/"
+    names = ("ServerLive", "ServerReady", "ModelReady", "ServerMetadata", "ModelMetadata", "ModelInfer", "RepositoryIndex",
+             "RepositoryModelLoad", "RepositoryModelUnload")  # fmt: skip
+    unary: dict[str, Unary] = {f"{prefix}{name}": service.answering(name) for name in names}
+    streaming: dict[str, Streaming] = {f"{prefix}ModelStreamInfer": service.on_stream}
+    return Methods(unary, streaming)
 
 
 class _Service:
     def __init__(self, state: ServerState) -> None:
         self._state, self._repository, self._access = state, state.repository, state.access
 
-    def answering(self, endpoint: Callable[[Any, Any, int], Awaitable[Any]]) -> Callable[[Any, Any], Awaitable[Any]]:
-        """The endpoint behind the checks of access; what it raises becomes a status."""
-        is_open = endpoint in (self.on_ServerLive, self.on_ServerReady)
+    def answering(self, name: str) -> Unary:
+        """The method of that name behind the checks of access; what it raises becomes a status."""
+        endpoint: Callable[[Any, Call], Awaitable[Any]] = getattr(self, f"on_{name}")
+        is_open, read = name in ("ServerLive", "ServerReady"), MESSAGES[f"{name}Request"].FromString
 
-        async def answered(read: tuple[Any, int] | None, context: Any) -> Any:
+        async def answered(content: bytes, call: Call) -> bytes:
             try:
-                if read is None:
-                    raise bad_request("the request is no message of the protocol")
                 if not is_open:
-                    self._check(context)
-                return await endpoint(read[0], context, read[1])
+                    self._check(call)
+                answer: bytes = (await endpoint(_parsed(read, content), call)).SerializeToString()
+                return answer
             except TcompError as error:
-                await _abort(context, as_refusal(error))
+                raise _status(as_refusal(error)) from None
             except MemoryError:
-                await _abort(context, Refusal(HTTPStatus.SERVICE_UNAVAILABLE, "there is no memory for this request"))
+                raise _status(Refusal(HTTPStatus.SERVICE_UNAVAILABLE, "there is no memory for this request")) from None
 
         return answered
 
-    def _check(self, context: Any) -> None:
+    def _check(self, call: Call) -> None:
         if not self._access.open:
-            headers = dict(context.invocation_metadata() or ())
-            self._access.check(str(headers.get("authorization", "")), context.peer().rpartition(":")[0])
+            self._access.check(call.headers.get("authorization", ""), call.peer)
 
     # ------------------------------------------------------------ inference
 
-    async def on_ModelInfer(self, request: Any, context: Any, size: int) -> Any:
+    async def on_ModelInfer(self, request: Any, call: Call) -> Any:
         """The outputs of a model."""
         start = time.monotonic()
-        with self._access.pending(size), self._repository.use(request.model_name, request.model_version) as model:
+        with self._repository.use(request.model_name, request.model_version) as model:
             status = 500
             try:
-                answer = await self._infer(model, request, context, start)
+                answer = await self._infer(model, request, call, start)
                 status = 200
                 return answer
             except TcompError as error:
@@ -114,30 +93,29 @@ class _Service:
                     fields = {"model": model.name, "version": model.version, "status": int(status), "protocol": "grpc"}
                     _log.info("request", extra=fields | {"us": round((time.monotonic() - start) * 1e6)})
 
-    async def on_stream(self, requests: AsyncIterator[tuple[Any, int] | None], context: Any) -> AsyncIterator[Any]:
+    async def on_stream(self, requests: AsyncIterator[bytes], call: Call) -> AsyncIterator[bytes]:
         """Requests one after the other, each with its answer or its error."""
-        async for read in requests:
+        async for content in requests:
             answer = MESSAGES["ModelStreamInferResponse"]()
             try:
-                if read is None:
-                    raise bad_request("the request is no message of the protocol")
-                self._check(context)
-                answer.infer_response.CopyFrom(await self.on_ModelInfer(read[0], context, read[1]))
+                self._check(call)
+                request = _parsed(MESSAGES["ModelInferRequest"].FromString, content)
+                answer.infer_response.id = request.id
+                answer.infer_response.CopyFrom(await self.on_ModelInfer(request, call))
             except TcompError as error:
                 answer.error_message = as_refusal(error).message
-                answer.infer_response.id = read[0].id if read is not None else ""
-            yield answer
+            yield answer.SerializeToString()
 
-    async def _infer(self, model: ServedModel, request: Any, context: Any, start: float) -> Any:
+    async def _infer(self, model: ServedModel, request: Any, call: Call, start: float) -> Any:
         inputs = _inputs(model, request)
         wanted = [_known(output.name, model.outputs) for output in request.outputs] or list(model.outputs)
-        limits = [context.time_remaining()]
+        deadline = call.deadline
         if "timeout" in request.parameters:
             parameter = request.parameters["timeout"]
-            limits.append(seconds(getattr(parameter, parameter.WhichOneof("parameter_choice") or "int64_param")))
-        known = [limit for limit in limits if limit is not None]
-        with span("infer", dict(context.invocation_metadata() or ()), model):
-            outputs = await model.infer(inputs, start + min(known) if known else None)
+            given = seconds(getattr(parameter, parameter.WhichOneof("parameter_choice") or "int64_param"))
+            deadline = min(start + given, deadline or math.inf) if given is not None else deadline
+        with span("infer", call.headers, model):
+            outputs = await model.infer(inputs, deadline)
         answer = MESSAGES["ModelInferResponse"](model_name=model.name, model_version=model.version, id=request.id)
         for name in wanted:
             wire, array = model.outputs[name], outputs[name]
@@ -147,15 +125,15 @@ class _Service:
 
     # ------------------------------------------------------------ what there is
 
-    async def on_ServerLive(self, request: Any, context: Any, size: int) -> Any:
+    async def on_ServerLive(self, request: Any, call: Call) -> Any:
         """Whether the server runs."""
         return MESSAGES["ServerLiveResponse"](live=True)
 
-    async def on_ServerReady(self, request: Any, context: Any, size: int) -> Any:
+    async def on_ServerReady(self, request: Any, call: Call) -> Any:
         """Whether all models are ready."""
         return MESSAGES["ServerReadyResponse"](ready=self._state.ready)
 
-    async def on_ModelReady(self, request: Any, context: Any, size: int) -> Any:
+    async def on_ModelReady(self, request: Any, call: Call) -> Any:
         """Whether a model is ready."""
         try:
             self._repository.find(request.name, request.version)
@@ -163,25 +141,25 @@ class _Service:
             return MESSAGES["ModelReadyResponse"](ready=False)
         return MESSAGES["ModelReadyResponse"](ready=True)
 
-    async def on_ServerMetadata(self, request: Any, context: Any, size: int) -> Any:
+    async def on_ServerMetadata(self, request: Any, call: Call) -> Any:
         """What the server is."""
         return MESSAGES["ServerMetadataResponse"](**self._state.metadata())
 
-    async def on_ModelMetadata(self, request: Any, context: Any, size: int) -> Any:
+    async def on_ModelMetadata(self, request: Any, call: Call) -> Any:
         """Inputs and outputs of a model."""
         return MESSAGES["ModelMetadataResponse"](**self._state.model_metadata(self._repository.find(request.name, request.version)))
 
-    async def on_RepositoryIndex(self, request: Any, context: Any, size: int) -> Any:
+    async def on_RepositoryIndex(self, request: Any, call: Call) -> Any:
         """All models."""
         return MESSAGES["RepositoryIndexResponse"](models=self._repository.index(request.ready))
 
-    async def on_RepositoryModelLoad(self, request: Any, context: Any, size: int) -> Any:
+    async def on_RepositoryModelLoad(self, request: Any, call: Call) -> Any:
         """Load a model anew."""
         self._state.check_management()
         await self._repository.load(request.model_name)
         return MESSAGES["RepositoryModelLoadResponse"]()
 
-    async def on_RepositoryModelUnload(self, request: Any, context: Any, size: int) -> Any:
+    async def on_RepositoryModelUnload(self, request: Any, call: Call) -> Any:
         """Serve a model no more."""
         self._state.check_management()
         await self._repository.unload(request.model_name)
@@ -219,6 +197,14 @@ def _inputs(model: ServedModel, request: Any) -> Arrays:
     return inputs
 
 
-async def _abort(context: Any, refusal: Refusal) -> None:
-    metadata = (("retry-after", str(max(1, round(refusal.retry_after)))),) if refusal.retry_after is not None else ()
-    await context.abort(_CODES.get(int(refusal.status), grpc.StatusCode.INTERNAL), refusal.message[:_DETAILS], metadata)
+def _parsed(read: Callable[[bytes], Any], content: bytes) -> Any:
+    """The message. Raises Refusal for what is none."""
+    try:
+        return read(content)
+    except DecodeError:
+        raise bad_request("the request is no message of the protocol") from None
+
+
+def _status(refusal: Refusal) -> Status:
+    fields = {"retry-after": str(max(1, round(refusal.retry_after)))} if refusal.retry_after is not None else {}
+    return Status(_CODES.get(int(refusal.status), _INTERNAL), refusal.message[:_DETAILS], fields)

@@ -8,15 +8,13 @@ import signal
 import socket
 import ssl
 from collections.abc import AsyncIterator, Callable, Iterator
-from contextlib import asynccontextmanager, contextmanager, suppress
-from typing import Any
+from contextlib import ExitStack, asynccontextmanager, contextmanager, suppress
 
-import grpc
-import grpc.aio
 import uvicorn
 
 from tcomp.errors import InputError
-from tcomp.serve.grpc_service import make_handler
+from tcomp.serve.grpc_server import GrpcServer
+from tcomp.serve.grpc_service import make_methods
 from tcomp.serve.http_app import make_app
 from tcomp.serve.options import ServerOptions, check_server_options
 from tcomp.serve.repository import watched
@@ -56,16 +54,18 @@ async def serve(
     """As `run_server`, in a running event loop, until `stop` is set or a signal comes."""
     state = ServerState(check_server_options(options))
     stop = asyncio.Event() if stop is None else stop
-    with _listening(options.host, options.port) as listener, _set_by_signals(stop):
-        http = _Http(_http_config(options, state))
-        grpc_server, grpc_port = _grpc_server(options, state)
+    with ExitStack() as stack:
+        listener = stack.enter_context(_listening(options.host, options.port))
+        grpc_listener = stack.enter_context(_listening(options.host, options.grpc_port)) if options.grpc_port is not None else None
+        stack.enter_context(_set_by_signals(stop))
+        http, grpc = _Http(_http_config(options, state)), GrpcServer(make_methods(state), options, state.access)
+        if grpc_listener is not None:
+            await grpc.start(grpc_listener, _grpc_context(options))
         serving = asyncio.create_task(http.serve(sockets=[listener]))  # at once: whoever asks is told that models are being loaded
-        if grpc_server is not None:
-            await grpc_server.start()
         try:
             await state.repository.refresh()
             state.started = True
-            ports = listener.getsockname()[1], grpc_port
+            ports = listener.getsockname()[1], grpc_listener.getsockname()[1] if grpc_listener is not None else None
             _log.info("serving", extra={"host": options.host, "port": ports[0], "grpc_port": ports[1]})
             if started is not None:
                 started(*ports)
@@ -78,8 +78,7 @@ async def serve(
                 await asyncio.sleep(options.drain_delay)
         finally:
             http.should_exit = True
-            stopped = [grpc_server.stop(options.drain_timeout)] if grpc_server is not None else []
-            await asyncio.gather(serving, *stopped)
+            await asyncio.gather(serving, grpc.stop(options.drain_timeout))
             await state.repository.close()
     _log.info("stopped")
 
@@ -102,22 +101,18 @@ def _http_config(options: ServerOptions, state: ServerState) -> uvicorn.Config:
     return config
 
 
-def _grpc_server(options: ServerOptions, state: ServerState) -> tuple[Any, int | None]:
-    """The gRPC server (grpc.aio.Server) and its port, if there is to be one. Raises InputError if it cannot listen."""
-    if options.grpc_port is None:
-        return None, None
-    limits = [("grpc.max_receive_message_length", options.max_request), ("grpc.max_send_message_length", -1), ("grpc.so_reuseport", 0)]
-    server = grpc.aio.server(options=limits, maximum_concurrent_rpcs=options.max_connections)
-    server.add_generic_rpc_handlers((make_handler(state),))
-    place = f"{f'[{options.host}]' if ':' in options.host else options.host}:{options.grpc_port}"
-    try:
-        if options.certificate is None or options.private_key is None:
-            return server, server.add_insecure_port(place)
-        ca = options.client_ca.read_bytes() if options.client_ca is not None else None
-        pair = options.private_key.read_bytes(), options.certificate.read_bytes()
-        return server, server.add_secure_port(place, grpc.ssl_server_credentials([pair], ca, ca is not None))
-    except (RuntimeError, OSError) as problem:
-        raise InputError(f"cannot listen on {place}", why=str(problem)[:200], hint="another port: --grpc-port") from None
+def _grpc_context(options: ServerOptions) -> ssl.SSLContext | None:
+    """TLS for gRPC, where there is a certificate, which `_http_config` has found to be one."""
+    if options.certificate is None:
+        return None
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.minimum_version = ssl.TLSVersion.TLSv1_2
+    context.load_cert_chain(options.certificate, options.private_key)
+    context.set_alpn_protocols(["h2"])
+    if options.client_ca is not None:
+        context.load_verify_locations(options.client_ca)
+        context.verify_mode = ssl.CERT_REQUIRED
+    return context
 
 
 def _listening(host: str, port: int) -> socket.socket:
@@ -130,7 +125,7 @@ def _listening(host: str, port: int) -> socket.socket:
         listener.setblocking(False)
     except (OSError, OverflowError) as problem:
         listener.close()
-        raise InputError(f"cannot listen on {host}:{port}", why=str(problem), hint="another port: --port") from None
+        raise InputError(f"cannot listen on {host}:{port}", why=str(problem), hint="another port: --port, --grpc-port") from None
     return listener
 
 

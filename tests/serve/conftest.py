@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-PACKAGES = ("starlette", "uvicorn", "orjson", "grpc", "prometheus_client")
+PACKAGES = ("starlette", "uvicorn", "orjson", "hpack", "prometheus_client", "grpc")
 MISSING = [package for package in PACKAGES if find_spec(package) is None]
 collect_ignore_glob = ["test_[!p]*.py"] if MISSING else []  # test_packages.py says so
 

@@ -8,7 +8,7 @@ import json
 import threading
 from collections.abc import Iterator
 from concurrent.futures import Future
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -38,6 +38,7 @@ def artifact(path: Path, nodes: list[tuple[Any, ...]], inputs: dict[str, list[An
 class Running(NamedTuple):
     port: int
     grpc_port: int | None
+    stop: Any = None  # ends the server
 
     def ask(
         self, method: str, path: str, body: bytes | str | dict[str, Any] | None = None, headers: dict[str, str] | None = None
@@ -60,11 +61,17 @@ def running(models: Path, **options: Any) -> Iterator[Running]:
     ports: Future[Running] = Future()
     ends: list[Any] = []
 
+    def end() -> None:
+        with suppress(RuntimeError):  # the loop has ended
+            ends[0].call_soon_threadsafe(ends[1].set)
+
     async def main() -> None:
         stop = asyncio.Event()
         ends.extend((asyncio.get_running_loop(), stop))
         await serve(
-            ServerOptions(models, port=0, **{"grpc_port": 0, "poll": 0, **options}), lambda *both: ports.set_result(Running(*both)), stop
+            ServerOptions(models, port=0, **{"grpc_port": 0, "poll": 0, **options}),
+            lambda http, grpc: ports.set_result(Running(http, grpc, end)),
+            stop,
         )
 
     def work() -> None:
@@ -78,6 +85,6 @@ def running(models: Path, **options: Any) -> Iterator[Running]:
     thread = threading.Thread(target=work, daemon=True)
     thread.start()
     yield ports.result(60)
-    ends[0].call_soon_threadsafe(ends[1].set)
+    end()
     thread.join(60)
     assert not thread.is_alive()

@@ -140,10 +140,13 @@ class Soak:
     async def vandals(self, garbage: int, seconds: float) -> None:
         """Garbage of each protocol, clients that vanish before or behind a whole request, and such that hang; spread over the time."""
         hanging: list[Any] = []
+        tasks = []
         for n in range(garbage):
             await asyncio.sleep(seconds / garbage)
-            await self._garbage(self.ports["port"], http_request(self.generator), "HTTP")
-            await self._garbage(self.ports["grpc_port"], http2_garbage(self.generator), "HTTP/2")
+            for port, content, what in (
+                (self.ports["port"], http_request(self.generator), "HTTP"), (self.ports["grpc_port"], http2_garbage(self.generator), "HTTP/2"),
+            ):  # fmt: skip
+                tasks.append(asyncio.create_task(self._garbage(port, content, what)))
             request = self.model.http[n % INPUTS]
             with suppress(OSError):
                 _, writer = await asyncio.open_connection("127.0.0.1", self.ports["port"])
@@ -158,6 +161,7 @@ class Soak:
             for writer in hanging[:-20]:
                 writer.close()
             del hanging[:-20]
+        await asyncio.gather(*tasks)
         for writer in hanging:
             writer.close()
 

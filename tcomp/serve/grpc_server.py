@@ -1,0 +1,542 @@
+"""Calls of gRPC over HTTP/2, on asyncio: what the protocol asks of a server, and nothing else.
+
+grpcio's own server takes 250 us for a call that does nothing, half of them to pass it between its threads and Python's; here all happens
+in the event loop that also speaks HTTP/1. Frames are those of RFC 9113, headers are decoded by the package `hpack`, and messages are
+framed as https://github.com/grpc/grpc/blob/master/doc/PROTOCOL-HTTP2.md says. Compressed messages are refused.
+
+A peer may not: send frames or headers larger than the limits, open more streams than it is told, reset streams again and again, or keep the
+server busy with frames that ask for nothing (CVE-2019-9512 to 9518, CVE-2023-44487, CVE-2024-27316): its connection ends.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import re
+import ssl
+import struct
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple, TypeAlias, cast
+from urllib.parse import quote
+
+from hpack import Decoder, HPACKError, InvalidTableIndex
+
+from tcomp.serve.access import Access
+from tcomp.serve.options import ServerOptions
+from tcomp.serve.refusals import Refusal
+
+_log = logging.getLogger("tcomp.serve")
+
+# Frames, their flags, settings and errors: RFC 9113, sections 6 and 7.
+_DATA, _HEADERS, _PRIORITY, _RST_STREAM, _SETTINGS, _PUSH_PROMISE, _PING, _GOAWAY, _WINDOW_UPDATE, _CONTINUATION = range(10)
+_END_STREAM, _ACK, _END_HEADERS, _PADDED, _WITH_PRIORITY = 0x1, 0x1, 0x4, 0x8, 0x20
+_MAX_STREAMS, _INITIAL_WINDOW, _MAX_FRAME, _MAX_HEADERS = 3, 4, 5, 6
+_NO_ERROR, _PROTOCOL, _FLOW_CONTROL, _STREAM_CLOSED, _FRAME_SIZE, _REFUSED, _COMPRESSION, _CALM = 0, 1, 3, 5, 6, 7, 9, 11
+
+_PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"
+_FRAME_LIMIT = 1 << 20  # bytes of a frame that clients may send
+_HEADER_LIMIT = 1 << 14  # bytes of the headers of a call
+_WINDOW = (1 << 31) - 1  # the most that there may be: what is pending is bounded by the server's limits, which answer instead of waiting
+_STREAMS = 1 << 10  # calls of one connection at the same time
+_PATIENCE = 10_000  # frames of one connection in a second for which nothing is to be done
+_RESET_COST = 20  # of these frames: what a call costs that is begun in vain
+_OK, _CANCELLED, _INVALID, _EXHAUSTED, _UNIMPLEMENTED, _INTERNAL = 0, 1, 3, 8, 12, 13  # codes of gRPC
+_TIMEOUT = re.compile(r"(\d{1,8})([HMSmun])")
+_UNITS = {"H": 3600.0, "M": 60.0, "S": 1.0, "m": 1e-3, "u": 1e-6, "n": 1e-9}  # seconds
+
+
+class Status(Exception):
+    """How a call ends that has no answer: a code of gRPC, a message, and further fields of the trailers."""
+
+    def __init__(self, code: int, message: str, fields: Mapping[str, str] | None = None) -> None:
+        super().__init__(message)
+        self.code, self.message, self.fields = code, message, fields or {}
+
+
+class Call(NamedTuple):
+    """What is known of a call beside its messages: headers, the client's address, and its deadline by time.monotonic."""
+
+    headers: dict[str, str]
+    peer: str
+    deadline: float | None
+
+
+Unary: TypeAlias = Callable[[bytes, Call], Awaitable[bytes]]
+Streaming: TypeAlias = Callable[[AsyncIterator[bytes], Call], AsyncIterator[bytes]]
+
+
+class Methods(NamedTuple):
+    """The methods of a service, by path. They raise Status."""
+
+    unary: Mapping[str, Unary]
+    streaming: Mapping[str, Streaming]
+
+
+class _ConnectionError(Exception):
+    def __init__(self, code: int, why: str) -> None:
+        super().__init__(why)
+        self.code = code
+
+
+@dataclass(slots=True)
+class _Stream:
+    number: int
+    window: int  # bytes that the peer takes
+    call: Call
+    unary: Unary | None = None
+    messages: asyncio.Queue[bytes | None] | None = None  # of a method that streams
+    body: bytearray = field(default_factory=bytearray)
+    counted: int = 0  # bytes of it that count as pending
+    task: asyncio.Task[None] | None = None
+    alarm: asyncio.TimerHandle | None = None
+    waiting: bytearray = field(default_factory=bytearray)  # bytes of the answer for which there was no window
+    trailers: bytes = b""  # to be sent behind them
+    ended: bool = False  # whether the client has said all
+
+
+def _literal(name: str, value: str) -> bytes:
+    """A field of a header that no table has (RFC 7541, section 6.2.2)."""
+    return b"\0" + _text(name.encode()) + _text(value.encode())
+
+
+def _text(content: bytes) -> bytes:
+    if len(content) < 127:
+        return bytes([len(content)]) + content
+    rest, digits = len(content) - 127, bytearray([127])
+    while rest >= 128:
+        digits.append(rest % 128 + 128)
+        rest //= 128
+    return bytes([*digits, rest]) + content
+
+
+def _frame(kind: int, flags: int, stream: int, content: bytes = b"") -> bytes:
+    return struct.pack(">HBBBI", len(content) >> 8, len(content) & 255, kind, flags, stream) + content
+
+
+_BEGIN = b"\x88" + _literal("content-type", "application/grpc")  # 0x88 is `:status: 200`
+_DONE = _literal("grpc-status", "0")
+
+
+class _Connection(asyncio.Protocol):
+    """One client. What it sends is handled as it comes; each call is a task."""
+
+    def __init__(self, server: GrpcServer) -> None:
+        self.server, self.loop = server, asyncio.get_running_loop()
+        self.streams: dict[int, _Stream] = {}
+        self._buffer, self._greeted, self._closing = bytearray(), False, False
+        self._decoder = Decoder(max_header_list_size=_HEADER_LIMIT)
+        self._block: tuple[int, int, bytearray] | None = None  # stream, flags and content of headers that go on in the next frame
+        self._last, self._idle, self._since = 0, 0, time.monotonic()  # the highest stream; frames that asked for nothing, since when
+        self._window, self._stream_window, self._frame_size = 65535, 65535, 16384  # what the peer takes, until it says more
+        self._owed = 0  # bytes received for which the window was not opened again
+
+    # ------------------------------------------------------------ asyncio
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        """A client has come; it gets the server's settings."""
+        self.transport = cast(asyncio.Transport, transport)
+        peer = transport.get_extra_info("peername")
+        self.peer = str(peer[0]) if isinstance(peer, tuple) else ""
+        if len(self.server.connections) >= self.server.options.max_connections:
+            self.transport.abort()
+            return
+        self.server.connections.add(self)
+        settings = {_MAX_STREAMS: _STREAMS, _INITIAL_WINDOW: _WINDOW, _MAX_FRAME: _FRAME_LIMIT, _MAX_HEADERS: _HEADER_LIMIT}
+        content = b"".join(struct.pack(">HI", *pair) for pair in settings.items())
+        self.transport.write(_frame(_SETTINGS, 0, 0, content) + _frame(_WINDOW_UPDATE, 0, 0, struct.pack(">I", _WINDOW - 65535)))
+        self._alarm: asyncio.TimerHandle | None = self.loop.call_later(self.server.options.receive_timeout, self.transport.abort)
+
+    def connection_lost(self, error: Exception | None) -> None:
+        """The client has gone; nobody waits for its calls."""
+        self.server.connections.discard(self)
+        for stream in list(self.streams.values()):
+            self._drop(stream)
+        if getattr(self, "_alarm", None) is not None:
+            assert self._alarm is not None
+            self._alarm.cancel()
+
+    def data_received(self, data: bytes) -> None:
+        """Handle all frames that are complete."""
+        buffer = self._buffer
+        buffer += data
+        try:
+            if not self._greeted:
+                if not _PREFACE.startswith(bytes(buffer[: len(_PREFACE)])):
+                    raise _ConnectionError(_PROTOCOL, "it speaks no HTTP/2")
+                if len(buffer) < len(_PREFACE):
+                    return
+                self._greeted = True
+                del buffer[: len(_PREFACE)]
+                assert self._alarm is not None
+                self._alarm.cancel()
+            start, end = 0, len(buffer)
+            while end - start >= 9:
+                size = int.from_bytes(buffer[start : start + 3])
+                if size > _FRAME_LIMIT:
+                    raise _ConnectionError(_FRAME_SIZE, "a frame is too large")
+                if end - start < 9 + size:
+                    break
+                number = int.from_bytes(buffer[start + 5 : start + 9]) & 0x7FFFFFFF
+                self._handle(buffer[start + 3], buffer[start + 4], number, bytes(memoryview(buffer)[start + 9 : start + 9 + size]))
+                start += 9 + size
+            del buffer[:start]
+        except _ConnectionError as problem:
+            self._give_up(problem.code)
+        except (HPACKError, InvalidTableIndex, UnicodeDecodeError, struct.error, IndexError):
+            self._give_up(_COMPRESSION)
+
+    def _give_up(self, code: int) -> None:
+        self.transport.write(_frame(_GOAWAY, 0, 0, struct.pack(">II", self._last, code)))
+        self.transport.close()
+        self._buffer.clear()
+
+    def drain(self) -> None:
+        """Take no more calls; end when the last is answered."""
+        if not self._closing:
+            self._closing = True
+            self.transport.write(_frame(_GOAWAY, 0, 0, struct.pack(">II", self._last, _NO_ERROR)))
+        if not self.streams:
+            self.transport.close()
+
+    # ------------------------------------------------------------ frames
+
+    def _handle(self, kind: int, flags: int, number: int, content: bytes) -> None:
+        if self._block is not None and kind != _CONTINUATION:
+            raise _ConnectionError(_PROTOCOL, "headers are interrupted")
+        if kind not in (_DATA, _HEADERS) or not content:
+            self._idling(1)
+        if kind == _DATA:
+            self._data(flags, number, content)
+        elif kind == _HEADERS:
+            content = self._unpadded(flags, content)
+            self._headers(number, flags, content[5:] if flags & _WITH_PRIORITY else content)
+        elif kind == _CONTINUATION:
+            if self._block is None or self._block[0] != number:
+                raise _ConnectionError(_PROTOCOL, "a continuation of nothing")
+            first, before, block = self._block
+            self._block = None
+            self._headers(first, before & ~_END_HEADERS | flags & _END_HEADERS, bytes(block) + content)
+        elif kind == _RST_STREAM:
+            if len(content) != 4 or not number:
+                raise _ConnectionError(_FRAME_SIZE, "a reset of four bytes was expected")
+            if (stream := self.streams.get(number)) is not None:
+                self._idling(_RESET_COST)
+                self._drop(stream)
+        elif kind == _SETTINGS:
+            self._settings(flags, number, content)
+        elif kind == _PING:
+            if len(content) != 8 or number:
+                raise _ConnectionError(_FRAME_SIZE, "a ping of eight bytes was expected")
+            if not flags & _ACK:
+                self.transport.write(_frame(_PING, _ACK, 0, content))
+        elif kind == _WINDOW_UPDATE:
+            self._window_update(number, content)
+        elif kind == _PUSH_PROMISE:
+            raise _ConnectionError(_PROTOCOL, "clients do not push")
+
+    def _idling(self, cost: int) -> None:
+        self._idle += cost
+        if self._idle > _PATIENCE:
+            now = time.monotonic()
+            if now < self._since + 1:
+                raise _ConnectionError(_CALM, "too many frames that ask for nothing")
+            self._idle, self._since = 0, now
+
+    @staticmethod
+    def _unpadded(flags: int, content: bytes) -> bytes:
+        if not flags & _PADDED:
+            return content
+        if not content or content[0] >= len(content):
+            raise _ConnectionError(_PROTOCOL, "there is more padding than content")
+        return content[1 : len(content) - content[0]]
+
+    def _settings(self, flags: int, number: int, content: bytes) -> None:
+        if number or len(content) % 6 or (flags & _ACK and content):
+            raise _ConnectionError(_FRAME_SIZE, "settings of six bytes each were expected")
+        if flags & _ACK:
+            return
+        for key, value in struct.iter_unpack(">HI", content):
+            if key == _INITIAL_WINDOW:
+                if value > _WINDOW:
+                    raise _ConnectionError(_FLOW_CONTROL, "the window is too large")
+                change, self._stream_window = value - self._stream_window, value
+                for stream in self.streams.values():
+                    stream.window += change
+            elif key == _MAX_FRAME:
+                if not 16384 <= value < 1 << 24:
+                    raise _ConnectionError(_PROTOCOL, "the size of frames is out of range")
+                self._frame_size = value
+        self.transport.write(_frame(_SETTINGS, _ACK, 0))
+        self._flush()
+
+    def _window_update(self, number: int, content: bytes) -> None:
+        if len(content) != 4:
+            raise _ConnectionError(_FRAME_SIZE, "an update of four bytes was expected")
+        more = int.from_bytes(content) & 0x7FFFFFFF
+        if not number:
+            self._window += more
+            if not more or self._window > _WINDOW:
+                raise _ConnectionError(_FLOW_CONTROL, "the window is out of range")
+        elif (stream := self.streams.get(number)) is not None:
+            stream.window += more
+            if not more or stream.window > _WINDOW:
+                self._reset(stream, _FLOW_CONTROL)
+        self._flush()
+
+    # ------------------------------------------------------------ calls
+
+    def _headers(self, number: int, flags: int, block: bytes) -> None:
+        if len(block) > _HEADER_LIMIT:
+            raise _ConnectionError(_CALM, "the headers are too large")
+        if not flags & _END_HEADERS:
+            self._block = number, flags, bytearray(block)
+            return
+        fields = self._decoder.decode(block)  # also of what is refused: it changes the table
+        if (known := self.streams.get(number)) is not None:  # trailers
+            if not flags & _END_STREAM or known.ended:
+                raise _ConnectionError(_PROTOCOL, "headers in the middle of a call")
+            self._end(known)
+            return
+        if number % 2 == 0 or number <= self._last:
+            if number % 2 and number:  # of a call that was answered or reset in the meantime
+                return
+            raise _ConnectionError(_PROTOCOL, "a stream of the wrong number")
+        self._last = number
+        if self._closing or len(self.streams) >= _STREAMS:
+            self.transport.write(_frame(_RST_STREAM, 0, number, struct.pack(">I", _REFUSED)))
+            return
+        headers = {_string(name): _string(value) for name, value in fields}
+        stream = self._begin(number, headers)
+        if stream is not None and flags & _END_STREAM:
+            self._end(stream)
+
+    def _begin(self, number: int, headers: dict[str, str]) -> _Stream | None:
+        """The stream of a new call; None if it was refused."""
+        path, options = headers.get(":path", ""), self.server.options
+        timeout = _TIMEOUT.fullmatch(headers.get("grpc-timeout", ""))
+        deadline = time.monotonic() + int(timeout[1]) * _UNITS[timeout[2]] if timeout else None
+        stream = _Stream(number, self._stream_window, Call(headers, self.peer, deadline))
+        if headers.get(":method") != "POST" or not headers.get("content-type", "").startswith("application/grpc"):
+            self.transport.write(_frame(_HEADERS, _END_HEADERS | _END_STREAM, number, _literal(":status", "415")))
+            return None
+        if self.server.calls >= options.max_connections:
+            self._refuse(number, Status(_EXHAUSTED, "too many calls at the same time"))
+            return None
+        if (streaming := self.server.methods.streaming.get(path)) is not None:
+            stream.messages = asyncio.Queue()
+            stream.task = self.loop.create_task(self._answer_stream(stream, streaming))
+        elif (unary := self.server.methods.unary.get(path)) is not None:
+            stream.unary = unary
+            stream.alarm = self.loop.call_later(options.receive_timeout, self._too_slow, stream)
+        else:
+            self._refuse(number, Status(_UNIMPLEMENTED, f"there is no method {path[:100]}"))
+            return None
+        self.server.calls += 1
+        self.streams[number] = stream
+        return stream
+
+    def _too_slow(self, stream: _Stream) -> None:
+        self._fail(stream, Status(_CANCELLED, f"the request did not come within {self.server.options.receive_timeout:g} seconds"))
+
+    def _data(self, flags: int, number: int, content: bytes) -> None:
+        self._owed += len(content)
+        if self._owed > 1 << 20:
+            self.transport.write(_frame(_WINDOW_UPDATE, 0, 0, struct.pack(">I", self._owed)))
+            self._owed = 0
+        if not number or (number > self._last and number % 2) or number % 2 == 0:
+            raise _ConnectionError(_PROTOCOL, "data of no stream")
+        stream = self.streams.get(number)
+        if stream is None:  # answered or reset in the meantime
+            return
+        if stream.ended:
+            self._reset(stream, _STREAM_CLOSED)
+            return
+        content = self._unpadded(flags, content)
+        try:
+            self.server.access.take(len(content))
+        except Refusal as refusal:
+            self._fail(stream, Status(_EXHAUSTED, refusal.message, {"retry-after": "1"}))
+            return
+        stream.body += content
+        stream.counted += len(content)
+        if len(stream.body) > self.server.options.max_request + 5:
+            self._fail(stream, Status(_EXHAUSTED, f"the message is larger than {self.server.options.max_request} bytes"))
+            return
+        if stream.messages is not None:
+            self._split(stream, stream.messages)
+        if flags & _END_STREAM and number in self.streams:
+            self._end(stream)
+
+    def _split(self, stream: _Stream, messages: asyncio.Queue[bytes | None]) -> None:
+        """Hand on the complete messages of a method that streams."""
+        while len(stream.body) >= 5:
+            size = int.from_bytes(stream.body[1:5])
+            if stream.body[0] or size > self.server.options.max_request:
+                self._fail(stream, Status(_UNIMPLEMENTED if stream.body[0] else _EXHAUSTED, "a message is compressed, or too large"))
+                return
+            if len(stream.body) < 5 + size:
+                return
+            messages.put_nowait(bytes(stream.body[5 : 5 + size]))
+            del stream.body[: 5 + size]
+
+    def _end(self, stream: _Stream) -> None:
+        """The client has sent all of a call."""
+        stream.ended = True
+        if stream.alarm is not None:
+            stream.alarm.cancel()
+        if stream.messages is not None:
+            stream.messages.put_nowait(None)
+            return
+        assert stream.unary is not None
+        body = stream.body
+        if len(body) < 5 or body[0] or int.from_bytes(body[1:5]) != len(body) - 5:
+            compressed = bool(body) and body[0] == 1
+            why = "compressed messages are not supported" if compressed else "the request is not one message"
+            self._fail(stream, Status(_UNIMPLEMENTED if compressed else _INVALID, why))
+            return
+        stream.task = self.loop.create_task(self._answer(stream, stream.unary, bytes(memoryview(body)[5:])))
+
+    async def _answer(self, stream: _Stream, method: Unary, message: bytes) -> None:
+        try:
+            answer = await method(message, stream.call)
+        except Exception as error:  # noqa: BLE001  one call must not end the connection
+            self._fail(stream, _status(error))
+            return
+        if stream.number not in self.streams:  # reset while the answer was made
+            return
+        size, number = 5 + len(answer), stream.number
+        begin = _frame(_HEADERS, _END_HEADERS, number, _BEGIN)
+        trailers = _frame(_HEADERS, _END_HEADERS | _END_STREAM, number, _DONE)
+        if size <= self._frame_size and size <= stream.window and size <= self._window:
+            self._window -= size
+            self.transport.write(b"".join((begin, _frame(_DATA, 0, number, struct.pack(">BI", 0, len(answer)) + answer), trailers)))
+            self._forget(stream)
+            return
+        self.transport.write(begin)
+        stream.waiting += struct.pack(">BI", 0, len(answer)) + answer
+        stream.trailers = trailers
+        self._flush()
+
+    async def _answer_stream(self, stream: _Stream, method: Streaming) -> None:
+        assert stream.messages is not None
+        number, messages = stream.number, stream.messages
+
+        async def given() -> AsyncIterator[bytes]:
+            while (message := await messages.get()) is not None:
+                yield message
+
+        self.transport.write(_frame(_HEADERS, _END_HEADERS, number, _BEGIN))
+        code = Status(_OK, "")
+        try:
+            async for answer in method(given(), stream.call):
+                stream.waiting += struct.pack(">BI", 0, len(answer)) + answer
+                self._flush()
+                while len(stream.waiting) > _FRAME_LIMIT and number in self.streams:
+                    await asyncio.sleep(0.01)  # the client does not read
+        except Exception as error:  # noqa: BLE001  one call must not end the connection
+            code = _status(error)
+        fields = b"".join(_literal(name, value) for name, value in _trailers(code).items())
+        stream.trailers = _frame(_HEADERS, _END_HEADERS | _END_STREAM, number, fields)
+        self._flush()
+
+    def _flush(self) -> None:
+        """Send what the windows allow."""
+        for stream in [s for s in self.streams.values() if s.waiting or s.trailers]:
+            while stream.waiting:
+                size = min(len(stream.waiting), stream.window, self._window, self._frame_size)
+                if size <= 0:
+                    break
+                self.transport.write(_frame(_DATA, 0, stream.number, bytes(stream.waiting[:size])))
+                del stream.waiting[:size]
+                stream.window -= size
+                self._window -= size
+            if not stream.waiting and stream.trailers:
+                self.transport.write(stream.trailers)
+                self._forget(stream)
+
+    def _refuse(self, number: int, status: Status) -> None:
+        """Answer a call that has not begun."""
+        fields = {"content-type": "application/grpc", **_trailers(status)}
+        block = b"\x88" + b"".join(_literal(name, value) for name, value in fields.items())
+        self.transport.write(_frame(_HEADERS, _END_HEADERS | _END_STREAM, number, block))
+
+    def _fail(self, stream: _Stream, status: Status) -> None:
+        """End a call, before any message of its answer, with an error."""
+        if stream.number not in self.streams:
+            return
+        if stream.messages is None:
+            self._refuse(stream.number, status)
+        else:  # its headers were sent
+            block = b"".join(_literal(name, value) for name, value in _trailers(status).items())
+            self.transport.write(_frame(_HEADERS, _END_HEADERS | _END_STREAM, stream.number, block))
+        if not stream.ended:  # the client need not send the rest
+            self.transport.write(_frame(_RST_STREAM, 0, stream.number, struct.pack(">I", _NO_ERROR)))
+        self._drop(stream)
+
+    def _reset(self, stream: _Stream, code: int) -> None:
+        self.transport.write(_frame(_RST_STREAM, 0, stream.number, struct.pack(">I", code)))
+        self._drop(stream)
+
+    def _drop(self, stream: _Stream) -> None:
+        """Nobody waits for this call any more."""
+        if stream.task is not None and stream.task is not asyncio.current_task(self.loop):
+            stream.task.cancel()
+        self._forget(stream)
+
+    def _forget(self, stream: _Stream) -> None:
+        if self.streams.pop(stream.number, None) is not None:
+            self.server.calls -= 1
+            self.server.access.give(stream.counted)
+            if stream.alarm is not None:
+                stream.alarm.cancel()
+        if self._closing and not self.streams:
+            self.transport.close()
+
+
+def _string(text: str | bytes) -> str:
+    return text if isinstance(text, str) else text.decode(errors="replace")
+
+
+def _status(error: Exception) -> Status:
+    if isinstance(error, Status):
+        return error
+    _log.error("a call failed", exc_info=error)
+    return Status(_INTERNAL, "internal error")
+
+
+def _trailers(status: Status) -> dict[str, str]:
+    message = {"grpc-message": quote(status.message, safe=" !#$&'()*+,/:;=?@[]")} if status.message else {}
+    return {"grpc-status": str(status.code), **message, **status.fields}
+
+
+class GrpcServer:
+    """A server for the methods of one service.
+
+    connections: those that are open; calls: how many are under way
+    """
+
+    def __init__(self, methods: Methods, options: ServerOptions, access: Access) -> None:
+        self.methods, self.options, self.access = methods, options, access
+        self.connections: set[_Connection] = set()
+        self.calls = 0
+        self._server: asyncio.Server | None = None
+
+    async def start(self, listener: Any, context: ssl.SSLContext | None) -> None:
+        """Accept connections of a socket, with TLS if there is a context."""
+        loop = asyncio.get_running_loop()
+        self._server = await loop.create_server(lambda: _Connection(self), sock=listener, ssl=context, backlog=1024)
+
+    async def stop(self, seconds: float) -> None:
+        """Accept nothing more; wait so long for the calls that are under way, and end."""
+        if self._server is None:
+            return
+        self._server.close()
+        for connection in list(self.connections):
+            connection.drain()
+        end = time.monotonic() + seconds
+        while self.connections and time.monotonic() < end:
+            await asyncio.sleep(0.01)
+        for connection in list(self.connections):
+            connection.transport.abort()
