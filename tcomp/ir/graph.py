@@ -35,11 +35,11 @@ import numpy.typing as npt
 from tcomp.errors import IRError, TcompError
 from tcomp.ir import te
 from tcomp.ir.dims import upper_bound
-from tcomp.ir.dtypes import NARROW
+from tcomp.ir.dtypes import NARROW, integer_range
 from tcomp.ir.expr import Dim, Expr, const, substitute, variables
 from tcomp.ir.layout import Layout
 from tcomp.ir.simplify import as_dim
-from tcomp.ir.text.printer import Names, Printer, as_html, quoted, unused
+from tcomp.ir.text.printer import SUFFIXES, Names, Printer, as_html, quoted, unused
 
 if TYPE_CHECKING:
     from tcomp.runtime.manifest import HostSteps
@@ -444,4 +444,7 @@ class _GraphPrinter(Printer):
         if array.size > INLINE:
             return f'sha256 "{content_hash(array)}"'
         elements = array.reshape(-1).tolist() if dtype == "bfloat16" or dtype in NARROW else array.reshape(-1)
+        if dtype == "uint64":  # a number without a suffix is an int64
+            most = integer_range("int64")[1]
+            return f"[{', '.join(f'{x}{SUFFIXES[dtype] if x > most else str()}' for x in elements)}]"
         return f"[{', '.join(str(x).lower() if dtype == 'bool' else str(x) for x in elements)}]"

@@ -84,7 +84,7 @@ class Context:
     part: int = 0
     callers: tuple[Any, ...] = ()  # the equations whose jaxprs are inlined here, innermost first
     conditional: bool = False  # whether it is part of a branch
-    only_use: bool = False  # whether no other equation of the jaxpr uses the first operand
+    uses: tuple[int, ...] = ()  # how often each operand of the equation is used in its jaxpr
     products: dict[Value, tuple[Value, Value, str, str, str]] = field(default_factory=dict)  # (operands, letters of the Einstein sum)
     short: dict[Value, Value] = field(default_factory=dict)  # values that begin with axes of extent 1, and the same without them
 

@@ -22,6 +22,7 @@ from tcomp.frontends.jax.handlers import (
     control,
     elementwise,
     indexing,
+    linalg,
     movement,
     randoms,
     reduction,
@@ -31,7 +32,7 @@ from tcomp.frontends.jax.handlers import (
 from tcomp.ir.graph import Graph, GraphBuilder, Value
 from tcomp.ops.movement import IDENTITY
 
-_FAMILIES = (contraction, elementwise, indexing, movement, randoms, reduction, special, windows)
+_FAMILIES = (contraction, elementwise, indexing, linalg, movement, randoms, reduction, special, windows)
 HANDLERS: Table = {name: handler for family in _FAMILIES for name, handler in family.TABLE.items()}
 INLINED = {
     "jit": "jaxpr", "pjit": "jaxpr", "closed_call": "call_jaxpr", "core_call": "call_jaxpr", "remat2": "jaxpr", "checkpoint": "jaxpr",
@@ -122,7 +123,7 @@ class Importer:
             self.context.callers = outer, *callers
         uses = Counter(map(id, (*(v for eqn in jaxpr.eqns for v in eqn.invars), *jaxpr.outvars)))
         for eqn in jaxpr.eqns:
-            self.context.eqn, self.context.only_use = eqn, bool(eqn.invars) and uses[id(eqn.invars[0])] == 1
+            self.context.eqn, self.context.uses = eqn, tuple([uses[id(v)] for v in eqn.invars])
             found = self.equation(eqn, [read(atom) for atom in eqn.invars])
             env |= zip(eqn.outvars, found, strict=True)
         self.context.eqn, self.context.callers = outer, callers

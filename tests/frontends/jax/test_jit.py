@@ -19,6 +19,7 @@ from jax import lax
 import tcomp
 import tcomp.jax
 from tcomp.errors import InputError, UnsupportedError
+from tcomp.frontends.jax import import_jaxpr
 
 X = np.random.default_rng(0).normal(size=(4, 6)).astype(np.float32)
 
@@ -143,6 +144,26 @@ def test_special_functions():
     s = jax.scipy.special
     same(lambda x: (s.gammaln(x), s.erfinv(jnp.tanh(x)), s.erfc(x), s.i0e(x), s.i1e(x), jnp.cbrt(x), jnp.expm1(x), jnp.log1p(x * x)), X)
     same(lambda x: (s.digamma(jnp.abs(x) + 0.1), s.gammainc(jnp.abs(x) + 1, 1.0), s.betainc(2.0, 3.0, jax.nn.sigmoid(x))), X, rtol=1e-4)
+
+
+def test_linear_algebra_and_transforms():
+    a = X[:, :4] @ X[:, :4].T + 4 * np.eye(4, dtype=np.float32)
+    same(lambda a, b: (jnp.linalg.cholesky(a), jnp.linalg.solve(a, b), jnp.linalg.inv(a), jnp.linalg.slogdet(a)), a, X, rtol=1e-4)
+    same(lambda a, b: jax.scipy.linalg.solve_triangular(a + 1j, b, lower=True, trans=2), a, X, rtol=1e-4)
+    same(lambda x: (jnp.fft.fft(x), jnp.fft.rfft2(x), jnp.fft.irfft(jnp.fft.rfft(x)), jnp.fft.ifft2(x)), X, rtol=1e-4)
+
+
+def test_attention_is_one_kernel():
+    """A softmax is recognised, and joined with the product behind it."""
+
+    def attention(q: Any, k: Any, v: Any) -> Any:
+        return jax.nn.softmax(jnp.einsum("bqd,bkd->bqk", q, k) / 8) @ v
+
+    given = [np.random.default_rng(n).normal(size=(2, 32, 16)).astype(np.float32) for n in range(3)]
+    same(attention, *given, rtol=1e-4)
+    graph = import_jaxpr(jax.jit(attention).trace(*given).jaxpr).graph
+    assert "softmax" in [node.op.name for node in graph.nodes]
+    same(jax.grad(lambda *x: jnp.sum(attention(*x) ** 2), (0, 1, 2)), *given, rtol=1e-4)
 
 
 def test_what_is_not_supported_runs_in_jax(caplog):

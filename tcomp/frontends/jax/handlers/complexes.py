@@ -10,6 +10,7 @@ from typing import Any
 import jax.numpy as jnp
 
 from tcomp.frontends.jax.context import Context, Handler, Operand, Parts, Table, is_complex, is_key, leaves
+from tcomp.frontends.jax.handlers import linalg
 from tcomp.frontends.jax.handlers.contraction import bilinear
 from tcomp.frontends.jax.handlers.elementwise import atan2, integer_power
 from tcomp.ir.graph import Value
@@ -46,7 +47,7 @@ def handler(name: str, eqn: Any, operands: Sequence[Operand], handlers: Table) -
         return handlers.get(name)
     if name in PARTWISE or (name in LINEAR and not any(map(is_key, types))):
         return partial(_partwise, handlers[name])
-    if any(map(is_complex, types)):
+    if any(map(is_complex, types)) and name not in linalg.TABLE:
         if name in BILINEAR:
             return partial(_product, handlers[name])
         return TABLE.get(name)

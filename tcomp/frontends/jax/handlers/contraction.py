@@ -68,7 +68,7 @@ def _matrices(ctx: Context, a: Value, b: Value, left: str, right: str, result: s
 
 def transpose(ctx: Context, x: Value, permutation: Sequence[int]) -> Value:
     """Axes in another order; a product that nothing else uses is computed in that order."""
-    if x not in ctx.products or not ctx.only_use:
+    if x not in ctx.products or ctx.uses[0] > 1:
         return ctx.transpose(x, permutation)
     a, b, left, right, result = ctx.products[x]
     return product(ctx, a, b, left, right, "".join(result[n] for n in permutation))

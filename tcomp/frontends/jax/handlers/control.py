@@ -118,9 +118,17 @@ def _choose(importer: Any, index: Value, branches: Sequence[Any], first: int, va
 
 def _cond(importer: Any, index: Value, *operands: Operand, branches: Sequence[Any], **others: Any) -> list[Operand]:
     avals = [v.aval for v in importer.context.eqn.outvars]
-    if len(branches) == 1:
-        return list(importer.evaluate(branches[0].jaxpr, branches[0].consts, operands))
+    known = importer.builder.constants.get(index)
+    if len(branches) == 1 or known is not None:
+        one = branches[min(max(int(known), 0), len(branches) - 1) if known is not None else 0]
+        return list(importer.evaluate(one.jaxpr, one.consts, operands))
     return rebuilt(avals, iter(_choose(importer, index, branches, 0, leaves(operands))))
+
+
+def _platform_index(importer: Any, platforms: Sequence[Sequence[str] | None], **others: Any) -> list[Operand]:
+    """Which of several definitions is for the CPU."""
+    found = [n for n, names in enumerate(platforms) if names is None or "cpu" in names]
+    return [importer.context.number(found[0], "int32")]
 
 
 def _linear_solve(importer: Any, *operands: Operand, const_lengths: Any, jaxprs: Any) -> list[Operand]:
@@ -139,4 +147,11 @@ def _callback(importer: Any, *operands: Operand, **params: Any) -> list[Operand]
     return rebuilt(avals, (ctx.add(STOP, shape=tuple(a.shape), dtype=dtype) for a in avals for dtype in part_types(a.dtype)))
 
 
-TABLE: Table = {"pure_callback": _callback, "scan": _scan, "while": _while, "cond": _cond, "custom_linear_solve": _linear_solve}
+TABLE: Table = {
+    "pure_callback": _callback,
+    "platform_index": _platform_index,
+    "scan": _scan,
+    "while": _while,
+    "cond": _cond,
+    "custom_linear_solve": _linear_solve,
+}

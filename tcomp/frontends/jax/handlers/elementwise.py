@@ -8,12 +8,15 @@ from functools import partial, reduce
 from typing import Any
 
 import jax.numpy as jnp
+import numpy as np
 from jax import lax
 
 from tcomp.frontends.jax.context import Context, Handler, Operand, Parts, Table, decomposed, is_complex, part_types
 from tcomp.ir.dtypes import BITS, NARROW, is_float
 from tcomp.ir.graph import Operator, Value
-from tcomp.ops import elementwise as ops, general
+from tcomp.ops import elementwise as ops, general, movement, reduction
+
+SOFTMAX_NODES = 16  # in which a softmax is looked for, the last ones
 
 
 def forward(op: Operator) -> Handler:
@@ -107,6 +110,30 @@ def _select(ctx: Context, which: Value, *cases: Value) -> Value:
 
 def _clamp(ctx: Context, low: Value, x: Value, high: Value) -> Value:
     return ctx.add(ops.MIN, ctx.add(ops.MAX, x, low), high)
+
+
+def _div(ctx: Context, x: Value, y: Value, **params: Any) -> Value:
+    """A quotient; of exponentials by their sum, which nothing else uses, it is a softmax, which has kernels of its own."""
+    source = _softmax_of(ctx, x, y) if ctx.uses == (2, 1) else None
+    return ctx.add(general.QUOTIENT, *ctx.aligned(x, y)) if source is None else ctx.add(reduction.SOFTMAX, source[0], axes=source[1])
+
+
+def _softmax_of(ctx: Context, exponentials: Value, total: Value) -> tuple[Value, tuple[int, ...]] | None:
+    """(x, axes), if the operands are exp(x - max(x)) and its sum over the axes."""
+    made = {v: node for node in ctx.builder.nodes[-SOFTMAX_NODES:] for v in node.outputs}
+
+    def operands(x: Value | None, op: Operator) -> tuple[Any, ...]:
+        while x in made and made[x].op in (movement.RESHAPE, ops.MAX):  # -inf is the least number anyway
+            rest = [v for v in made[x].inputs if v not in ctx.builder.constants or not np.isneginf(ctx.builder.constants[v]).all()]
+            x = rest[0] if len(rest) == 1 else None
+        return (*made[x].inputs, made[x].attrs.get("axes")) if x in made and made[x].op is op else ()
+
+    if not (summed := operands(total, reduction.REDUCE_SUM)) or summed[0] is not exponentials:
+        return None
+    if not (shifted := operands(exponentials, ops.EXP)) or not (pair := operands(shifted[0], ops.SUB)):
+        return None
+    largest = operands(pair[1], reduction.REDUCE_MAX)
+    return (pair[0], summed[1]) if largest == (pair[0], summed[1]) else None
 
 
 def _mul(ctx: Context, x: Value, y: Value, out_dtype: Any = None, **params: Any) -> Value:
@@ -249,14 +276,14 @@ TABLE: Table = {
         "acos": ops.ACOS, "atan": ops.ATAN, "sinh": ops.SINH, "cosh": ops.COSH, "tanh": ops.TANH, "asinh": ops.ASINH,
         "acosh": ops.ACOSH, "atanh": ops.ATANH, "logistic": ops.SIGMOID, "erf": ops.ERF, "and": ops.AND, "or": ops.OR, "xor": ops.XOR,
         "shift_left": general.SHIFT_BITS_LEFT, "shift_right_arithmetic": general.SHIFT_BITS_RIGHT, "population_count": general.POPCOUNT,
-        "div": general.QUOTIENT, "rem": general.REMAINDER,
+        "rem": general.REMAINDER,
     }.items()},
     "add": _arithmetic(ops.ADD, ops.OR), "add_any": _arithmetic(ops.ADD, ops.OR), "sub": _arithmetic(ops.SUB), "mul": _mul,
     "max": _arithmetic(ops.MAX, ops.OR), "min": _arithmetic(ops.MIN, ops.AND), "pow": _power, "integer_pow": _integer_pow,
     "square": lambda ctx, x, **params: ctx.add(ops.MUL, x, x), "rsqrt": _rsqrt, "mulhi": _mulhi,
     "eq": partial(_compare, ops.EQUAL), "ne": _not_equal, "lt": partial(_compare, ops.LESS), "le": partial(_compare, ops.LESS_EQUAL),
     "gt": partial(_compare, ops.GREATER), "ge": partial(_compare, ops.GREATER_EQUAL),
-    "shift_right_logical": _shift_right_logical, "select_n": _select, "clamp": _clamp,
+    "div": _div, "shift_right_logical": _shift_right_logical, "select_n": _select, "clamp": _clamp,
     "convert_element_type": _convert, "bitcast_convert_type": _bitcast,
     "exp2": decomposed(lambda x, **params: jnp.power(jnp.asarray(2, x.dtype), x)), "expm1": decomposed(_expm1), "log1p": decomposed(_log1p),
     "cbrt": decomposed(_cbrt), "atan2": decomposed(atan2),
