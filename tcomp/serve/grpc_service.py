@@ -41,6 +41,7 @@ def make_methods(state: ServerState) -> Methods:
              "RepositoryModelLoad", "RepositoryModelUnload")  # fmt: skip
     unary: dict[str, Unary] = {f"{prefix}{name}": service.answering(name) for name in names}
     streaming: dict[str, Streaming] = {f"{prefix}ModelStreamInfer": service.on_stream}
+    unary["/grpc.health.v1.Health/Check"] = service.health
     return Methods(unary, streaming)
 
 
@@ -69,6 +70,11 @@ class _Service:
     def _check(self, call: Call) -> None:
         if not self._access.open:
             self._access.check(call.headers.get("authorization", ""), call.peer)
+
+    async def health(self, content: bytes, call: Call) -> bytes:
+        """Whether all models are ready, as probes of Kubernetes ask (https://github.com/grpc/grpc/blob/master/doc/health-checking.md): the
+        answer's field 1 is 1 for yes, 2 for no."""
+        return b"\x08\x01" if self._state.ready else b"\x08\x02"
 
     # ------------------------------------------------------------ inference
 

@@ -11,6 +11,7 @@ from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import ExitStack, asynccontextmanager, contextmanager, suppress
 
 import uvicorn
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 from tcomp.errors import InputError
 from tcomp.serve.grpc_server import GrpcServer
@@ -22,6 +23,37 @@ from tcomp.serve.state import ServerState
 
 _log = logging.getLogger("tcomp.serve")
 _KEEP_ALIVE = 75  # seconds that an idle connection stays: longer than most clients and proxies keep theirs
+
+
+class _HttpProtocol(HttpToolsProtocol):
+    """A connection of HTTP that ends where the headers of a request do not come in time; uvicorn would wait for ever."""
+
+    patience = 30.0  # seconds
+    _alarm: asyncio.TimerHandle | None = None
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        """A client has come, and is to say something."""
+        super().connection_made(transport)
+        self._wait()
+
+    def data_received(self, data: bytes) -> None:
+        """A part of a request, or all of it."""
+        super().data_received(data)
+        self._wait()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        """The client has gone."""
+        super().connection_lost(exc)
+        if self._alarm is not None:
+            self._alarm.cancel()
+
+    def _wait(self) -> None:
+        if self.cycle is not None and not self.cycle.response_complete:  # a request has begun; its body has a time of its own
+            if self._alarm is not None:
+                self._alarm.cancel()
+                self._alarm = None
+        elif self._alarm is None:
+            self._alarm = self.loop.call_later(self.patience, self.transport.close)
 
 
 class _Http(uvicorn.Server):
@@ -84,13 +116,16 @@ async def serve(
 
 
 def _http_config(options: ServerOptions, state: ServerState) -> uvicorn.Config:
+    class Protocol(_HttpProtocol):
+        patience = options.receive_timeout
+
     more = {}
     if options.certificate is not None:
         more = {"ssl_certfile": str(options.certificate), "ssl_keyfile": str(options.private_key)}
         if options.client_ca is not None:
             more |= {"ssl_ca_certs": str(options.client_ca), "ssl_cert_reqs": ssl.CERT_REQUIRED}  # type: ignore[dict-item]
     config = uvicorn.Config(
-        make_app(state), log_config=None, access_log=False, lifespan="off", server_header=False, ws="none",
+        make_app(state), http=Protocol, log_config=None, access_log=False, lifespan="off", server_header=False, ws="none",
         limit_concurrency=options.max_connections, timeout_keep_alive=_KEEP_ALIVE,
         timeout_graceful_shutdown=max(1, round(options.drain_timeout)), **more,  # type: ignore[arg-type]
     )  # fmt: skip

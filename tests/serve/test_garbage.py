@@ -92,6 +92,10 @@ def test_clients_that_go_or_hang(models: Path) -> None:
         for connection in hanging[4:]:
             connection.close()
         assert hanging[0].recv(1000).startswith(b"HTTP/1.1 408")
+        for silent in (b"", b"POST /v2/models/mlp/infer HT"):
+            with socket.create_connection(("127.0.0.1", server.port), timeout=20) as connection:
+                connection.sendall(silent)
+                assert connection.recv(1) == b""
         time.sleep(0.05)
         assert good(server)
         lines = server.ask("GET", "/metrics")[1].decode().splitlines()

@@ -67,6 +67,8 @@ def test_a_stream_answers_each_request(client: Client) -> None:
 def test_what_there_is(client: Client) -> None:
     assert client("ServerLive").live and client("ServerReady").ready
     assert client("ModelReady", name="mlp").ready and not client("ModelReady", name="none").ready
+    health = client.channel.unary_unary("/grpc.health.v1.Health/Check")
+    assert health(b"", timeout=20) == b"\x08\x01"  # SERVING
     assert client("ServerMetadata").name == "tcomp"
     model = client("ModelMetadata", name="plus")
     assert list(model.versions) == ["1", "2"] and list(model.inputs[0].shape) == [-1, 8]
