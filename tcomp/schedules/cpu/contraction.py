@@ -13,7 +13,7 @@ from tcomp.errors import ScheduleError
 from tcomp.ir import expr as E
 from tcomp.ir.access import stride
 from tcomp.ir.dtypes import is_float, itemsize
-from tcomp.ir.layout import Layout
+from tcomp.ir.layout import Layout, Piece
 from tcomp.ir.loops import SERIAL, UNROLLED, VECTORIZED, Accumulate, Buffer, For, If, walk
 from tcomp.schedules.analysis import access_patterns as patterns
 from tcomp.schedules.analysis.access_patterns import Nest, bytes_of, extent_of, is_product, reduction_nest, result_nest, row_axis
@@ -247,9 +247,10 @@ def _overlapping(nest: Nest, axes: Sequence[For | None]) -> bool:
     return any(rows & (used := set(E.variables(i))) and reduced & used for r in vectors for i in r.args)
 
 
-def pack(s: Schedule, acc: str, lanes: int, target: CpuTarget, knobs: Knobs, width: int | None = None) -> None:
+def pack(s: Schedule, acc: str, lanes: int, target: CpuTarget, knobs: Knobs, width: int | None = None, whole: int = 1) -> None:
     """Copy an operand of a contraction into panels where the lanes would walk it with a stride, or its rows lie on different pages; they
-    are as wide as the register tile unless `width` says otherwise."""
+    are as wide as the register tile unless `width` says otherwise. There is room for panels of a multiple of `whole` columns, where their
+    number is not known: processors take long to load nothing from where there is no memory."""
     nest = reduction_nest(s.kernel, acc)
     lane, row = nest.spatial[-1], row_axis(nest)
     if not is_product(nest) or row is None:
@@ -269,20 +270,23 @@ def pack(s: Schedule, acc: str, lanes: int, target: CpuTarget, knobs: Knobs, wid
         panel = width or tile_of(nest, target, knobs).vectors * lanes
         packed = s.cache_read(r.attr.name, None, f"{r.attr.name}.packed")
         order = [dims[0], *(d for d in range(len(r.args)) if d != dims[0])]
+        loop = packed.loads[dims[0]]
+        rest, columns = [x for x in packed.loads if x != loop], extent(s, loop)
         s.relayout(packed, Layout.blocked(order, dims[0], panel))
         # Whole lines of the copy are written, vector by vector; what lies along another axis is transposed in registers.
-        loop = packed.loads[dims[0]]
-        rest, whole = [x for x in packed.loads if x != loop], extent(s, loop)
         s.reorder(*rest, loop)
         filling = result_nest(s.kernel, packed)
-        if (transposed := elementwise.transpose_tiles(filling, target)) is not None and panel % transposed.lanes == 0:
+        if (transposed := elementwise.transpose_tiles(filling, target, free=True)) is not None and panel % transposed.lanes == 0:
             elementwise.transpose(s, filling, replace(transposed, vectors=panel // transposed.lanes), True, knobs)
-            continue
-        outer, inner = s.split(loop, panel)
-        vectors, vector = s.split(inner, lanes)
-        s.reorder(outer, *rest, vectors, vector)
-        unroll(s, [vectors], vector)
-        threads(s, [outer, *rest], True, knobs, {outer: whole_tiles(whole, panel)})
+        else:
+            outer, inner = s.split(loop, panel)
+            vectors, vector = s.split(inner, lanes)
+            s.reorder(outer, *rest, vectors, vector)
+            unroll(s, [vectors], vector)
+            threads(s, [outer, *rest], True, knobs, {outer: whole_tiles(columns, panel)})
+        if not isinstance(columns, int) and whole > panel and whole % panel == 0:
+            inside = tuple(Piece(d) for d in range(1, len(order) + 1))
+            s.relayout(packed, Layout(len(order) + 1, (Piece(0, whole // panel), Piece(0, 1, whole // panel), *inside)))
 
 
 def tile_of(nest: Nest, target: CpuTarget, knobs: Knobs) -> Tile:

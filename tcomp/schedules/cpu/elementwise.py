@@ -115,8 +115,9 @@ class TransposeTiles:
     vectors: int
 
 
-def transpose_tiles(nest: Nest, target: CpuTarget) -> TransposeTiles | None:
-    """What to transpose, where all that lanes would gather lies along one other loop."""
+def transpose_tiles(nest: Nest, target: CpuTarget, free: bool = False) -> TransposeTiles | None:
+    """What to transpose, where all that lanes would gather lies along one other loop; `free`: also where that of the lanes has an extent
+    that is not known."""
     lane, lanes = nest.loops[-1], min(MAX_TILE_LANES, nest_lanes(target, nest))
     strided = tuple(r for r in nest.reads if stride(r, lane.var) not in (0, 1))
     along = [x for x in nest.loops[:-1] if strided and all(stride(r, x.var) == 1 for r in strided)]
@@ -127,10 +128,10 @@ def transpose_tiles(nest: Nest, target: CpuTarget) -> TransposeTiles | None:
         or lanes < 2
         or not plain
         or read_twice
-        or not all(isinstance(x.extent, int) and x.extent >= lanes for x in (lane, along[-1]))
+        or not all((isinstance(x.extent, int) or (free and x is lane)) and extent_of(x.extent) >= lanes for x in (lane, along[-1]))
     ):
         return None
-    tiles = int(lane.extent) // lanes
+    tiles = extent_of(lane.extent) // lanes
     wanted = max(1, min(tiles, MAX_VECTORS, MIN_WRITTEN // (lanes * itemsize(nest.writes.dtype))))
     return TransposeTiles(along[-1], strided, lanes, next((n for n in range(wanted, MAX_VECTORS + 1) if tiles % n == 0), 1))
 

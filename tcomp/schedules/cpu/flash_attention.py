@@ -114,7 +114,7 @@ def schedule(s: Schedule, found: SoftmaxProduct, target: CpuTarget, knobs: Knobs
     dividing = [n for n in lengths if divides(n, keys.extent) and BLOCK_KEYS // 2 <= n]
     length = knobs.choice((found.maximum, "block"), lengths, min(dividing or lengths, key=lambda n: (abs(n - BLOCK_KEYS), n)))
     if found.scores is not None:
-        pack(s, found.scores, lanes, target, knobs, _tile(height, length // lanes, target).vectors * lanes)
+        pack(s, found.scores, lanes, target, knobs, _tile(height, length // lanes, target).vectors * lanes, length)
     around, inside = s.split(rows.var.name, height)
     s.reorder(*others, around, inside, columns.var.name)
     for name in (*found.sums, found.maximum):
