@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from tcomp.ir import loops as L, te
-from tcomp.ir.expr import Expr, cast, maximum, minimum
+from tcomp.ir.expr import Expr, bitcast, cast, maximum, minimum
 from tcomp.ir.graph import Operator
 from tcomp.ir.te import Tensor
 
@@ -25,10 +25,11 @@ NEVER, ALWAYS, BY_NODE = "never", "always", "by node"  # whether a missing value
 
 @dataclass(frozen=True)
 class NodeTables:
-    """The nodes of an ensemble. `links` holds (first child << shift) + (missing values pass) * 2^feature_bits + feature."""
+    """The nodes of an ensemble. `links` holds (first child << shift) + (missing values pass) * 2^feature_bits + feature. In one
+    table, thresholds are the upper 32 bits: a gather takes about as long for both as for one of the two."""
 
-    links: np.ndarray  # [nodes], int32 where that is enough, else int64
-    thresholds: np.ndarray  # [nodes]
+    links: np.ndarray  # [nodes], int32 where that is enough, else int64; with thresholds in the upper half int64
+    thresholds: np.ndarray | None  # [nodes]; None where they are in `links`
     slots: np.ndarray  # [nodes]: the node as it was given
     steps: int  # of the longest walk
     feature_bits: int
@@ -36,10 +37,18 @@ class NodeTables:
 
 
 def node_tables(
-    feature: np.ndarray, threshold: np.ndarray, missing: np.ndarray, passed: np.ndarray, failed: np.ndarray, roots: np.ndarray
+    feature: np.ndarray,
+    threshold: np.ndarray,
+    missing: np.ndarray,
+    passed: np.ndarray,
+    failed: np.ndarray,
+    roots: np.ndarray,
+    together: bool = False,
 ) -> NodeTables | None:
     """The tables of trees given by arrays over their nodes: node i goes to `passed[i]` where `x[feature[i]] <= threshold[i]`, else to
-    `failed[i]`, which is i itself in leaves; `missing[i]` says that NaN passes. Nodes may be shared. None where the nodes form a cycle."""
+    `failed[i]`, which is i itself in leaves; `missing[i]` says that NaN passes. Nodes may be shared. `together`: one table, if that can
+    be, which pays where lanes run across trees, and not where they run across rows, which are then half as many. None where the nodes
+    form a cycle."""
     inner = failed != np.arange(len(failed))
     how = NEVER if not missing[inner].any() else ALWAYS if missing[inner].all() and not np.isnan(threshold[inner]).any() else BY_NODE
     children = np.stack([passed, failed] if how == ALWAYS else [failed, passed], -1)
@@ -61,6 +70,9 @@ def node_tables(
     packed = (links << (bits + 1)) + ((missing & inner)[nodes].astype(np.int64) << bits) + np.where(inner, feature, 0)[nodes]
     small = packed.max(initial=0) <= np.iinfo(np.int32).max
     thresholds = np.where(inner, threshold, np.nan)[nodes].astype(threshold.dtype)
+    if together and small and thresholds.dtype == np.float32:
+        both = (thresholds.view(np.int32).astype(np.int64) << 32) | packed  # neither part is negative below bit 32
+        return NodeTables(both, None, nodes, steps, bits, how)
     return NodeTables(packed.astype(np.int32 if small else np.int64), thresholds, nodes, steps, bits, how)
 
 
@@ -69,12 +81,19 @@ def node_tables(
 Step = Callable[[Expr, Expr], Expr]  # (row, node) -> the next node of the walk
 
 
-def _step(x: Tensor | L.Buffer, links: Tensor | L.Buffer, thresholds: Tensor | L.Buffer, feature_bits: int, missing: str) -> Step:
+def _step(x: Tensor | L.Buffer, links: Tensor | L.Buffer, thresholds: Tensor | L.Buffer | None, feature_bits: int, missing: str) -> Step:
     nodes, features = links.shape[0], x.shape[1]
     assert isinstance(nodes, int) and isinstance(features, int)
 
+    def parts(node: Expr) -> tuple[Expr, Expr]:
+        """Link and threshold."""
+        if thresholds is not None:
+            return links[node], thresholds[node]
+        both = links[node]
+        return cast(both, "int32"), bitcast(cast(both // (1 << 32), "int32"), "float32")
+
     def step(row: Expr, node: Expr) -> Expr:
-        link, threshold = links[node], thresholds[node]
+        link, threshold = parts(node)
         value = x[row, minimum(link % (1 << feature_bits), features - 1)]
         passes = threshold < value if missing == ALWAYS else value <= threshold  # the opposite, and the children are swapped
         if missing == BY_NODE:
@@ -85,7 +104,7 @@ def _step(x: Tensor | L.Buffer, links: Tensor | L.Buffer, thresholds: Tensor | L
 
 
 def _leaves(
-    x: Tensor, links: Tensor, thresholds: Tensor, trees: int, steps: int, feature_bits: int, missing: str
+    x: Tensor, links: Tensor, thresholds: Tensor | None, trees: int, steps: int, feature_bits: int, missing: str
 ) -> Callable[[Expr, Expr], Expr]:
     """The function from a row and a tree to the leaf in which the walk ends."""
     nodes = links.shape[0]
@@ -98,17 +117,18 @@ def _leaves(
         return node
 
     def program(inputs: Sequence[L.Buffer], outputs: Sequence[L.Buffer]) -> L.Stmt:
-        (leaves,), step = outputs, _step(inputs[0], inputs[1], inputs[2], feature_bits, missing)
+        (leaves,), step = outputs, _step(inputs[0], inputs[1], None if thresholds is None else inputs[2], feature_bits, missing)
 
         def one(at: tuple[Expr, ...]) -> L.Stmt:
             go = L.loop("step", steps, lambda _: L.store(leaves, at, step(at[0], _inside(leaves[at], nodes))))
-            return L.block(L.store(leaves, at, cast(at[1], links.dtype)), go)
+            return L.block(L.store(leaves, at, cast(at[1], leaves.dtype)), go)
 
         return L.over(leaves.shape, one)
 
     if steps <= MAX_UNROLLED:
         return walk
-    leaves = te.extern(((x.shape[0], trees), links.dtype), [x, links, thresholds], program, "leaves")
+    given = [x, links] if thresholds is None else [x, links, thresholds]
+    leaves = te.extern(((x.shape[0], trees), links.dtype if thresholds is not None else "int32"), given, program, "leaves")
     return lambda row, tree: _inside(leaves[row, tree], nodes)
 
 
@@ -116,7 +136,7 @@ def _inside(node: Expr, nodes: int) -> Expr:
     return maximum(minimum(node, nodes - 1), 0)
 
 
-def tree_leaves(x: Tensor, links: Tensor, thresholds: Tensor, *, trees: int, **tables: Any) -> Tensor:
+def tree_leaves(x: Tensor, links: Tensor, thresholds: Tensor | None, *, trees: int, **tables: Any) -> Tensor:
     """[rows, trees]: the leaves in which the walks of rows x [rows, features] end; the roots are the first nodes of the tables."""
     return te.compute((x.shape[0], trees), _leaves(x, links, thresholds, trees, **tables), "tree_leaves")
 
@@ -137,7 +157,7 @@ def leaf_scores(leaves: Tensor, values: Tensor, aggregate: str) -> Tensor:
 
 
 def tree_scores(
-    x: Tensor, links: Tensor, thresholds: Tensor, values: Tensor, *, trees: int, targets: int, aggregate: str, **tables: Any
+    x: Tensor, links: Tensor, thresholds: Tensor | None, values: Tensor, *, trees: int, targets: int, aggregate: str, **tables: Any
 ) -> Tensor:
     """[rows, targets] as `leaf_scores`, where each tree has one target: the first of as many trees as the others have, then those of the
     second one, ... `values` [nodes] are those of leaves."""

@@ -83,3 +83,41 @@ def test_vectors_inside_of_the_buffer_are_loaded_once_for_all_picks() -> None:
 
 def test_on_this_machine_as_well() -> None:
     assert "gather" not in emit_kernel(CASES[0], HOST)
+
+
+def looking_up(extent: int, lanes: int, dtype: str, limit: int | None = None) -> Kernel:
+    """y[row, lane] = t[row, i[row * lanes + lane]] for three rows, for places below `limit` alone if there is one."""
+    t, i, y = Buffer("t", dtype, (3, extent)), Buffer("i", "int64", (3 * lanes,)), Buffer("y", dtype, (3 * lanes,))
+
+    def body(row: E.Expr) -> object:
+        def one(lane: E.Expr) -> object:
+            place = row * lanes + lane
+            at = E.maximum(E.minimum(i[place], extent - 1), 0)
+            stored = store(y, (place,), t[row, at])
+            return stored if limit is None else If(place < limit, stored)
+
+        return loop("lane", lanes, one, "vectorized")
+
+    clear = loop("z", 3 * lanes, lambda n: store(y, (n,), 0))
+    return Kernel("looks", (t, i, y), (y,), (), block(clear, loop("row", 3, body)))
+
+
+@pytest.mark.parametrize("limit", [None, 37])
+@pytest.mark.parametrize("lanes", [16, 64])
+@pytest.mark.parametrize(
+    "extent, dtype", [(1, "float32"), (9, "int32"), (16, "float32"), (30, "float32"), (47, "int32"), (64, "float32"), (65, "float32")]
+)
+def test_short_rows_are_looked_up_in_registers(extent: int, dtype: str, lanes: int, limit: int | None) -> None:
+    kernel, rng = looking_up(extent, lanes, dtype, limit), np.random.default_rng(extent)
+    t, i, y = kernel.buffers
+    arrays = {t: rng.integers(0, 99, t.shape).astype(dtype), i: rng.integers(0, extent, i.shape), y: np.zeros(y.shape, dtype)}
+    given, native = {b.name: a.copy() for b, a in arrays.items()}, compile_kernel(kernel)
+    run_kernel(kernel, arrays, {})
+    for at_start in (False, True):
+        with between_guards(given, at_start) as (placed, faults):
+            native(*placed)
+            np.testing.assert_array_equal(placed[2], arrays[y])
+        assert not faults
+    code = emit_kernel(kernel, AVX512)
+    assert ("vpermi2var" in code or "permvar" in code) == (extent <= 64) and ("masked.gather" in code) == (extent > 64)
+    assert "permvar" not in emit_kernel(kernel, CpuTarget.parse("cpu -mcpu=haswell"))

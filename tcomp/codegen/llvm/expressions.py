@@ -25,6 +25,8 @@ from tcomp.target import CpuTarget
 MAX_LANES = 64  # of a vectorized loop: bytes of the widest vector register
 EXACT = 1 << 16  # integers of at most that size, and sums of a few, are exact in float32
 ALIGN = 64  # bytes: of stack slots, as the widest vector register
+ROW_LANES = 16  # of 32 bits, in a vector register of AVX-512
+MAX_ROW = 64  # elements of a row in registers: four of the 32 registers
 Term = tuple[tuple[Expr, ...], int]  # of a linear form: factors, and their coefficient
 
 
@@ -154,6 +156,8 @@ class Expressions(Builder):
         """The value of a read, which active lanes alone make where it may lie outside of its buffer."""
         if self.lane is not None and (found := self.picked(e)) is not None:
             return found
+        if self.lane is not None and (found := self.looked_up(e)) is not None:
+            return found
         buffer, mask = e.attr, self.mask
         address = self.address(buffer, e.args)
         anywhere = mask is not None and (self.module.in_bounds(e) or self.padded(buffer, address))
@@ -280,6 +284,58 @@ class Expressions(Builder):
             vector = Value(ref, buffer.dtype, lanes)
             self.remember(key, vector, [buffer, *(b for monomial, _ in shared for a in monomial for b in self.module.buffers(a))])
         return Value(self.shuffle(type_, vector.ref, vector.ref, picks), buffer.dtype, lanes)
+
+    def looked_up(self, e: Expr) -> Value | None:
+        """The value of a read from a short row at places that depend on data: the row stays in registers, and permutations of them take a
+        small part of the time of a gather. None for any other read, and without AVX-512."""
+        buffer, lanes = e.attr, self.lanes
+        if lanes % ROW_LANES or not self.module.target.has("avx512f") or buffer.dtype not in ("float32", "int32") or not e.args:
+            return None
+        *around, place = e.args
+        extent, variables = buffer.shape[-1], self.module.variables
+        if not isinstance(extent, int) or extent > MAX_ROW or not self.module.buffers(place) or self.lane not in variables(place):
+            return None
+        if any(self.lane in variables(a) for a in around) or (self.mask is not None and not self.module.in_bounds(e)):
+            return None
+        type_, indices = self.module.memory_type(buffer.dtype, ROW_LANES), f"<{ROW_LANES} x i32>"
+        row = self.row(buffer, tuple(around), extent)
+        index = self.spread(self.cast(self.value(place), "int32"), lanes)
+        one, two = ("permvar.sf", "vpermi2var.ps") if buffer.dtype == "float32" else ("permvar.si", "vpermi2var.d")
+        parts = []
+        for start in range(0, lanes, ROW_LANES):
+            at = index if lanes == ROW_LANES else self.shuffle(f"<{lanes} x i32>", index, index, range(start, start + ROW_LANES))
+            found = []
+            for first, *second in (row[n : n + 2] for n in range(0, len(row), 2)):
+                name, more = (f"x86.avx512.{two}", [(type_, second[0])]) if second else (f"x86.avx512.{one}", [])
+                found.append(self.call(name, type_, (type_, first), (indices, at), *more, suffix=("512",)))
+            if len(found) > 1:
+                low = self.op(f"icmp ult {indices} {at}, splat (i32 {2 * ROW_LANES})")
+                found = [self.either(low, type_, found[0], found[1], ROW_LANES)]
+            parts += found
+        while len(parts) > 1:
+            width = lanes // len(parts)
+            type_ = self.module.memory_type(buffer.dtype, width)
+            parts = [self.shuffle(type_, *pair, range(2 * width)) for pair in zip(parts[::2], parts[1::2], strict=True)]
+        return Value(parts[0], buffer.dtype, lanes)
+
+    def row(self, buffer: Buffer, around: tuple[Expr, ...], extent: int) -> list[str]:
+        """A short row of a buffer, as vectors."""
+        type_, size = self.module.memory_type(buffer.dtype, ROW_LANES), itemsize(buffer.dtype)
+        vectors = []
+        for start in range(0, extent, ROW_LANES):
+            key = (buffer, "row", tuple(map(self.key, around)), start)
+            if (vector := self.find(key)) is None:
+                pointer = self.address(buffer, (*around, const(start))).pointer
+                if start + ROW_LANES <= extent:
+                    ref = self.op(f"load {type_}, ptr {pointer}, align {size}")
+                else:
+                    active = f"<{', '.join(f'i1 {str(start + n < extent).lower()}' for n in range(ROW_LANES))}>"
+                    args = (("ptr", pointer), ("i32", str(size)), (f"<{ROW_LANES} x i1>", active), (type_, "zeroinitializer"))
+                    ref = self.call("masked.load", type_, *args, suffix=(type_, "ptr"))
+                vector = Value(ref, buffer.dtype, ROW_LANES)
+                self.remember(key, vector, [buffer, *(b for a in around for b in self.module.buffers(a))])
+            vectors.append(vector.ref)
+        return vectors
 
     def lane_places(self, buffer: Buffer, indices: tuple[Expr, ...]) -> tuple[tuple[Term, ...], list[int]] | None:
         """For an access whose place is a sum of terms that all lanes share and of others, not multiples of the lane, that depend on the

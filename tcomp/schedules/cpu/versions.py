@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from itertools import product
 from math import prod
 
-from tcomp.ir.expr import Expr, bounds
+from tcomp.ir.expr import Expr, bounds, reads
 from tcomp.ir.loops import Kernel
 from tcomp.schedules.analysis import access_patterns as patterns
 
@@ -15,13 +15,14 @@ MAX_VERSIONS = 16  # of a kernel: each takes as long to compile, and as much cod
 
 def versions(kernel: Kernel) -> Sequence[Mapping[Expr, int]]:
     """A plain kernel that reduces is compiled once more for each combination of the exact sizes of its dims, or for each of them alone
-    where there are too many combinations; one with a product also for 1 in the outermost symbolic axis of its result, where that is a dim
-    that may be 1: a batch, or rows. Other axes are then the rows of register tiles, or there are none, and lanes run along the sum."""
+    where there are too many combinations; one with a product, or with tables that it looks into, also for 1 in the outermost symbolic axis
+    of its result, where that is a dim that may be 1: a batch, or rows. Other axes are then the rows of register tiles, or there are none,
+    and lanes run along the sum."""
     if patterns.is_imperative(kernel):
         return ()
     reductions = [n for n in patterns.nests(kernel) if n.is_reduction]
     found = [*_exact(kernel)] if reductions else []
-    for nest in (n for n in reductions if patterns.is_product(n)):
+    for nest in (n for n in reductions if patterns.is_product(n) or any(reads(*r.args) for r in n.reads)):
         size = next((x.extent for x in nest.spatial if isinstance(x.extent, Expr)), None)
         if size is not None and size in kernel.scalars and (bounds(size)[0] or 0) <= 1:
             return found if {size: 1} in found else [*found, {size: 1}]

@@ -15,6 +15,7 @@ from tcomp.ops import elementwise as ew, trees as ops
 MODES = ("LEQ", "LT", "GTE", "GT", "EQ", "NEQ", "MEMBER")  # by their numbers in TreeEnsemble
 AGGREGATES = ("AVERAGE", "SUM", "MIN", "MAX")
 TRANSFORMS = ("NONE", "SOFTMAX", "LOGISTIC", "SOFTMAX_ZERO", "PROBIT")
+MANY_TREES = 64  # whose tests lanes make side by side, so that one table for links and thresholds pays
 
 
 @dataclass
@@ -181,14 +182,15 @@ def _scores(ctx: Context, nodes: tuple[_Forest, np.ndarray, _Weights], targets: 
         roots = np.append(roots, len(forest.feature) - 1)[groups.ravel()]
     count, shape = len(forest.feature), () if groups is not None else (targets,)
     passed, failed = np.array(forest.passed), np.array(forest.failed)
-    tables = ops.node_tables(np.array(forest.feature), np.array(forest.threshold, dtype), np.array(forest.missing), passed, failed, roots)
+    given = np.array(forest.feature), np.array(forest.threshold, dtype), np.array(forest.missing), passed, failed, roots
+    tables = ops.node_tables(*given, together=len(roots) // (targets if groups is not None else 1) >= MANY_TREES)
     if tables is None:
         raise ctx.invalid("its nodes form a cycle")
     values = np.full((count, *shape), neutral, dtype)
     combine = {"MIN": np.minimum, "MAX": np.maximum}.get(aggregate, np.add)
     combine.at(values, (weights.leaf, weights.target) if shape else weights.leaf, weights.weight)
     walk = {"trees": len(roots), "steps": tables.steps, "feature_bits": tables.feature_bits, "missing": tables.missing}
-    operands = [x, ctx.constant(tables.links), ctx.constant(tables.thresholds)]
+    operands = [x, ctx.constant(tables.links), None if tables.thresholds is None else ctx.constant(tables.thresholds)]
     values_of = ctx.constant(values[tables.slots])
     if groups is not None:
         scores = ctx.add(ops.TREE_SCORES, [*operands, values_of], targets=targets, aggregate=aggregate, **walk)
