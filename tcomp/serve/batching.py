@@ -133,7 +133,7 @@ class Batcher:
         if not self._batched:
             return 1, ()
         rows = {array.shape[0] if array.ndim else -1 for array in inputs.values()}
-        if len(rows) != 1:  # which the model will refuse
+        if len(rows) != 1 or -1 in rows:  # which the model will refuse
             return self._most, ()
         return rows.pop(), tuple([array.shape[1:] for array in inputs.values()])
 
@@ -206,8 +206,8 @@ class Batcher:
         timeout = max(deadlines) - now if len(deadlines) == len(batch) else None
         if timeout is not None and timeout <= 0:
             return [_late() for _ in batch]
-        inputs = batch[0].inputs if len(batch) == 1 else staging.stacked(batch)
         try:
+            inputs = batch[0].inputs if len(batch) == 1 else staging.stacked(batch)
             outputs = model.run(inputs, timeout=timeout)
         except InputError as error:
             if len(batch) == 1:

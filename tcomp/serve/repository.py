@@ -89,6 +89,8 @@ class Repository:
         self._serving: dict[Key, ServedModel] = {}
         self._stamps: dict[Key, Stamp] = {}  # of what was tried last, whether or not it could be loaded
         self._failures: dict[Key, str] = {}
+        self._missing: set[Key] = set()  # of the first look at the folder, what could not be loaded yet
+        self._looked = False
         self._unloaded: set[str] = set()
         self._changing = asyncio.Lock()
         self._retiring: set[asyncio.Task[None]] = set()
@@ -100,8 +102,8 @@ class Repository:
 
     @property
     def ready(self) -> bool:
-        """Whether all that is to be served is."""
-        return not self._failures
+        """Whether all is served that was there at the start. What comes later and cannot be loaded is logged, and keeps nobody out."""
+        return not self._missing
 
     def find(self, name: str, version: str = "") -> ServedModel:
         """A version of a model, the highest if none is named. Raises Refusal: it is unknown, or not ready."""
@@ -143,6 +145,8 @@ class Repository:
             for key, what in found.items():
                 if key[0] not in self._unloaded and what.stamp != self._stamps.get(key):
                     await self._replace(key, what)
+            if not self._looked:
+                self._looked, self._missing = True, set(self._failures)
 
     async def load(self, name: str) -> None:
         """Load all versions of a model anew. Raises Refusal if there is none, or one could not be loaded."""
@@ -187,6 +191,7 @@ class Repository:
             _log.error("a model could not be loaded", extra=fields | {"why": str(problem)})
             return
         self._failures.pop(key, None)
+        self._missing.discard(key)
         self._metrics.loads.labels(name, "loaded").inc()
         before = self._serving.get(key)
         slow = None if self._options.slow_ms is None else self._options.slow_ms / 1e3
@@ -206,6 +211,7 @@ class Repository:
     def _drop(self, key: Key) -> None:
         self._stamps.pop(key, None)
         self._failures.pop(key, None)
+        self._missing.discard(key)
         if (model := self._serving.pop(key, None)) is not None:
             _log.info("dropped a model", extra={"model": key[0], "version": key[1]})
             self._retire(model, forget=True)

@@ -128,6 +128,20 @@ def test_only_who_is_wrong_is_refused() -> None:
     with_batcher(work, Doubling())
 
 
+def test_requests_of_other_ranks_harm_nobody() -> None:
+    """The model refuses them, each alone."""
+
+    async def work(batcher: Batcher, model: Doubling) -> None:
+        odd = [{"x": np.array(1, np.float32)}, {"x": np.zeros((0, 3), np.float32)}, {"x": np.array(1, np.float32)}]
+        tasks = await held(batcher, model, row(1), *odd, row(2))
+        model.gate.set()
+        results = await asyncio.gather(*tasks, return_exceptions=True)
+        assert [type(r) for r in results] == [dict, dict, IndexError, dict, IndexError, dict]
+        assert results[3]["y"].shape == (0, 3) and results[5]["y"][0, 0] == 4
+
+    with_batcher(work, Doubling())
+
+
 def test_too_many_are_refused_with_a_time_to_come_again() -> None:
     async def work(batcher: Batcher, model: Doubling) -> None:
         tasks = await held(batcher, model, row(1), row(2))

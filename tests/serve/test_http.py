@@ -117,7 +117,7 @@ TENSOR = {"name": "x", "shape": [2, 8], "datatype": "FP32", "data": X.ravel().to
     ("change", "message"),
     [
         ({"shape": [3, 8]}, "24 elements"), ({"shape": [-1, 8]}, "not a list of sizes"), ({"shape": [1 << 50, 8]}, "not a list of sizes"),
-        ({"shape": "28"}, "not a list of sizes"), ({"shape": [4, 4]}, "wrong shape"), ({"datatype": "FP64"}, "expected FP32"), ({"datatype": None}, "expected FP32"),
+        ({"shape": "28"}, "not a list of sizes"), ({"shape": [4, 4]}, "wrong shape"), ({"shape": [], "data": [1]}, "wrong shape"), ({"datatype": "FP64"}, "expected FP32"), ({"datatype": None}, "expected FP32"),
         ({"name": "z"}, "no input 'z'"), ({"data": "abc"}, "not a list of numbers"), ({"data": [1, [2]]}, "rectangular"), ({"data": ["1"] * 16}, "without loss"),
         ({"data": None}, "not a list of numbers"), ({"parameters": 3}, "not an object"), ({"parameters": {"binary_data_size": 64}}, "binary_data_size"),
         ({"parameters": {"shared_memory_region": "r"}}, "not supported"),

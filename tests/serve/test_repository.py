@@ -65,7 +65,7 @@ def test_a_damaged_file_does_not_replace_a_model(models: Path, artifacts: dict[s
         (models / "plus/2/m.tcomp").write_bytes(content[: len(content) // 2])
         status, answer, _ = server.ask("POST", "/v2/repository/models/plus/load", b"{}")
         assert status == 422 and "could not be loaded" in answer["error"]
-        assert plus(server) == 2 and server.ask("GET", "/v2/health/ready")[0] == 503
+        assert plus(server) == 2 and server.ask("GET", "/v2/health/ready")[0] == 200  # the old one answers
         replace(artifacts["plus1"], models / "plus/2/m.tcomp")
         assert server.ask("POST", "/v2/repository/models/plus/load", b"{}")[0] == 200
         assert plus(server) == 1 and server.ask("GET", "/v2/health/ready")[0] == 200
