@@ -138,6 +138,7 @@ def test_random_numbers_are_those_of_jax():
 
 def test_complex_numbers():
     same(lambda x: (jnp.abs(jnp.exp(1j * x) / (2 + x + 1j)), (x + 1j) @ (x.T - 2j), jnp.angle(x * 1j), jnp.conj(x + 1j)[1:]), X)
+    same(lambda x: (jnp.max(x + 1j, 0), jnp.prod(x + 1j, 1), jnp.cumprod(x + 1j, 1), jnp.minimum(x + 1j, 0)), X, rtol=1e-4)
 
 
 def test_special_functions():

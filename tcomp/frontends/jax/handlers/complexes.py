@@ -8,6 +8,7 @@ from functools import partial
 from typing import Any
 
 import jax.numpy as jnp
+from jax import lax
 
 from tcomp.frontends.jax.context import Context, Handler, Operand, Parts, Table, is_complex, is_key, leaves
 from tcomp.frontends.jax.handlers import linalg
@@ -212,6 +213,34 @@ def expm1(x: Pair, **params: Any) -> Pair:
     return jnp.expm1(x[0]) * jnp.cos(x[1]) - 2 * half * half, jnp.exp(x[0]) * jnp.sin(x[1])
 
 
+def _extreme(largest: bool) -> Callable[[Pair, Pair], Pair]:
+    """The larger or smaller number in the order of real parts, of equal ones in that of imaginary parts."""
+
+    def choose(x: Pair, y: Pair) -> Pair:
+        (a, c), (b, d) = (x, y) if largest else (y, x)
+        first = jnp.where(x[0] == y[0], c > d, a > b)
+        return jnp.where(first, x[0], y[0]), jnp.where(first, x[1], y[1])
+
+    return choose
+
+
+def _running(combine: Callable[[Pair, Pair], Pair]) -> Handler:
+    """Running values along an axis."""
+    return _function(lambda x, axis, reverse: lax.associative_scan(combine, x, axis=axis, reverse=reverse))
+
+
+def _reduced(combine: Callable[[Pair, Pair], Pair]) -> Handler:
+    """A reduction: the last of the running values of all axes that are reduced."""
+
+    def reduce(x: Pair, axes: Sequence[int], **params: Any) -> Pair:
+        kept = [n for n in range(x[0].ndim) if n not in axes]
+        flat = tuple(jnp.transpose(p, (*axes, *kept)).reshape(-1, *(p.shape[n] for n in kept)) for p in x)
+        re, im = lax.associative_scan(combine, flat)
+        return re[-1], im[-1]
+
+    return _function(reduce)
+
+
 def logistic(x: Pair, **params: Any) -> Pair:
     """1 / (1 + exp(-x))."""
     e = exp((-x[0], -x[1]))
@@ -249,5 +278,7 @@ TABLE: Table = {
     "rsqrt": _function(lambda x, **params: div((jnp.ones_like(x[0]), jnp.zeros_like(x[0])), sqrt(x))),
     "exp2": _function(lambda x, **params: exp((x[0] * jnp.log(2.0).astype(x[0].dtype), x[1] * jnp.log(2.0).astype(x[0].dtype)))),
     "logistic": _function(logistic),
+    **{f"{kind}{name}": make(f) for name, f in (("max", _extreme(True)), ("min", _extreme(False)), ("prod", mul))
+       for kind, make in (("", _function), ("cum", _running), ("reduce_", _reduced)) if name != "prod" or kind},
     "is_finite": _function(lambda x: jnp.isfinite(x[0]) & jnp.isfinite(x[1])),
 }  # fmt: skip

@@ -15,7 +15,7 @@ MAX_LENGTH = 1024  # of a Fourier transform, which is a product with a matrix
 
 
 def _cholesky(x: Any, **params: Any) -> Any:
-    """Column by column; NaNs where a matrix is not positive definite."""
+    """Column by column; NaNs where a matrix is not positive definite. What is above the diagonal stays, as in LAPACK."""
     n = x.shape[-1]
     rows = jnp.arange(n)
 
@@ -26,8 +26,11 @@ def _cholesky(x: Any, **params: Any) -> Any:
         new = jnp.where(rows >= j, rest / pivot, 0)
         return jnp.where(rows == j, new[..., None], found)
 
-    found = lax.fori_loop(0, n, column, jnp.zeros_like(x)) if x.size else x
-    return jnp.where(jnp.any(jnp.isnan(jnp.abs(found)), (-2, -1), keepdims=True), jnp.nan, found) if x.size else x
+    if not x.size:
+        return x
+    found = lax.fori_loop(0, n, column, jnp.zeros_like(x))
+    failed = jnp.any(jnp.isnan(jnp.abs(found)), (-2, -1), keepdims=True)
+    return jnp.where(failed, jnp.nan, jnp.where(rows[:, None] >= rows, found, x))
 
 
 def _triangular_solve(
