@@ -6,7 +6,8 @@ from onnx import helper, numpy_helper
 from onnx.reference import ReferenceEvaluator
 
 import tcomp
-from tcomp.errors import ImportModelError, InputError
+from tcomp.errors import ImportModelError, InputError, UnsupportedError
+from tcomp.frontends.onnx import import_model
 
 RNG = np.random.default_rng(0)
 
@@ -150,3 +151,16 @@ def test_what_is_left_of_a_shape_with_a_size_that_may_be_nothing():
     proto = model(nodes, {"x": ("float32", ["n", 32])}, ["y"], **{n: np.array(v, np.int64) for n, v in numbers.items()})
     for n in (40, 57):
         agrees(proto, {"x": RNG.standard_normal((n, 32)).astype(np.float32)})
+
+
+def test_index_tuples_of_free_length():
+    """A vector has indices of one axis; where there are more, the length decides the rank of the result."""
+    vector, matrix = (
+        model([("GatherND", ["x", "at"], ["y"])], {"x": ("float32", shape), "at": ("int64", ["m", "k"])}, ["y"])
+        for shape in (["n"], ["n", 3])
+    )
+    graph = import_model(vector)
+    assert [str(d) for d in graph.inputs[1].shape] == ["m", "1"] and [str(d) for d in graph.outputs[0].shape] == ["m"]
+    with pytest.raises(UnsupportedError, match="the rank of its result depends on k"):
+        import_model(matrix)
+    assert len(import_model(matrix, dims={"k": 2}).outputs[0].shape) == 1
