@@ -16,11 +16,14 @@ PRIVATE = (*_CALL, "own", "own_bytes", "mapped", "mapped_bytes", "threads")
 _WORDS = {name: n for n, name in enumerate((*PUBLIC, *PRIVATE))}
 _CODE = {name: n for n, (name, _) in enumerate(CODES)}
 SLACK = 64  # bytes of an arena beyond what the model needs, since it may begin anywhere
+HUGE_PAGE = 2 << 20  # bytes, of x86-64 and AArch64: arenas of two and more are made of them, as a first run touches all of its arena
+_HUGE = 14  # MADV_HUGEPAGE of Linux
 WEIGHTS = "tcomp_weights"  # the symbol of weights inside the library
 
 LIBRARY = {
     "aligned_alloc": "ptr (i64, i64)", "free": "void (ptr)", "open": "i32 (ptr, i32, ...)", "close": "i32 (i32)",
     "lseek": "i64 (i32, i64, i32)", "mmap": "ptr (ptr, i64, i32, i32, i32, i64)", "munmap": "i32 (ptr, i64)",
+    "madvise": "i32 (ptr, i64, i32)",
 }  # fmt: skip
 _MODEL = {
     "tcomp_run": "i32 (ptr)", "tcomp_plan": "void (ptr, ptr)", "tcomp_bind": "i32 (ptr, ptr)", "tcomp_pool_create": "ptr (i32, ptr)",
@@ -209,10 +212,16 @@ owning:
   br i1 %kept, label %running, label %growing
 growing:
   call void @free(ptr %own)
-  %more = add i64 %bytes, 63
-  %rounded = and i64 %more, -64
-  %new = call ptr @aligned_alloc(i64 64, i64 %rounded)
+  %large = icmp sge i64 %bytes, {2 * HUGE_PAGE}
+  %unit = select i1 %large, i64 {HUGE_PAGE}, i64 64
+  %last = sub i64 %unit, 1
+  %mask = sub i64 0, %unit
+  %more = add i64 %bytes, %last
+  %rounded = and i64 %more, %mask
+  %new = call ptr @aligned_alloc(i64 %unit, i64 %rounded)
   %failed = icmp eq ptr %new, null
+  %advised = select i1 %large, i64 %rounded, i64 0  ; a kernel without huge pages is only slower
+  %asked = call i32 @madvise(ptr %new, i64 %advised, i32 {_HUGE})
   %new_bytes = select i1 %failed, i64 0, i64 %rounded
   store ptr %new, ptr %own.at
   store i64 %new_bytes, ptr %own_bytes.at

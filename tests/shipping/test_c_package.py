@@ -16,6 +16,7 @@ import tcomp
 from tcomp.errors import InputError, TcompError
 from tcomp.options import CompileOptions
 from tcomp.pipeline import compile_model
+from tcomp.shipping.c_entry import HUGE_PAGE
 from tcomp.shipping.c_interface import CInterface, package_name
 from tcomp.shipping.c_package import write_c_package
 from tcomp.target import Target
@@ -168,6 +169,19 @@ def test_memory_of_the_caller(modules, tmp_path: Path) -> None:
         assert (status == 3) == (need > 0)
     assert (room[:aligned] == 7).all() and (room[aligned + 64 + need :] == 7).all()
     assert c.convolutional_arena_bytes(size(9), size(10), size(7)) == -16
+
+
+def test_large_arenas(modules, tmp_path: Path) -> None:
+    """They are of huge pages, where the system has such."""
+    module, _ = modules["convolutional"]
+    c, x = library(modules, "convolutional", tmp_path), models.normal(1, 3, 900, 901)
+    assert c.convolutional_arena_bytes(size(1), size(900), size(901)) > 2 * HUGE_PAGE
+    wanted, model = module(x), Model()
+    y = np.empty_like(wanted)
+    for h in (2, 900, 2, 900):
+        assert c.convolutional_run(ctypes.byref(model), size(1), size(h), size(901), at(x), at(y)) == 0
+    assert y.tobytes() == wanted.tobytes()
+    c.convolutional_free(ctypes.byref(model))
 
 
 def test_sizes_and_messages(modules, tmp_path: Path) -> None:

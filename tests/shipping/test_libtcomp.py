@@ -88,6 +88,12 @@ def test_it_computes_the_bits_of_python(name: str, runner: Path, modules, tmp_pa
             assert array.shape == wanted.shape and array.tobytes() == wanted.tobytes()
 
 
+def test_large_workspaces(runner: Path, modules, tmp_path: Path) -> None:
+    module, x = modules["convolutional"][0], models.normal(1, 3, 900, 901)
+    (found,) = outputs(run(runner, module, {"x": x}, tmp_path))
+    assert found.tobytes() == module(x).tobytes()
+
+
 def test_sizes_that_do_not_fit(runner: Path, modules, tmp_path: Path) -> None:
     module, inputs = modules["convolutional"]
     x = inputs["x"]
