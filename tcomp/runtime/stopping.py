@@ -11,6 +11,7 @@ from __future__ import annotations
 import os
 import signal
 import threading
+import time
 from collections.abc import Callable
 from contextlib import suppress
 from threading import get_ident
@@ -27,28 +28,83 @@ _frames: set[ref[Frame]] = set()  # all there are. What is not running may be st
 
 def run_frame(run: Callable[[int], int], frame: Frame, timeout: float | None = None) -> int:
     """The status of a run. Raises StoppedError if it was stopped: by its timeout, or by `stop`."""
-    if timeout is not None:
-        return _timed(run, frame, timeout)
     frame.stopped, frame.thread = "", get_ident()
+    if timeout is None:
+        return _run(run, frame)
+    if not timeout > 0:
+        raise InputError(f"a timeout must be more than 0 seconds, not {timeout}")
+    watch = _watch_of_this_process()
+    alarm = watch.set(frame, timeout)
+    try:
+        return _run(run, frame)
+    finally:
+        watch.cancel(alarm)  # it must not stop the next run of the frame
+
+
+def _run(run: Callable[[int], int], frame: Frame) -> int:
     while True:
         frame.call.status = 0
-        if (status := run(frame.address)) != STOPPED:
+        if not frame.stopped and (status := run(frame.address)) != STOPPED:
             return status
-        if frame.stopped:
+        if frame.stopped:  # maybe before it began
             raise StoppedError("the run was stopped", why=frame.stopped)
 
 
-def _timed(run: Callable[[int], int], frame: Frame, timeout: float) -> int:
-    if not timeout > 0:
-        raise InputError(f"a timeout must be more than 0 seconds, not {timeout}")
-    timer = threading.Timer(timeout, _stop, (frame, f"it took longer than {timeout:g} s"))
-    timer.daemon = True
-    timer.start()
-    try:
-        return run_frame(run, frame)
-    finally:
-        timer.cancel()
-        timer.join()  # it must not stop the next run of the frame
+class _Watch:
+    """A thread that stops runs whose time is over. One for all: to start a thread for each takes longer than many a run."""
+
+    def __init__(self) -> None:
+        self._changed = threading.Condition()
+        self._alarms: dict[object, tuple[float, Frame, str]] = {}  # of what runs now: when, which, and why
+        self._wakes = 0.0  # when the thread looks again, by time.monotonic
+        self._thread: threading.Thread | None = None
+
+    def set(self, frame: Frame, seconds: float) -> object:
+        """Stop a frame so many seconds from now, unless the alarm that is returned is cancelled."""
+        end, alarm = time.monotonic() + seconds, object()
+        with self._changed:
+            self._alarms[alarm] = end, frame, f"it took longer than {seconds:g} s"
+            if self._thread is None:
+                self._thread = threading.Thread(target=self._work, name="tcomp-timeouts", daemon=True)
+                self._wakes = end
+                self._thread.start()
+            elif end < self._wakes:
+                self._wakes = end
+                self._changed.notify()
+        return alarm
+
+    def cancel(self, alarm: object) -> None:
+        """The frame is not stopped any more after this."""
+        with self._changed:
+            self._alarms.pop(alarm, None)
+
+    def _work(self) -> None:
+        with self._changed:
+            while True:
+                now = time.monotonic()
+                for alarm in [alarm for alarm, (end, *_) in self._alarms.items() if end <= now]:
+                    _, frame, why = self._alarms.pop(alarm)
+                    _stop(frame, why)
+                self._wakes = min((end for end, *_ in self._alarms.values()), default=now + _LONG)
+                self._changed.wait(self._wakes - now)
+
+
+_LONG = 3600.0  # seconds that the thread sleeps if there is nothing to wait for
+_watch: _Watch | None = None
+
+
+def _watch_of_this_process() -> _Watch:
+    """A child made by fork has no threads but one, and maybe a lock that nobody gives back: it gets a watch of its own."""
+    global _watch
+    if (watch := _watch) is None:
+        watch = _watch = _Watch()
+        os.register_at_fork(after_in_child=_forget_watch)
+    return watch
+
+
+def _forget_watch() -> None:
+    global _watch
+    _watch = None
 
 
 def stoppable(frame: Frame) -> Frame:
@@ -87,11 +143,11 @@ def answer_interrupts() -> None:
         os.close(reader)
         os.close(writer)
         return
-    threading.Thread(target=_watch, args=(reader,), name="tcomp-signals", daemon=True).start()
+    threading.Thread(target=_watch_signals, args=(reader,), name="tcomp-signals", daemon=True).start()
     os.register_at_fork(after_in_child=lambda: _forget(writer))
 
 
-def _watch(reader: int) -> None:
+def _watch_signals(reader: int) -> None:
     while signals := os.read(reader, 64):
         if signal.SIGINT in signals:
             for frame in _all():

@@ -43,8 +43,30 @@ def test_a_timeout_ends_a_run(module: Module) -> None:
             module.run(ones(LONG), timeout=0.05)
     assert module.run(ones(8), timeout=60)["s"] == 64
     assert not [t for t in threading.enumerate() if isinstance(t, threading.Timer) and t not in before]
+    with pytest.raises(StoppedError):  # before it begins
+        module.run(ones(LONG), timeout=1e-9)
     with pytest.raises(InputError, match="more than 0 seconds"):
         module.run(ones(8), timeout=0)
+
+
+def test_timeouts_of_many_runs_at_the_same_time(module: Module) -> None:
+    """One thread stops them all, and those that end before are left alone."""
+    stopped = list[float]()
+
+    def work(timeout: float) -> None:
+        try:
+            module.run(ones(LONG), timeout=timeout)
+        except StoppedError:
+            stopped.append(timeout)
+
+    threads = [threading.Thread(target=work, args=(timeout,)) for timeout in (0.3, 0.1, 0.2)]
+    for thread in threads:
+        thread.start()
+    while len(stopped) < 3:
+        assert module.run(ones(8), timeout=60)["s"] == 64
+    assert sorted(stopped) == [0.1, 0.2, 0.3]
+    for thread in threads:
+        thread.join()
 
 
 def test_other_threads_cancel_runs_and_bound_runs(module: Module) -> None:
