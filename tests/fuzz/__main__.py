@@ -21,7 +21,7 @@ from tcomp.errors import TcompError
 from tests.fuzz.runner import BLOCK, Tally, generator, run_isolated
 from tests.fuzz.targets import TARGETS
 
-SHARES = {"manifest": 200_000, "plan": 150_000, "artifact": 150_000, "expression": 80_000, "layout": 30_000, "program": 60_000, "kernel": 80_000,
+SHARES = {"manifest": 170_000, "host-steps": 50_000, "pattern": 10_000, "plan": 140_000, "artifact": 130_000, "expression": 80_000, "layout": 30_000, "program": 60_000, "kernel": 70_000,
           "te": 40_000, "graph": 40_000, "onnx": 40_000, "operators": 40_000, "external": 50_000, "database": 50_000}  # fmt: skip
 
 

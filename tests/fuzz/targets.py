@@ -18,7 +18,7 @@ from typing import Any
 
 import numpy as np
 
-from tcomp.errors import UnsupportedError
+from tcomp.errors import InputError, UnsupportedError
 from tcomp.frontends.onnx import import_model
 from tcomp.ir import expr as E
 from tcomp.ir.graph import Graph, content_hash
@@ -28,9 +28,14 @@ from tcomp.ir.text import parser
 from tcomp.ir.verify import verify_graph, verify_kernel, verify_program, verify_te
 from tcomp.ops import OPERATORS
 from tcomp.runtime import Module, read_artifact
+from tcomp.runtime.host_steps.operators import OPERATORS as HOST_OPERATORS
+from tcomp.runtime.host_steps.prepared import PreparedStep
+from tcomp.runtime.host_steps.regex import Pattern
+from tcomp.runtime.host_steps.steps import Step, saved_array
 from tcomp.runtime.loaded_model import LoadedModel
 from tcomp.runtime.manifest import parse_manifest, parse_notes
 from tcomp.runtime.plan import Plan, dim_values, evaluate
+from tcomp.runtime.schema import load_json, read
 from tests.fuzz.databases import Databases
 from tests.fuzz.models import ExternalData, OnnxModels, onnx_files, operator_models
 from tests.fuzz.mutations import damaged_bytes, damaged_json, damaged_text
@@ -91,6 +96,43 @@ def use_manifest(manifest: Any, notes: dict[str, Any] | None = None) -> None:
         model.facts(arrays)
     else:
         model._bind(tuple(array.shape for array in arrays.values()))
+
+
+class HostSteps(Target):
+    """Steps that the runtime performs itself, each on arrays of strings and numbers."""
+
+    ARRAYS = (
+        np.array([["a", "bb", ""], ["1.5", "x", "-3"]], object), np.arange(6).reshape(2, 3), np.array([1, 0]), np.array(2),
+        np.array([True, False]), np.array(["7"], object),
+    )  # fmt: skip
+
+    @cached_property
+    def corpus(self) -> Sequence[bytes]:
+        saved, numbers = saved_array(np.array(["a", "x"], object)), saved_array(np.array([1.5, np.nan], np.float32))
+        attributes: dict[str, dict[str, Any]] = {
+            "StringNormalizer": {"case": "LOWER", "is_case_sensitive": False, "stopwords": ["a"]},
+            "StringSplit": {"delimiter": "", "most": 1},
+            "RegexFullMatch": {"pattern": "(?i)^[a-z]{1,3}(b|[[:digit:]]+)?$"},
+            "LookUp": {"keys": saved, "values": numbers, "default": saved_array(np.zeros(1, np.float32))},
+            "Constant": {"value": saved}, "Cast": {"to": "float32"}, "ImageDecoder": {"pixel_format": "RGB"},
+            "Reshape": {"allow_zero": False}, "Transpose": {"perm": [1, 0]}, "Split": {"axis": 0, "parts": 1},
+            "Shape": {"start": 0, "end": None}, "Compress": {"axis": None},
+            **{name: {"axis": 0} for name in ("Flatten", "Concat", "Gather", "GatherElements")},
+        }  # fmt: skip
+        return [
+            json.dumps({"operator": n, "name": "s", "inputs": [f"x{i}" for i in range(op.least)], "outputs": ["y", "z"][: op.outputs or 1], "attributes": attributes.get(n, {})}).encode()
+            for n, op in HOST_OPERATORS.items()
+        ]  # fmt: skip
+
+    def damage(self, rng: Random, data: bytes) -> bytes:
+        return damaged_json(rng, data)
+
+    def read(self, data: bytes) -> None:
+        step = PreparedStep(read(Step, load_json(data, "a step"), "step"), ("step",))
+        rng = Random(len(data))
+        for _ in range(4):
+            with suppress(InputError):
+                step.perform({name: rng.choice(self.ARRAYS) for name in step.step.inputs})
 
 
 class Artifacts(Target):
@@ -265,6 +307,13 @@ def nothing(value: Any) -> None:
 TARGETS: dict[str, Target] = {
     "manifest": Manifests(),
     "notes": Notes(),
+    "host-steps": HostSteps(),
+    "pattern": Texts(
+        Pattern,
+        lambda pattern: pattern.text,
+        nothing,
+        lambda: ["(?i)^a+(b|[[:alpha:]_x-z]{2,3})*?$", r"\A\w+@(\d|\x{1F600}|\pL)\.\Qa.b\E\z"],
+    ),
     "artifact": Artifacts(),
     "plan": LaunchPlans(),
     "kernel": Texts(parser.parse_kernel, str, verify_kernel, kernels),

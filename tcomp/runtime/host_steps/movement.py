@@ -11,7 +11,7 @@ import numpy as np
 from tcomp.errors import InputError, OutOfRangeError
 from tcomp.runtime.host_steps.steps import Array
 
-MAX_ELEMENTS = 1 << 28  # of one result: an artifact that nobody trusts may ask for any number
+MAX_ELEMENTS = 1 << 26  # of one result: an artifact that nobody trusts may ask for any number
 
 
 def bounded(shape: Sequence[int]) -> tuple[int, ...]:

@@ -315,7 +315,7 @@ class Pattern:
         made = parser.alternatives()
         if parser.at < len(pattern):
             raise parser.error("a parenthesis is closed that was not opened")
-        self.first = made(0)
+        self.text, self.first = pattern, made(0)
         self.states = parser.states
         self.asserts = any(s.assertion for s in self.states)
         self._known: dict[tuple[frozenset[int], str, str, str], frozenset[int]] = {}

@@ -9,7 +9,7 @@ from operator import add, and_
 
 import numpy as np
 
-from tcomp.frontends.onnx.context import Context, Handler, Reader, Table, attribute, axis_of, forward
+from tcomp.frontends.onnx.context import Context, Handler, Table, attribute, axis_of, forward
 from tcomp.frontends.onnx.handlers.runtime_axes import TRUE, chosen_axes, every, sized
 from tcomp.frontends.onnx.signature import LARGEST
 from tcomp.frontends.onnx.symbolic import MAX_SIZES
@@ -413,7 +413,7 @@ def _blocks(ctx: Context, op: Operator) -> Value:
     return ctx.add(op, [x], block=block, channels_first=ctx.attrs.get("mode") == "CRD")
 
 
-def _with_tuples(op: Operator, **readers: Reader) -> Handler:
+def _with_tuples(apply: Handler) -> Handler:
     """By tuples of indices, whose length decides the rank of the result: it must be known, or can be 1 only."""
 
     def handler(ctx: Context) -> Value | tuple[Value | None, ...]:
@@ -423,7 +423,7 @@ def _with_tuples(op: Operator, **readers: Reader) -> Handler:
                 why = f"the rank of its result depends on {width[0]}, how long its index tuples are"
                 raise ctx.unsupported(why, hint=" ".join(f"--dim {v.name}=N" for v in variables(width[0])))
             ctx.require_same(width[0], 1)
-        return forward(op, **readers)(ctx)
+        return apply(ctx)
 
     return handler
 
@@ -475,10 +475,10 @@ TABLE: Table = {
     "ReverseSequence": forward(ops.REVERSE_SEQUENCE, batch_axis=axis_of("batch_axis"), time_axis=axis_of("time_axis")),
     "Gather": _gather, "OneHot": _one_hot, "TopK": _top_k,
     "GatherElements": forward(ops.GATHER_ELEMENTS, axis=axis_of()),
-    "GatherND": _with_tuples(ops.GATHER_ND, batch_dims=attribute("batch_dims", 0)),
+    "GatherND": _with_tuples(forward(ops.GATHER_ND, batch_dims=attribute("batch_dims", 0))),
     **dict.fromkeys(
         ("Scatter", "ScatterElements"), forward(ops.SCATTER_ELEMENTS, axis=axis_of(), reduction=attribute("reduction", "none"))
     ),
-    "ScatterND": _with_tuples(ops.SCATTER_ND, reduction=attribute("reduction", "none")),
+    "ScatterND": _with_tuples(forward(ops.SCATTER_ND, reduction=attribute("reduction", "none"))),
     "TensorScatter": forward(ops.TENSOR_SCATTER, inputs=3, axis=axis_of(), circular=lambda ctx: ctx.attrs["mode"] == "circular"),
 }  # fmt: skip
