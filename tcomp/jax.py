@@ -66,7 +66,8 @@ class _Jitted:
         chosen: Hashable = ()
         if self.static:
             numbers = {n % len(args) for n in self.numbers if -len(args) <= n < len(args)}
-            chosen = tuple((n, args[n]) for n in sorted(numbers)) + tuple((n, kwargs[n]) for n in sorted(self.names & kwargs.keys()))
+            named = self.names & kwargs.keys()
+            chosen = tuple((n, type(x), x) for n, x in (*((n, args[n]) for n in sorted(numbers)), *((n, kwargs[n]) for n in sorted(named))))
             dynamic = {n: x for n, x in kwargs.items() if n not in self.names}
             given = tuple(x for n, x in enumerate(args) if n not in numbers), dynamic
         leaves, tree = jax.tree_util.tree_flatten(given)
