@@ -9,7 +9,7 @@ from tcomp.ir.graph import GraphBuilder
 from tcomp.ir.interpreters import graph as interpreter
 from tcomp.ops.elementwise import ADD, CAST, CLIP, DIV, EQUAL, MUL, SIGMOID, SUB
 from tcomp.ops.matmul import MATMUL
-from tcomp.ops.movement import CONCAT, TRANSPOSE
+from tcomp.ops.movement import CONCAT, GATHER, TRANSPOSE
 from tcomp.options import CompileOptions
 from tcomp.passes.cse import merge_equal
 from tcomp.passes.half_floats import widen_half_floats
@@ -125,3 +125,13 @@ def test_overflow_is_infinite_as_in_16_bits():
         (expected,) = interpreted(graph, inputs)
     np.testing.assert_array_equal(native(graph, inputs)[0], expected)
     assert expected[1] == 0
+
+
+def test_tables_stay_as_they_are():
+    b = GraphBuilder()
+    table = RNG.standard_normal((50, 8)).astype(np.float16)
+    (rows,) = b.add(GATHER, [b.constant(table, "table"), b.input("i", "int64", (3,))], {"axis": 0})
+    graph = b.build(b.add(CAST, [rows], {"dtype": "float32"}, "y"))
+    assert [a.dtype for a in widened(graph).constants.values()] == [np.float16]
+    index = np.array([7, 0, 49])
+    np.testing.assert_array_equal(native(graph, [index])[0], table[index].astype(np.float32))
