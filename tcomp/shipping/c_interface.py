@@ -80,6 +80,19 @@ def package_name(text: str, given: bool) -> str:
     return text
 
 
+def check_alone(manifest: Manifest, language: str) -> None:
+    """Refuse a model that needs more around its code than arrays: the runtime's own steps, or outputs that begin with what inputs hold.
+    Raises InputError that says it cannot be packaged for `language`."""
+    if (host := manifest.host) is not None:
+        names = ", ".join(f"{step.name} ({step.operator})" for step in (*host.before, *host.after) if step.operator != "Constant")
+        why = f"the runtime computes in Python what machine code cannot: {names}"
+        what = f"a model with host steps cannot be packaged for {language}"
+        raise InputError(what, why=why, hint="cut these operators off, and compile the rest")
+    if manifest.state:
+        why = f"it continues {', '.join(pair.input for pair in manifest.state)} in place"
+        raise InputError(f"a model with state cannot be packaged for {language}", why=why, hint="compile it without `state`")
+
+
 @dataclass(frozen=True)
 class Tensor:
     """An input or output: its name in C, and its extents, with the names of sizes where these are free."""

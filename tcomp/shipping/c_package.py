@@ -18,7 +18,7 @@ from tcomp.errors import InputError, TargetError
 from tcomp.runtime import Artifact
 from tcomp.shipping import c_text
 from tcomp.shipping.c_entry import LIBRARY, WEIGHTS, entry_ir
-from tcomp.shipping.c_interface import CInterface
+from tcomp.shipping.c_interface import CInterface, check_alone
 from tcomp.shipping.folders import new_folder
 from tcomp.target import CpuTarget
 
@@ -29,7 +29,8 @@ def write_c_package(
     artifact: Artifact, folder: Path, name: str, version: str = "1.0", weights: Literal["inside", "beside"] = "inside"
 ) -> list[Path]:
     """Write a package of the model under the name `name` (see `c_interface.package_name`) into a new folder; returns its files. Raises
-    InputError for a folder that exists, a bad version, weights too large to be inside, or a model with host steps; TargetError for what is
+    InputError for a folder that exists, a bad version, weights too large to be inside, or a model with host
+    steps or state; TargetError for what is
     no CPU's; CodegenError for an artifact of an older release."""
     if artifact.manifest.triple == "cuda":
         why, hint = (
@@ -37,10 +38,7 @@ def write_c_package(
             "compile the model for a CPU (--target cpu)",
         )
         raise TargetError(f"the model cannot be packaged for {artifact.manifest.triple}", why=why, hint=hint)
-    if (host := artifact.manifest.host) is not None:
-        names = ", ".join(f"{step.name} ({step.operator})" for step in (*host.before, *host.after) if step.operator != "Constant")
-        why = f"the runtime computes in Python what machine code cannot: {names}"
-        raise InputError("a model with host steps cannot be packaged for C", why=why, hint="cut these operators off, and compile the rest")
+    check_alone(artifact.manifest, "C")
     check_version(version)
     size = artifact.weights.nbytes
     if weights == "inside" and size > INSIDE_LIMIT:

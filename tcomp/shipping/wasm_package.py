@@ -15,7 +15,7 @@ from tcomp.codegen.bundle import unbundle
 from tcomp.errors import InputError, TargetError, printable
 from tcomp.runtime import Artifact
 from tcomp.runtime.manifest import Manifest, TensorSpec
-from tcomp.shipping.c_interface import allowed
+from tcomp.shipping.c_interface import allowed, check_alone
 from tcomp.shipping.c_package import check_version
 from tcomp.shipping.folders import new_folder
 from tcomp.shipping.linker import check_linker, link_wasm
@@ -37,6 +37,7 @@ def write_wasm_package(artifact: Artifact, folder: Path, name: str, version: str
     if not m.triple.startswith("wasm32"):
         what = f"the model cannot be packaged for WebAssembly: it was compiled for {m.triple}"
         raise TargetError(what, hint="compile the model with --target wasm32")
+    check_alone(m, "WebAssembly")
     check_linker(CpuTarget.baseline(m.triple).platform)
     check_version(version)
     if artifact.weights.nbytes > WEIGHTS_LIMIT:

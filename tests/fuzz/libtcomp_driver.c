@@ -54,7 +54,7 @@ static void read_manifest(const char *content, size_t size) {
     m->image = calloc(1, m->weights.size);
     int code = read_dims(m, f[DIMS], none) || read_tensors(m, TCOMP_INPUT, f[INPUTS], none) || read_tensors(m, TCOMP_OUTPUT, f[OUTPUTS], none);
     asked += (size_t)(code + check_weights(m, f[WEIGHTS], 1, none) + check_machine(f[TRIPLE], f[FEATURES], none));
-    check_digest(m->image, 64, f[CODE_SHA256], "code does", none);
+    check_digest(m->image, 64, f[CODE_SUM], "code does", none);
     free_strings(strings(f[CHECKS], &count));
     free(m->image);
     m->image = NULL;

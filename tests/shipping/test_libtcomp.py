@@ -16,6 +16,7 @@ import tcomp
 from tcomp.errors import InputError
 from tcomp.runtime import LoadedModel
 from tests.fuzz import libtcomp as fuzz
+from tests.runtime import native_models
 from tests.shipping import conftest as models
 
 pytestmark = pytest.mark.skipif(shutil.which("cc") is None, reason="there is no C compiler")
@@ -222,6 +223,15 @@ def test_sessions_of_several_threads_share_a_model(library: ctypes.CDLL, modules
         thread.join()
     first.close()
     assert not wrong
+
+
+def test_what_needs_more_than_its_code_is_refused(library: ctypes.CDLL, tmp_path: Path) -> None:
+    step = {"input": "x", "output": "y"}
+    native = native_models.packed(native_models.affine_code(), {**native_models.AFFINE_MANIFEST, "state": [step]}, [("w", native_models.W)])
+    (tmp_path / "net.tcomp").write_bytes(native)
+    model, why = ctypes.c_void_p(), ctypes.create_string_buffer(MESSAGE)
+    assert library.tcomp_model_load(str(tmp_path / "net.tcomp").encode(), 1, 0, ctypes.byref(model), why, MESSAGE) == 5
+    assert why.value == b"the model has host steps or state"
 
 
 def test_files_that_are_no_models(library: ctypes.CDLL, modules, tmp_path: Path) -> None:

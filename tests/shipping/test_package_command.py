@@ -49,6 +49,25 @@ def test_mistakes(here, modules, arguments: list[str], message: str) -> None:
     assert sorted(p.name for p in here.iterdir()) == ["full", "net.tcomp"]
 
 
+def test_what_needs_more_than_its_code_is_refused(here, modules) -> None:
+    from dataclasses import replace
+
+    from tcomp.errors import InputError
+    from tcomp.runtime import read_artifact
+    from tcomp.runtime.manifest import StatePair
+    from tcomp.shipping.c_package import write_c_package
+    from tcomp.shipping.wasm_package import write_wasm_package
+
+    modules["recurrent"][0].save(here / "net.tcomp")
+    artifact = read_artifact(here / "net.tcomp")
+    artifact.manifest = replace(artifact.manifest, state=(StatePair("h", "h1"),))
+    with pytest.raises(InputError, match="with state cannot be packaged for C\n.*continues h in place"):
+        write_c_package(artifact, here / "x", "x")
+    artifact.manifest = replace(artifact.manifest, triple="wasm32-unknown-unknown")
+    with pytest.raises(InputError, match="with state cannot be packaged for WebAssembly"):
+        write_wasm_package(artifact, here / "x", "x")
+
+
 def test_what_is_for_a_gpu_is_refused(here, onnx_file, modules) -> None:
     manifest = modules["lookup"][0].artifact.manifest
     from dataclasses import replace

@@ -223,9 +223,9 @@ static char *string(json value) {
 
 /* ---- The model ---- */
 
-enum { FORMAT_FIELD, TRIPLE, FEATURES, INPUTS, OUTPUTS, DIMS, THREADS, ERRORS, CHECKS, WEIGHTS, CODE_SHA256, NOTES_SHA256, FIELDS };
+enum { VERSION, TRIPLE, FEATURES, INPUTS, OUTPUTS, DIMS, THREADS, ERRORS, CHECKS, WEIGHTS, CODE_SUM, NOTES_SUM, HOST, STATE, FIELDS };
 static const char *const FIELD_NAMES[FIELDS] = {"format", "triple", "features", "inputs",  "outputs",     "dims",
-                                                "threads", "errors", "checks",   "weights", "code_sha256", "notes_sha256"};
+                                                "threads", "errors", "checks", "weights", "code_sha256", "notes_sha256", "host", "state"};
 
 typedef struct { char *name, *type, *texts[MAX_AXES]; size_t element; int rank, dims[MAX_AXES]; int64_t extents[MAX_AXES]; } tensor;
 typedef struct { char *name, *what; int64_t min, max; int late, known; } dim; /* max: INT64_MAX: none; late: known from a run alone */
@@ -540,10 +540,11 @@ static int load(tcomp_model *m, const char *path, int threads, int flags, errors
   json root = {text, skip(text, end, 0)}, f[FIELDS];
   if (root.end != end || *text != '{') return damaged(e, "its manifest is no JSON object");
   members(root, FIELD_NAMES, FIELDS, f);
-  if (!integer(f[FORMAT_FIELD], LIMIT, &format)) return malformed(e, "format");
+  if (!integer(f[VERSION], LIMIT, &format)) return malformed(e, "format");
   if (format != FORMAT) return fail(e, TCOMP_OTHER_FORMAT, "the manifest has format %d, this library reads %d", (int)format, FORMAT);
-  if ((code = check_digest(m->image + m->code.at, m->code.size, f[CODE_SHA256], "code does", e))) return code;
-  if (verify && (code = check_digest(m->image + m->notes.at, m->notes.size, f[NOTES_SHA256], "notes do", e))) return code;
+  if ((f[HOST].at && !is(f[HOST], "null")) || length(f[STATE]) > 0) return fail(e, TCOMP_OTHER_FORMAT, "the model has host steps or state");
+  if ((code = check_digest(m->image + m->code.at, m->code.size, f[CODE_SUM], "code does", e))) return code;
+  if (verify && (code = check_digest(m->image + m->notes.at, m->notes.size, f[NOTES_SUM], "notes do", e))) return code;
   if ((code = check_weights(m, f[WEIGHTS], verify, e)) || (code = read_dims(m, f[DIMS], e))) return code;
   if ((code = read_tensors(m, TCOMP_INPUT, f[INPUTS], e)) || (code = read_tensors(m, TCOMP_OUTPUT, f[OUTPUTS], e))) return code;
   if (!(m->messages = strings(f[ERRORS], &m->error_count))) return malformed(e, "errors");
