@@ -363,10 +363,14 @@ def one_hot(indices: Tensor, values: Tensor, depth: Dim, axis: int) -> Tensor:
     return te.compute((*indices.shape[:axis], depth, *indices.shape[axis:]), element, "one_hot")
 
 
+MAX_KEPT = 32  # elements that are kept in order while others pass; each may have to move all of them
+
+
 def top_k(x: Tensor, k: Dim, axis: int, largest: bool) -> tuple[Tensor, Tensor]:
     """The k extreme elements along `axis`, sorted, and their positions (int64); of equal ones the first comes first. A stable bottom-up
-    merge sort of the positions of each lane, O(n log n)."""
+    merge sort of the positions of each lane, O(n log n); few of many elements are kept in order while the others pass, O(n) mostly."""
     n = as_expr(x.shape[axis])
+    few = isinstance(k, int) and 0 < k <= MAX_KEPT and isinstance(x.shape[axis], int) and k < x.shape[axis]
     shape = (*x.shape[:axis], k, *x.shape[axis + 1 :])
 
     def program(inputs: Sequence[L.Buffer], outputs: Sequence[L.Buffer]) -> L.Stmt:
@@ -392,7 +396,36 @@ def top_k(x: Tensor, k: Dim, axis: int, largest: bool) -> tuple[Tensor, Tensor]:
         lanes = L.over([d for m, d in enumerate(x.shape) if m != axis], lane)
         return lanes if n.op == "const" else L.Allocate(order, L.Allocate(merged, lanes))
 
-    values, positions = te.externs([(shape, x.dtype), (shape, "int64")], [x], program, "top_k")
+    def kept(inputs: Sequence[L.Buffer], outputs: Sequence[L.Buffer]) -> L.Stmt:
+        (source,), (values, positions) = inputs, outputs
+        slot = L.Buffer("slot", "int64", (1,), "register")
+
+        def lane(outer: Index) -> L.Stmt:
+            def at(place: ExprLike) -> tuple[ExprLike, ...]:
+                return (*outer[:axis], place, *outer[axis:])
+
+            def before(a: Expr, b: Expr) -> Expr:
+                return (b < a if largest else a < b) | te.not_equal(b, b)  # whatever comes goes before NaN
+
+            def insert(p: Expr, last: ExprLike) -> L.Stmt:
+                """Element p, where it belongs among those kept; the one at `last` makes room."""
+                previous = maximum(slot[0] - 1, 0)
+                shift = L.block(*(L.store(b, at(slot[0]), b[at(previous)]) for b in outputs), L.store(slot, (0,), slot[0] - 1))
+                moved = L.While((slot[0] > 0) & before(source[at(p)], values[at(previous)]), shift)
+                put = L.block(L.store(values, at(slot[0]), source[at(p)]), L.store(positions, at(slot[0]), p))
+                return L.block(L.store(slot, (0,), last), moved, put)
+
+            def passing(i: Expr) -> L.Stmt:
+                worst = values[at(as_expr(k) - 1)]
+                return L.If(before(source[at(i + k)], worst), insert(i + k, as_expr(k) - 1))
+
+            first = L.block(L.store(values, at(0), source[at(0)]), L.store(positions, at(0), 0))
+            head = L.loop("head", as_expr(k) - 1, lambda i: insert(i + 1, i + 1))
+            return L.Allocate(slot, L.block(first, head, L.loop("p", n - k, passing)))
+
+        return L.over([d for m, d in enumerate(x.shape) if m != axis], lane)
+
+    values, positions = te.externs([(shape, x.dtype), (shape, "int64")], [x], kept if few else program, "top_k")
     return values, positions
 
 

@@ -12,9 +12,9 @@ from tcomp.errors import IRError
 from tcomp.ir import loops as L, te
 from tcomp.ir.broadcasting import broadcast_read, require_same, widened
 from tcomp.ir.dtypes import highest, is_float, lowest
-from tcomp.ir.expr import Dim, Expr, as_expr, cast, const, maximum, minimum, row_major, select
+from tcomp.ir.expr import Dim, Expr, ExprLike, as_expr, cast, const, maximum, minimum, row_major, select
 from tcomp.ir.graph import Operator
-from tcomp.ir.simplify import as_dim
+from tcomp.ir.simplify import as_dim, simplify
 from tcomp.ir.te import Tensor, rounded
 from tcomp.ops.elementwise import divide
 from tcomp.ops.movement import product, valid_index
@@ -201,7 +201,28 @@ def _prefix(name: str, combine: Callable[[Expr, Expr], Expr], identity: Callable
 
             return L.over([d for n, d in enumerate(x.shape) if n != axis], lane)
 
-        return te.extern((x.shape, x.dtype), [x], program, name)
+        def rows(inputs: Sequence[L.Buffer], outputs: Sequence[L.Buffer]) -> L.Stmt:
+            """Row by row, where others follow the axis: lanes run along these, and the row before holds what has been added up."""
+            (source,), (target,) = inputs, outputs
+
+            def matrix(outer: Index) -> L.Stmt:
+                def over(name: str, element: Callable[[Callable[[ExprLike], Index]], L.Stmt]) -> L.Stmt:
+                    def inside(inner: Index) -> L.Stmt:
+                        return element(lambda k: (*outer, simplify(extent - 1 - k) if reverse else as_expr(k), *inner))
+
+                    return L.over(x.shape[axis + 1 :], inside, f"{name}{{}}".format)
+
+                def step(k: Expr) -> L.Stmt:
+                    added = k if exclusive else k + 1
+                    return over("c", lambda at: L.store(target, at(k + 1), combine(target[at(k)], source[at(added)])))
+
+                first = over("f", lambda at: L.store(target, at(0), const(identity(wide), wide) if exclusive else source[at(0)]))
+                return L.block(first, L.loop("k", extent - 1, step))
+
+            return L.over(x.shape[:axis], matrix)
+
+        in_rows = wide == x.dtype and axis < x.ndim - 1 and isinstance(x.shape[axis], int) and x.shape[axis] != 0
+        return te.extern((x.shape, x.dtype), [x], rows if in_rows else program, name)
 
     return Operator(name, apply)
 

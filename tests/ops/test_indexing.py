@@ -88,6 +88,14 @@ def test_top_k_is_sorted_and_stable(apply, values, data):
         np.testing.assert_array_equal(found, x[order])
 
 
+def test_top_k_of_numbers_among_others_that_are_none(apply):
+    x = np.array([np.nan, 3, np.nan, np.nan, 1, 2, np.nan, 5, 4], np.float32)
+    for largest, expected in ((True, [5, 4, 3]), (False, [1, 2, 3])):
+        found, positions = apply(ops.TOP_K, x, k=3, axis=0, largest=largest)
+        np.testing.assert_array_equal(found, expected)
+        np.testing.assert_array_equal(x[positions], expected)
+
+
 def test_top_k_along_a_middle_axis(apply):
     x = np.random.default_rng(3).random((2, 5, 3)).astype(np.float32)
     order = np.argsort(-x, 1, kind="stable")[:, :2]
