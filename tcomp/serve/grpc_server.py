@@ -33,7 +33,7 @@ _log = logging.getLogger("tcomp.serve")
 _DATA, _HEADERS, _PRIORITY, _RST_STREAM, _SETTINGS, _PUSH_PROMISE, _PING, _GOAWAY, _WINDOW_UPDATE, _CONTINUATION = range(10)
 _END_STREAM, _ACK, _END_HEADERS, _PADDED, _WITH_PRIORITY = 0x1, 0x1, 0x4, 0x8, 0x20
 _MAX_STREAMS, _INITIAL_WINDOW, _MAX_FRAME, _MAX_HEADERS = 3, 4, 5, 6
-_NO_ERROR, _PROTOCOL, _FLOW_CONTROL, _STREAM_CLOSED, _FRAME_SIZE, _REFUSED, _COMPRESSION, _CALM = 0, 1, 3, 5, 6, 7, 9, 11
+_NO_ERROR, _PROTOCOL, _FLOW_CONTROL, _STREAM_CLOSED, _FRAME_SIZE, _REFUSED, _CANCEL, _COMPRESSION, _CALM = 0, 1, 3, 5, 6, 7, 8, 9, 11
 
 _PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"
 _FRAME_LIMIT = 1 << 20  # bytes of a frame that clients may send
@@ -41,6 +41,7 @@ _HEADER_LIMIT = 1 << 14  # bytes of the headers of a call
 _WINDOW = (1 << 31) - 1  # the most that there may be: what is pending is bounded by the server's limits, which answer instead of waiting
 _STREAMS = 1 << 10  # calls of one connection at the same time
 _PATIENCE = 10_000  # frames of one connection in a second for which nothing is to be done
+_STREAM_PATIENCE = 10  # times longer than a request may take, the next one of a stream may be in coming
 _RESET_COST = 20  # of these frames: what a call costs that is begun in vain
 _OK, _CANCELLED, _INVALID, _EXHAUSTED, _UNIMPLEMENTED, _INTERNAL = 0, 1, 3, 8, 12, 13  # codes of gRPC
 _TIMEOUT = re.compile(r"(\d{1,8})([HMSmun])")
@@ -156,6 +157,17 @@ class _Connection(asyncio.Protocol):
         if getattr(self, "_alarm", None) is not None:
             assert self._alarm is not None
             self._alarm.cancel()
+
+    def pause_writing(self) -> None:
+        """The client does not read its answers: it is not listened to, and not for long."""
+        self.transport.pause_reading()
+        self._alarm = self.loop.call_later(self.server.options.receive_timeout, self.transport.abort)
+
+    def resume_writing(self) -> None:
+        """It reads again."""
+        if self._alarm is not None:
+            self._alarm.cancel()
+        self.transport.resume_reading()
 
     def data_received(self, data: bytes) -> None:
         """Handle all frames that are complete."""
@@ -386,6 +398,7 @@ class _Connection(asyncio.Protocol):
         stream.ended = True
         if stream.alarm is not None:
             stream.alarm.cancel()
+            stream.alarm = None
         if stream.messages is not None:
             stream.messages.put_nowait(None)
             return
@@ -418,13 +431,21 @@ class _Connection(asyncio.Protocol):
         stream.waiting += struct.pack(">BI", 0, len(answer)) + answer
         stream.trailers = trailers
         self._flush()
+        self._wait_for_window(stream)
 
     async def _answer_stream(self, stream: _Stream, method: Streaming) -> None:
         assert stream.messages is not None
         number, messages = stream.number, stream.messages
 
         async def given() -> AsyncIterator[bytes]:
-            while (message := await messages.get()) is not None:
+            while True:
+                try:
+                    async with asyncio.timeout(_STREAM_PATIENCE * self.server.options.receive_timeout):
+                        message = await messages.get()
+                except TimeoutError:
+                    raise Status(_CANCELLED, "no further request came") from None
+                if message is None:
+                    return
                 yield message
 
         self.transport.write(_frame(_HEADERS, _END_HEADERS, number, _BEGIN))
@@ -433,6 +454,8 @@ class _Connection(asyncio.Protocol):
             async for answer in method(given(), stream.call):
                 stream.waiting += struct.pack(">BI", 0, len(answer)) + answer
                 self._flush()
+                if stream.waiting and stream.alarm is None:
+                    self._wait_for_window(stream)
                 while len(stream.waiting) > _FRAME_LIMIT and number in self.streams:
                     await asyncio.sleep(0.01)  # the client does not read
         except Exception as error:  # noqa: BLE001  one call must not end the connection
@@ -452,9 +475,21 @@ class _Connection(asyncio.Protocol):
                 del stream.waiting[:size]
                 stream.window -= size
                 self._window -= size
+                if stream.alarm is not None:
+                    self._wait_for_window(stream)
+            if not stream.waiting and stream.alarm is not None:
+                stream.alarm.cancel()
+                stream.alarm = None
             if not stream.waiting and stream.trailers:
                 self.transport.write(stream.trailers)
                 self._forget(stream)
+
+    def _wait_for_window(self, stream: _Stream) -> None:
+        """Reset a stream for whose answer the client opens no window in time."""
+        if stream.alarm is not None:
+            stream.alarm.cancel()
+        if stream.number in self.streams:
+            stream.alarm = self.loop.call_later(self.server.options.receive_timeout, self._reset, stream, _CANCEL)
 
     def _refuse(self, number: int, status: Status) -> None:
         """Answer a call that has not begun."""

@@ -217,6 +217,28 @@ def test_clients_that_hang(models: Path) -> None:
                 third.next(SETTINGS)
 
 
+def test_clients_that_do_not_read(models: Path) -> None:
+    """Neither is their window opened, nor are their answers taken from the socket; memory would fill with them."""
+    with running(models, receive_timeout=0.05) as server:
+        with Peer(server) as shut:
+            shut.send(SETTINGS, 0, 0, struct.pack(">HI", 4, 10))
+            shut.call(1, MESSAGE)
+            shut.next(DATA)
+            assert shut.next(RST)[2:] == (1, struct.pack(">I", 8))
+        with Peer(server) as silent:
+            silent.headers(1, path="/inference.GRPCInferenceService/ModelStreamInfer")
+            assert silent.status() == (1, 1)  # after ten times 0.05 s
+        with Peer(server) as deaf:
+            deaf.send(SETTINGS, 0, 0, struct.pack(">HI", 4, (1 << 31) - 1))
+            deaf.send(WINDOW, 0, 0, struct.pack(">I", 1 << 30))
+            large = infer_request(np.ones((30_000, 8), np.float32), model="plus").SerializeToString()
+            with pytest.raises(OSError):
+                for stream in range(1, 1000, 2):
+                    deaf.call(stream, large)
+        with grpc.insecure_channel(f"127.0.0.1:{server.grpc_port}") as channel:
+            assert Client(channel)("ModelInfer", infer_request()).id == "seven"
+
+
 def test_bytes_of_calls_are_counted(models: Path) -> None:
     with running(models, max_pending=1000) as server:
         with Peer(server) as holding, grpc.insecure_channel(f"127.0.0.1:{server.grpc_port}") as channel:
