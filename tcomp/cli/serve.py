@@ -66,6 +66,8 @@ def serve(
 
     if not models.exists():
         raise InputError("there are no models", where=str(models), why="there is no such file or folder")
+    if models.is_file() and not opt.is_artifact(models):
+        raise InputError("this file is no artifact", where=str(models), hint=f"tcomp compile {models} first")
     model = ModelOptions(max_batch, max_delay, _sizes(preferred), None, instances, threads, max_queue, timeout, max_memory)
     options = ServerOptions(
         models, host, port, grpc_port, model, trusted, poll, management, tokens, certificate, private_key, client_ca, max_request,

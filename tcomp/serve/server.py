@@ -96,6 +96,8 @@ async def serve(
         serving = asyncio.create_task(http.serve(sockets=[listener]))  # at once: whoever asks is told that models are being loaded
         try:
             await state.repository.refresh()
+            if not state.repository.index():
+                _log.warning("there are no models yet", extra={"folder": str(options.models)})
             state.started = True
             ports = listener.getsockname()[1], grpc_listener.getsockname()[1] if grpc_listener is not None else None
             _log.info("serving", extra={"host": options.host, "port": ports[0], "grpc_port": ports[1]})

@@ -78,7 +78,7 @@ def test_every_accepted_request_is_answered(models: Path) -> None:
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["missing"], "there are no models"), ([".", "--preferred", "x"], "no list of sizes"), ([".", "--certificate", "c.pem"], "belong together"),
+        (["missing"], "there are no models"), (["model.onnx"], "tcomp compile model.onnx"), ([".", "--preferred", "x"], "no list of sizes"), ([".", "--certificate", "c.pem"], "belong together"),
         ([".", "--max-batch", "2", "--preferred", "3"], "preferred sizes"), ([".", "--host", "192.0.2.1", "--port", "0"], "cannot listen"),
     ],
 )  # fmt: skip
@@ -88,6 +88,7 @@ def test_mistakes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, arguments: li
     from tcomp.cli.app import app
 
     monkeypatch.chdir(tmp_path)
+    (tmp_path / "model.onnx").write_bytes(b"no artifact")
     monkeypatch.setattr("tcomp.serve.logs.log_to_stderr", lambda: None)
     result = CliRunner().invoke(app, ["serve", *arguments])
     assert result.exit_code == 2 and message in result.output
