@@ -4,6 +4,7 @@ from tcomp.ir.graph import STRUCTURAL, Operator
 from tcomp.ops import (
     bilinear,
     counting,
+    derivative,
     elementwise,
     general,
     image,
@@ -32,3 +33,5 @@ OPERATORS: dict[str, Operator] = {
     op.name: op for op in (*STRUCTURAL, *(op for family in _FAMILIES for op in vars(family).values() if isinstance(op, Operator)))
 }
 """Every operator by name: what printed graphs refer to."""
+
+VJP = OPERATORS["vjp"] = derivative.vjp_of(OPERATORS)

@@ -1,8 +1,8 @@
-"""Adagrad, Adam, Momentum of ai.onnx.preview.training, against NumPy transcriptions of their specification; Gradient is refused."""
+"""Adagrad, Adam, Momentum of ai.onnx.preview.training, against NumPy transcriptions of their specification, and Gradient."""
 
 import numpy as np
 import pytest
-from onnx import helper
+from onnx import TensorProto, helper
 
 import tcomp
 from tcomp.errors import ImportModelError, UnsupportedError
@@ -77,5 +77,30 @@ def test_what_is_refused():
         import_model(model_of("Momentum", {**inputs, "v0": np.zeros(4, np.float32)}, ["y0", "y1"], attrs))
     with pytest.raises(ImportModelError, match="nesterov and standard"):
         import_model(model_of("Momentum", inputs, ["y0", "y1"], {**attrs, "mode": "other"}))
-    with pytest.raises(UnsupportedError, match="derivative"):
-        import_model(model_of("Gradient", {"x0": x}, ["y"], {"xs": ["x0"], "y": "x0"}))
+    with pytest.raises(UnsupportedError, match="others than the tensors"):
+        import_model(model_of("Gradient", {"x0": x, "x1": x}, ["y"], {"xs": ["x1"], "y": "x1"}))
+
+
+def test_gradients_of_a_network():
+    """loss = mean((relu(x w + b) v - t)^2): the gradients by hand; and those of a node that stands first, and of what does not matter."""
+    rng = np.random.default_rng(3)
+    shapes = {"x": (5, 4), "w": (4, 6), "b": (6,), "v": (6, 2), "t": (5, 2), "unused": (3,)}
+    given = {name: rng.standard_normal(shape).astype(np.float32) for name, shape in shapes.items()}
+    names = ["w", "b", "v", "unused"]
+    gradient = helper.make_node("Gradient", names, [f"d{n}" for n in names], domain="ai.onnx.preview.training", xs=names, y="loss")
+    forward = [
+        helper.make_node("MatMul", ["x", "w"], ["xw"]), helper.make_node("Add", ["xw", "b"], ["a"]), helper.make_node("Relu", ["a"], ["h"]),
+        helper.make_node("MatMul", ["h", "v"], ["y"]), helper.make_node("Sub", ["y", "t"], ["e"]), helper.make_node("Mul", ["e", "e"], ["s"]),
+        helper.make_node("ReduceMean", ["s"], ["loss"], keepdims=0),
+    ]  # fmt: skip
+    ends = [[helper.make_tensor_value_info(n, TensorProto.FLOAT, s) for n, s in group.items()]
+            for group in (shapes, {f"d{n}": shapes[n] for n in names})]  # fmt: skip
+    opsets = [helper.make_opsetid("", 18), helper.make_opsetid("ai.onnx.preview.training", 1)]
+    proto = helper.make_model(helper.make_graph([gradient, *forward], "g", *ends), opset_imports=opsets, ir_version=10)
+    found = tcomp.compile(proto).run(given)
+    x, w, b, v, t = (given[n] for n in "xwbvt")
+    a = x @ w + b
+    e = (np.maximum(a, 0) @ v - t) * 2 / t.size
+    da = e @ v.T * (a > 0)
+    for name, expected in (("dw", x.T @ da), ("db", da.sum(0)), ("dv", np.maximum(a, 0).T @ e), ("dunused", np.zeros(3))):
+        np.testing.assert_allclose(found[name], expected, rtol=1e-4, atol=1e-5)

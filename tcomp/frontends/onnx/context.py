@@ -308,6 +308,9 @@ class Bodies(Protocol):
         """The sub-graph as a graph of its own, with formal inputs of the given types, or known ones. A `conditional` one does not run in
         every run, a `repeated` one more than once."""
 
+    def value(self, name: str) -> Value:
+        """The value of a name that is visible to the node, whether it is an input of it or not."""
+
     def stream(self) -> int:
         """The number of this node among those that draw random numbers. Raises `UnsupportedError` in the body of a loop."""
 

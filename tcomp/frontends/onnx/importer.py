@@ -435,6 +435,11 @@ class _Bodies:
         )
         return Body(frame.scope, inputs, tuple(self._outputs(frame, proto, inputs)), frame.captured)
 
+    def value(self, name: str) -> Value:
+        if (found := self.frame.lookup(name)) is _POISON:
+            raise _Poisoned("depends on a value that cannot be compiled")
+        return found
+
     def stream(self) -> int:
         if self.frame.repeated:
             what = "random numbers in the body of a loop would be the same in every iteration"

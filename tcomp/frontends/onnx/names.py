@@ -48,7 +48,8 @@ class Reads:
     def of_node(self, node: NodeProto) -> set[str]:
         """Names a node uses, those that its sub-graphs take from outside included."""
         graphs = (a.g for a in node.attribute if a.type == AttributeProto.GRAPH)
-        return {name for name in node.input if name}.union(*map(self.of_graph, graphs))
+        named = {a.s.decode(errors="replace") for a in node.attribute if node.op_type == "Gradient" and a.name == "y"}
+        return {name for name in node.input if name}.union(named, *map(self.of_graph, graphs))
 
     def of_graph(self, graph: GraphProto) -> set[str]:
         """Names a graph uses and does not define."""
