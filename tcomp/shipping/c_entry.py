@@ -31,12 +31,12 @@ _MODEL = {
 }  # fmt: skip
 
 
-def entry_ir(c: CInterface) -> str:
-    """The module with the functions `c.exports`."""
+def entry_ir(c: CInterface, open_flags: int = 0x80000) -> str:
+    """The module with the functions `c.exports`. `open_flags` are O_RDONLY | O_CLOEXEC of the system (default: Linux)."""
     parts = [_messages(c), _plan(c), _run(c), _stop(c), _free(c)]
     parts += [_shapes(c), _arena_bytes(c)] if c.free else []
     parts += [_threads(c)] if c.threaded else []
-    parts += [_open(c)] if c.beside else []
+    parts += [_open(c, open_flags)] if c.beside else []
     text = "\n".join(parts)
     declared = [f"declare {kind.replace(' (', f' @{name}(', 1)}" for name, kind in (LIBRARY | _MODEL).items() if f"@{name}(" in text]
     weights = [] if c.beside or not c.weights else [f"@{WEIGHTS} = external hidden constant i8"]
@@ -352,12 +352,12 @@ done:
 }}"""
 
 
-def _open(c: CInterface) -> str:
-    """Maps the file with the weights: O_RDONLY | O_CLOEXEC, SEEK_END, PROT_READ, MAP_PRIVATE as on Linux."""
+def _open(c: CInterface, flags: int) -> str:
+    """Maps the file with the weights: SEEK_END, PROT_READ and MAP_PRIVATE as on Linux and macOS."""
     return f"""\
 define i32 @{c.name}_open(ptr %model, ptr %path) #0 {{
 {chr(10).join(_unless_null(["%model", "%path"], f"i32 {_CODE['NULL_POINTER']}"))}
-  %file = call i32 (ptr, i32, ...) @open(ptr %path, i32 524288)
+  %file = call i32 (ptr, i32, ...) @open(ptr %path, i32 {flags})
   %closed = icmp slt i32 %file, 0
   br i1 %closed, label %unreadable, label %opened
 unreadable:

@@ -17,6 +17,7 @@ from tcomp.codegen.relocatable import archive, data_object, relocatable
 from tcomp.errors import InputError, TargetError
 from tcomp.runtime import Artifact
 from tcomp.shipping import c_text
+from tcomp.shipping.c_cross import build_commands, check_cross, cross_libraries
 from tcomp.shipping.c_entry import LIBRARY, WEIGHTS, entry_ir
 from tcomp.shipping.c_interface import CInterface, check_alone
 from tcomp.shipping.folders import new_folder
@@ -43,33 +44,41 @@ def write_c_package(
     size = artifact.weights.nbytes
     if weights == "inside" and size > INSIDE_LIMIT:
         raise InputError(f"{size >> 20} MiB of weights are too much for the inside of a library", hint="--weights-at beside")
-    target = CpuTarget.parse(f"cpu -march={artifact.manifest.triple.partition('-')[0]}")
-    model = relocatable(artifact.code)
-    c = CInterface(name, artifact.manifest, size, weights == "beside" and size > 0, b"\0tcomp_pool_create\0" in artifact.code)
-    objects = [model, compile_ir(entry_ir(c), target)]
-    if size and not c.beside:
-        objects.append(data_object(target.arch, WEIGHTS, artifact.weights.data, 64))
-    shared = elf.link(objects, c.exports, imports=[*IMPORTS, *LIBRARY], soname=f"lib{name}.so")
-    static = relocatable(shared)
-    arena = _arena(artifact)
+    platform = CpuTarget.baseline(artifact.manifest.triple).platform
+    threaded = platform.threaded and (bool(platform.linker) or b"\0tcomp_pool_create\0" in artifact.code)
+    c = CInterface(name, artifact.manifest, size, weights == "beside" and size > 0, threaded)
+    if platform.linker:
+        check_cross(platform, c.beside)
     libraries = "-lpthread" * c.threaded
     files: dict[str, str | bytes | memoryview] = {
-        f"include/{name}.h": c_text.header(c, arena),
-        f"lib/lib{name}.so": shared,
-        f"lib/lib{name}.a": archive([("model.o", static, c.exports)]),
+        f"include/{name}.h": c_text.header(c, _arena(artifact)),
+        **(cross_libraries(artifact, c) if platform.linker else _libraries(artifact, c)),
         **({f"lib/{name}.weights": artifact.weights.data} if c.beside else {}),
-        f"lib/pkgconfig/{name}.pc": c_text.pkg_config(c, version, libraries),
-        f"lib/cmake/{name}/{name}Config.cmake": c_text.cmake_config(c),
-        f"lib/cmake/{name}/{name}ConfigVersion.cmake": c_text.cmake_version(version),
         "example/main.c": c_text.example(c),
-        "example/CMakeLists.txt": c_text.cmake_example(c),
-        "README.md": c_text.readme(c, libraries),
+        "README.md": c_text.readme(c, libraries, "" if platform.os == "linux" else build_commands(c, platform)),
     }
+    if platform.os == "linux":
+        files |= {
+            f"lib/pkgconfig/{name}.pc": c_text.pkg_config(c, version, libraries),
+            f"lib/cmake/{name}/{name}Config.cmake": c_text.cmake_config(c),
+            f"lib/cmake/{name}/{name}ConfigVersion.cmake": c_text.cmake_version(version),
+            "example/CMakeLists.txt": c_text.cmake_example(c),
+        }
     with new_folder(folder) as root:
         for path, content in files.items():
             (root / path).parent.mkdir(parents=True, exist_ok=True)
             (root / path).write_bytes(content.encode() if isinstance(content, str) else content)
     return [folder / path for path in files]
+
+
+def _libraries(artifact: Artifact, c: CInterface) -> dict[str, bytes]:
+    """The libraries, by their place in the package, where this package is the linker."""
+    target = CpuTarget.baseline(artifact.manifest.triple)
+    objects = [relocatable(artifact.code), compile_ir(entry_ir(c), target)]
+    if c.weights and not c.beside:
+        objects.append(data_object(target.arch, WEIGHTS, artifact.weights.data, 64))
+    shared = elf.link(objects, c.exports, imports=[*IMPORTS, *LIBRARY], soname=f"lib{c.name}.so")
+    return {f"lib/lib{c.name}.so": shared, f"lib/lib{c.name}.a": archive([("model.o", relocatable(shared), c.exports)])}
 
 
 def check_version(version: str) -> None:

@@ -159,7 +159,7 @@ def example(c: CInterface) -> str:
     body += [f"  size_t {t.name}_count = {_count(t, c)};" for t in c.inputs]
     for n, t in enumerate(c.inputs, count + 1):
         body.append(f"  {t.type} *{t.name} = load(argc > {n} ? argv[{n}] : NULL, {t.name}_count, sizeof *{t.name});")
-        fill = f"for (size_t i = 0; i < {t.name}_count; i++) {t.name}[i] = {_value(t)};"
+        fill = f"for (size_t i_ = 0; i_ < {t.name}_count; i_++) {t.name}[i_] = {_value(t)};"
         body.append(f"  if (argc <= {n})\n    {fill}")
     if c.beside:
         body += [f'  check({name}_open(&model, getenv("{name.upper()}_WEIGHTS") ? getenv("{name.upper()}_WEIGHTS") : WEIGHTS));']
@@ -183,7 +183,7 @@ def example(c: CInterface) -> str:
             body.append(f"  {t.name}_count = product({t.name}_shape, {len(t.spec.shape)}){double[t.name]};")
         body.append(f'  save("{t.name}.bin", {t.name}, {t.name}_count, sizeof *{t.name});')
         body.append(f'  printf("{t.name} (%zu values):", {t.name}_count);')
-        body.append(f'  for (size_t i = 0; i < {t.name}_count && i < 8; i++) printf(" %g", (double){t.name}[i]);\n  printf("\\n");')
+        body.append(f'  for (size_t i_ = 0; i_ < {t.name}_count && i_ < 8; i_++) printf(" %g", (double){t.name}[i_]);\n  printf("\\n");')
     body += [f"  free({t.name});" for t in (*c.inputs, *c.outputs)]
     usage = " ".join([*(f"[{s}]" for s, _ in sizes), *(f"[{t.name}.bin]" for t in c.inputs)])
     product = """\
@@ -242,8 +242,8 @@ int main(int argc, char **argv) {{
 
 def _value(t: Tensor) -> str:
     if t.type in ("float", "double"):
-        return f"({t.type})(i % 17) / 17"
-    return "i % 2" if t.type == "bool" else f"({t.type})(i % 2)"
+        return f"({t.type})(i_ % 17) / 17"
+    return "i_ % 2" if t.type == "bool" else f"({t.type})(i_ % 2)"
 
 
 def pkg_config(c: CInterface, version: str, libraries: str) -> str:
@@ -306,11 +306,15 @@ target_link_libraries(main PRIVATE {c.name}::{c.name})  # {c.name}::static links
 {weights}"""
 
 
-def readme(c: CInterface, libraries: str) -> str:
-    """README.md."""
+def readme(c: CInterface, libraries: str, building: str = "") -> str:
+    """README.md. `building` says how the example is built where there is nothing for CMake and pkg-config."""
     name, upper = c.name, c.name.upper()
     beside = f" Its weights are the file `lib/{name}.weights`, which `{name}_open` maps." * c.beside
     arena = f"`{name}_arena_bytes(...)`" if c.free else f"`{upper}_ARENA_BYTES`"
+    ways = f"""\
+cc -std=c99 -Iinclude example/main.c lib/lib{name}.a {libraries} -o main     # one program that holds the model
+cc -std=c99 example/main.c $(PKG_CONFIG_PATH=lib/pkgconfig pkg-config --cflags --libs {name}) -Wl,-rpath,$PWD/lib -o main
+cmake -S example -B build && cmake --build build && build/main"""
     threads = f"`{name}_set_threads(&model, 4)` runs it on four threads, with the same bits as on one." * c.threaded
     return f"""\
 # {name}
@@ -322,12 +326,10 @@ It needs the C library and nothing else.{beside} The processor must have: {", ".
 {chr(10).join(_tensors(c))}
 ```
 
-`include/{name}.h` says all about its functions. The example, built in three ways:
+`include/{name}.h` says all about its functions. The example, built{"" if building else " in three ways"}:
 
 ```
-cc -std=c99 -Iinclude example/main.c lib/lib{name}.a {libraries} -o main     # one program that holds the model
-cc -std=c99 example/main.c $(PKG_CONFIG_PATH=lib/pkgconfig pkg-config --cflags --libs {name}) -Wl,-rpath,$PWD/lib -o main
-cmake -S example -B build && cmake --build build && build/main
+{building or ways}
 ```
 
 In a program of your own:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import importlib.util
 import subprocess
 import sys
@@ -55,6 +56,26 @@ def link_shared(objects: Sequence[bytes], platform: Platform, name: str) -> tupl
     return found[0], found[1] if beside else None
 
 
+def assembled(text: str, data: bytes | memoryview, platform: Platform) -> bytes:
+    """The object of assembly, beside which there is a file `data`. Raises CodegenError if the assembler refuses."""
+    with tempfile.TemporaryDirectory() as folder:
+        (Path(folder) / "data").write_bytes(data)
+        # Objects are cached by the text of the assembly alone: it says what the data are.
+        (Path(folder) / "data.s").write_text(f"# {hashlib.sha256(data).hexdigest()}\n{text}", encoding="ascii")
+        _run("cc", ["-target", platform.linker, "-c", "-o", "data.o", "data.s"], Path(folder))
+        return (Path(folder) / "data.o").read_bytes()
+
+
+def _run(tool: str, arguments: Sequence[str], folder: Path) -> None:
+    try:
+        command = [sys.executable, "-m", "ziglang", tool, *arguments]
+        done = subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=TIMEOUT, check=False)
+    except (OSError, subprocess.TimeoutExpired) as problem:
+        raise CodegenError("the linker cannot be run", why=str(problem)) from problem
+    if done.returncode:
+        raise CodegenError("the linker refuses the model", why=(done.stderr or done.stdout).strip()[:2000])
+
+
 def _linked(tool: str, objects: Sequence[bytes], output: str, options: Sequence[str], *more: str) -> list[bytes]:
     """The files that a link of objects writes, `output` first."""
     with tempfile.TemporaryDirectory() as text:
@@ -62,11 +83,5 @@ def _linked(tool: str, objects: Sequence[bytes], output: str, options: Sequence[
         for n, content in enumerate(objects):
             (folder / f"{n}.o").write_bytes(content)
         names = [f"{n}.o" for n in range(len(objects))]
-        command = [sys.executable, "-m", "ziglang", tool, *options, "-o", output, *names]
-        try:
-            done = subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=TIMEOUT, check=False)
-        except (OSError, subprocess.TimeoutExpired) as problem:
-            raise CodegenError("the linker cannot be run", why=str(problem)) from problem
-        if done.returncode:
-            raise CodegenError("the linker refuses the model", why=(done.stderr or done.stdout).strip()[:2000])
+        _run(tool, [*options, "-o", output, *names], folder)
         return [(folder / name).read_bytes() for name in (output, *more)]
