@@ -71,8 +71,8 @@ def import_graph(model: Source, options: CompileOptions) -> Graph:
     """ONNX model, program of PyTorch, or function that JAX has traced, -> graph, with the shapes, dims and values of the options."""
     if from_torch(model):
         return _import_torch(model, options)
-    if isinstance(model, str | os.PathLike) and os.path.isdir(model):
-        return _import_folder(model, options)
+    if isinstance(model, str | os.PathLike) and (os.path.isdir(model) or os.fspath(model).endswith(".gguf")):
+        return _import_language_model(model, options)
     if from_jax(model):
         return _import_jax(model, options)
     from tcomp.frontends.onnx import import_model  # a fifth of what the compiler takes to load, and nothing that `tcomp.build` needs
@@ -112,14 +112,19 @@ def _import_jax(model: object, options: CompileOptions) -> Graph:
     return import_traced(model)
 
 
-def _import_folder(path: str | os.PathLike[str], options: CompileOptions) -> Graph:
-    """The language model of a folder: config.json and safetensors."""
-    _refuse_sizes(options, "folders of language models", "the numbers of tokens, and of those before, stay free")
+def _import_language_model(path: str | os.PathLike[str], options: CompileOptions) -> Graph:
+    """The language model of a folder (config.json and safetensors), or of a GGUF file."""
+    _refuse_sizes(options, "language models", "the numbers of tokens, and of those before, stay free")
     try:
-        from tcomp.frontends.language_models import folder
+        if os.path.isdir(path):
+            from tcomp.frontends.language_models.folder import import_folder
+
+            return import_folder(path)
+        from tcomp.frontends.language_models.gguf_file import import_gguf
+
+        return import_gguf(path)
     except ImportError as error:
-        raise InputError("this folder needs a package to be read", why=str(error), hint="pip install 'tcomp[generate]'") from error
-    return folder.import_folder(path)
+        raise InputError("this language model needs a package to be read", why=str(error), hint="pip install 'tcomp[generate]'") from error
 
 
 def _refuse_sizes(options: CompileOptions, what: str, hint: str) -> None:

@@ -67,6 +67,7 @@ THIRD_PARTY = {
     "torch": {"frontends", "torch_backend"},
     "jax": {"frontends", "jax"},
     "google": {"frontends", "serve"},  # protobuf: its errors, which onnx lets through; messages of gRPC
+    "gguf": {"frontends"},
     "safetensors": {"frontends"},
     "tokenizers": {"generation"},
     "rich": {"cli"},

@@ -22,9 +22,24 @@ from tcomp.ir.simplify import as_dim
 from tcomp.ops import elementwise as ew
 from tcomp.ops.matmul import MATMUL
 from tcomp.ops.movement import ARANGE, CONCAT, GATHER, RESHAPE, SLICE, TRANSPOSE
+from tcomp.ops.quantization import BLOCK_PRODUCT
 from tcomp.ops.reduction import RMS_NORM, SOFTMAX
 
-Weights = Callable[[str, tuple[int, ...]], np.ndarray]  # (name as in Hugging Face's files, shape) -> float32 or 16-bit floats
+
+@dataclass(frozen=True, slots=True)
+class StoredBlocks:
+    """A matrix [out, in] in few bits: `numbers` uint8 [out, bytes], the lowest bits first, `scales` [out, blocks], and the number that
+    stands for zero. See `ops.quantization.block_product`."""
+
+    numbers: np.ndarray
+    scales: np.ndarray
+    zero: int
+    bits: int
+    block: int
+
+
+# (name as in Hugging Face's files, shape) -> float32 or 16-bit floats; of matrices of products also blocks
+Weights = Callable[[str, tuple[int, ...]], np.ndarray | StoredBlocks]
 HIDDEN = -1e30  # added to the score of a position that a query must not see
 
 
@@ -38,12 +53,21 @@ class _Decoder:
         return self.g.add(op, inputs, attrs, name)[0]
 
     def floats(self, name: str, *shape: int) -> Value:
-        return self.g.constant(np.ascontiguousarray(self.weights(name, shape).astype(np.float32)), name)
+        found = self.weights(name, shape)
+        assert isinstance(found, np.ndarray), name
+        return self.g.constant(np.ascontiguousarray(found.astype(np.float32)), name)
 
     def linear(self, x: Value, name: str, columns: int, bias: bool = False) -> Value:
         """x [tokens, in] times weights [columns, in]."""
-        rows = int(x.shape[-1])
-        y = self.add(MATMUL, [x, self.floats(f"{name}.weight", columns, rows)], name, transpose_a=False, transpose_b=True)
+        found = self.weights(f"{name}.weight", (columns, int(x.shape[-1])))
+        if isinstance(found, StoredBlocks):
+            zeros = np.full(found.scales.shape, found.zero, np.uint8)
+            parts = {"weight": found.numbers, "scales": found.scales, "zeros": zeros}
+            stored = [self.g.constant(np.ascontiguousarray(a), f"{name}.{part}") for part, a in parts.items()]
+            y = self.add(BLOCK_PRODUCT, [x, *stored, None], name, bits=found.bits, block=found.block, activations="int8")
+        else:
+            matrix = self.g.constant(np.ascontiguousarray(found.astype(np.float32)), f"{name}.weight")
+            y = self.add(MATMUL, [x, matrix], name, transpose_a=False, transpose_b=True)
         return self.add(ew.ADD, [y, self.floats(f"{name}.bias", columns)], f"{name}.bias") if bias else y
 
     def norm(self, x: Value, name: str) -> Value:
@@ -90,7 +114,9 @@ class _Decoder:
         zero, hidden = (g.constant(np.array(n, np.float32), name) for n, name in ((0, "zero"), (HIDDEN, "hidden")))
         mask = self.add(ew.WHERE, [seen, zero, hidden], "mask")
 
-        table = g.constant(self.weights("model.embed_tokens.weight", (c.vocabulary, c.hidden)), "model.embed_tokens.weight")
+        rows = self.weights("model.embed_tokens.weight", (c.vocabulary, c.hidden))
+        assert isinstance(rows, np.ndarray)
+        table = g.constant(rows, "model.embed_tokens.weight")
         x = self.add(GATHER, [table, self.add(RESHAPE, [ids], shape=(tokens,))], "embedding", axis=0)
         x = x if x.dtype == "float32" else self.add(ew.CAST, [x], dtype="float32")
         present = list[Value]()

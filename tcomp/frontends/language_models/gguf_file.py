@@ -1,0 +1,105 @@
+"""A GGUF file, read by the `gguf` package. Matrices in Q8_0 and Q4_0 keep their numbers and scales; all other types become floats.
+
+Q8_0    blocks of 32: a float16 scale, numbers int8
+Q4_0    blocks of 32: a float16 scale, bytes of two numbers 0 .. 15, of which 8 is zero: elements j in the low, 16 + j in the high bits
+"""
+
+from __future__ import annotations
+
+import os
+from typing import Any
+
+import gguf
+import numpy as np
+
+from tcomp.errors import ImportModelError, TcompError, UnsupportedError
+from tcomp.frontends.language_models.config import DecoderConfig, decoder_config
+from tcomp.frontends.language_models.decoder import StoredBlocks, decoder_graph
+from tcomp.ir.graph import Graph
+
+BLOCK = 32
+_FAMILIES = {"llama": "llama", "qwen2": "qwen2", "qwen3": "qwen3"}
+_LAYER = {
+    "input_layernorm": "attn_norm", "post_attention_layernorm": "ffn_norm", "self_attn.q_proj": "attn_q", "self_attn.k_proj": "attn_k",
+    "self_attn.v_proj": "attn_v", "self_attn.o_proj": "attn_output", "self_attn.q_norm": "attn_q_norm", "self_attn.k_norm": "attn_k_norm",
+    "mlp.gate_proj": "ffn_gate", "mlp.up_proj": "ffn_up", "mlp.down_proj": "ffn_down",
+}  # fmt: skip
+_OUTER = {"model.embed_tokens": "token_embd", "model.norm": "output_norm", "lm_head": "output"}
+
+
+def import_gguf(path: str | os.PathLike[str]) -> Graph:
+    """The decoder in a file, with the inputs and outputs of `decoder`. Raises `ImportModelError` for what is damaged or does not fit,
+    `UnsupportedError` for another architecture."""
+    where = os.fspath(path)
+    try:
+        reader = gguf.GGUFReader(where)
+        tensors = {t.name: t for t in reader.tensors}
+        config = _config(reader, tensors, where)
+        return decoder_graph(config, lambda name, shape: _weights(config, tensors, name, shape, where))
+    except TcompError:
+        raise
+    except Exception as error:  # noqa: BLE001  the package does not say what it raises for damaged files
+        raise ImportModelError("this is no GGUF file that can be read", where=where, why=f"{type(error).__name__}: {error}"[:200]) from None
+
+
+def _config(reader: Any, tensors: dict[str, Any], where: str) -> DecoderConfig:
+    def field(name: str) -> Any:
+        found = reader.get_field(name)
+        return None if found is None else found.contents()
+
+    family = field("general.architecture")
+    if family not in _FAMILIES:
+        hint = f"{', '.join(_FAMILIES)} are supported"
+        raise UnsupportedError(f"GGUF files of the architecture {family!r:.40} are not read", where=where, hint=hint)
+    if "rope_freqs.weight" in tensors or field(f"{family}.rope.scaling.type") not in (None, "none"):
+        raise UnsupportedError("scaled rotary positions of GGUF files", where=where, hint="compile the folder that the file was made of")
+    keys = {
+        "hidden_size": "embedding_length", "intermediate_size": "feed_forward_length", "num_hidden_layers": "block_count",
+        "num_attention_heads": "attention.head_count", "num_key_value_heads": "attention.head_count_kv",
+        "head_dim": "attention.key_length", "max_position_embeddings": "context_length",
+        "rms_norm_eps": "attention.layer_norm_rms_epsilon", "rope_theta": "rope.freq_base",
+    }  # fmt: skip
+    given: dict[str, Any] = {ours: value for ours, theirs in keys.items() if (value := field(f"{family}.{theirs}")) is not None}
+    table = tensors.get("token_embd.weight")
+    given |= {"vocab_size": None if table is None else int(table.shape[-1]), "tie_word_embeddings": "output.weight" not in tensors}
+    return decoder_config({"model_type": _FAMILIES[family], **given}, where)
+
+
+def _weights(config: DecoderConfig, tensors: dict[str, Any], name: str, shape: tuple[int, ...], where: str) -> np.ndarray | StoredBlocks:
+    """The tensor that Hugging Face calls by a name."""
+    base, _, kind = name.rpartition(".")
+    theirs = _OUTER.get(base)
+    if theirs is None:
+        _, _, layer, rest = base.split(".", 3)
+        theirs = f"blk.{layer}.{_LAYER[rest]}"
+    tensor = tensors.get(f"{theirs}.{kind}")
+    if tensor is None:
+        raise ImportModelError(f"the file lacks `{theirs}.{kind}`", where=where)
+    found = tuple(int(n) for n in reversed(tensor.shape))
+    if found != shape:
+        raise ImportModelError(f"`{tensor.name}` has the shape {list(found)}", where=where, why=f"{list(shape)} is expected")
+    heads = {"self_attn.q_proj": config.heads, "self_attn.k_proj": config.kv_heads}.get(base.split(".", 3)[-1]) if "." in base else None
+    order = _rows(shape[0], heads) if heads is not None and config.family == "llama" else None
+    stored = len(shape) == 2 and theirs != "token_embd" and shape[1] % BLOCK == 0
+    if stored and tensor.tensor_type.name in ("Q8_0", "Q4_0"):
+        blocks = stored_blocks(np.asarray(tensor.data), tensor.tensor_type.name)
+        return blocks if order is None else StoredBlocks(blocks.numbers[order], blocks.scales[order], blocks.zero, blocks.bits, BLOCK)
+    floats = np.asarray(gguf.dequantize(np.asarray(tensor.data), tensor.tensor_type), np.float32).reshape(shape)
+    return floats if order is None else floats[order]
+
+
+def stored_blocks(data: np.ndarray, kind: str) -> StoredBlocks:
+    """The numbers and scales in bytes uint8 [rows, bytes] of Q8_0 or Q4_0."""
+    size = 2 + (BLOCK if kind == "Q8_0" else BLOCK // 2)
+    blocks = np.ascontiguousarray(data).view(np.uint8).reshape(data.shape[0], -1, size)
+    scales = np.ascontiguousarray(blocks[..., :2]).view(np.float16)[..., 0]
+    rest = blocks[..., 2:]
+    if kind == "Q8_0":
+        return StoredBlocks((rest ^ 128).reshape(data.shape[0], -1), scales, 128, 8, BLOCK)  # as unsigned bytes around 128
+    numbers = np.concatenate([rest & 15, rest >> 4], -1)
+    return StoredBlocks((numbers[..., 0::2] | numbers[..., 1::2] << 4).reshape(data.shape[0], -1), scales, 8, 4, BLOCK)
+
+
+def _rows(rows: int, heads: int) -> np.ndarray:
+    """Where the rows of a projection lie in files of the architecture llama, which pair neighbours instead of halves."""
+    return np.arange(rows).reshape(heads, rows // heads // 2, 2).swapaxes(1, 2).reshape(rows)
