@@ -473,7 +473,7 @@ static int check_machine(json said, json wanted, errors e) {
   if (!features) return malformed(e, "features");
   for (int i = 0; i < count && !code; i++)
     if (!has_feature(flags, features[i]))
-      code = fail(e, TCOMP_OTHER_MACHINE, "this processor lacks instructions that the artifact uses: %.40s", features[i]);
+      code = fail(e, TCOMP_OTHER_MACHINE, *flags ? "this processor lacks %.40s" : "/proc/cpuinfo does not tell of %.40s", features[i]);
   free_strings(features);
   return code;
 }
