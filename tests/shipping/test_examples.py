@@ -33,34 +33,23 @@ def call(command: list[object], variables: dict[str, str] | None = None, folder:
 
 
 def library(folder: Path) -> Path:
-    made = folder / "libtcomp.so"
-    call(["cc", "-std=c99", *STRICT, "-shared", "-fPIC", INCLUDE / "libtcomp.c", *LIBRARIES, "-o", made])
+    """libtcomp, compiled once for all languages."""
+    made = folder.parent / "libtcomp.so"
+    if not made.exists():
+        call(["cc", "-std=c99", *STRICT, "-shared", "-fPIC", INCLUDE / "libtcomp.c", *LIBRARIES, "-o", made])
     return made
 
 
 def c(folder: Path) -> Program:
     needs("cc")
-    call(
-        [
-            "cc",
-            "-std=c99",
-            *STRICT,
-            f"-I{INCLUDE}",
-            EXAMPLES / "c/classify.c",
-            INCLUDE / "libtcomp.c",
-            *LIBRARIES,
-            "-o",
-            folder / "classify",
-        ]
-    )
-    return [folder / "classify"], {}
+    call(["cc", "-std=c99", *STRICT, f"-I{INCLUDE}", EXAMPLES / "c/classify.c", library(folder), "-o", folder / "classify"])
+    return [folder / "classify"], {"LD_LIBRARY_PATH": str(folder.parent)}
 
 
 def cpp(folder: Path) -> Program:
     needs("cc", "c++")
-    library(folder)
-    call(["c++", "-std=c++17", *STRICT, f"-I{INCLUDE}", EXAMPLES / "cpp/classify.cpp", folder / "libtcomp.so", "-o", folder / "classify"])
-    return [folder / "classify"], {"LD_LIBRARY_PATH": str(folder)}
+    call(["c++", "-std=c++17", *STRICT, f"-I{INCLUDE}", EXAMPLES / "cpp/classify.cpp", library(folder), "-o", folder / "classify"])
+    return [folder / "classify"], {"LD_LIBRARY_PATH": str(folder.parent)}
 
 
 def rust(folder: Path) -> Program:
@@ -82,8 +71,8 @@ def node(folder: Path) -> Program:
     if not (include / "node_api.h").exists():
         pytest.skip(f"Node has no headers in {include}")
     flags = [*STRICT[1:4], f"-I{INCLUDE}", f"-I{include}"]
-    sources = [EXAMPLES / "node/binding.c", INCLUDE / "libtcomp.c"]
-    call(["cc", "-std=c99", "-shared", "-fPIC", *flags, *sources, *LIBRARIES, "-o", folder / "tcomp.node"])
+    sources = [EXAMPLES / "node/binding.c", library(folder), f"-Wl,-rpath,{folder.parent}"]
+    call(["cc", "-std=c99", "-shared", "-fPIC", *flags, *sources, "-o", folder / "tcomp.node"])
     return ["node", EXAMPLES / "node/classify.mjs"], {"TCOMP_NODE": str(folder / "tcomp.node")}
 
 
