@@ -135,7 +135,7 @@ class Importer:
         if dtype is not None and is_key(dtype):
             words = np.asarray(jax.random.key_data(array))
             flat = words.reshape(*words.shape[: words.ndim - len(dtype._impl.key_shape)], -1)
-            return Parts(tuple(self.builder.constant(np.ascontiguousarray(flat[..., n])) for n in range(flat.shape[-1])), dtype)
+            return Parts(tuple(self.builder.constant(flat[..., n].copy()) for n in range(flat.shape[-1])), dtype)
         given = np.asarray(array, dtype)
         if is_complex(given.dtype):
             parts = (np.ascontiguousarray(p).reshape(given.shape) for p in (given.real, given.imag))

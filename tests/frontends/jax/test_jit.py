@@ -128,12 +128,15 @@ def test_places_that_data_tells():
     same(lambda x, i: (x.at[i].add(1.0), x.at[i, i].set(7.0), x.at[i].max(0.5, mode="drop")), X, i)
     same(lambda x, n: (lax.dynamic_slice(x, (n, n), (2, 3)), lax.dynamic_update_slice(x, x[:2, :2], (n, 0))), X, 3)
     same(lambda x: (jnp.argsort(x, 1), lax.top_k(x, 3), jnp.argmax(x, 0), jnp.median(x, 1), jnp.unique(x > 0, size=2)), X)
+    same(lambda x: (jnp.searchsorted(jnp.sort(x[0]), x), jnp.histogram(x, 4)), X)
 
 
 def test_random_numbers_are_those_of_jax():
     for key in (jax.random.key(7), jax.random.PRNGKey(7)):
         same(lambda k: (jax.random.split(k, 3), jax.random.fold_in(k, 5), jax.random.normal(k, (3, 2)), jax.random.permutation(k, 5)), key)
     same(lambda n: jax.random.bernoulli(jax.random.key(n), 0.3, (8,)), 3)
+    known = jax.random.key(3)  # a constant
+    same(lambda x: (jax.random.uniform(known, (3,)) + x, lax.fori_loop(0, 2, lambda i, k: jax.random.split(k)[0], known)), 1.0)
 
 
 def test_complex_numbers():
@@ -144,6 +147,7 @@ def test_complex_numbers():
 def test_special_functions():
     s = jax.scipy.special
     same(lambda x: (s.gammaln(x), s.erfinv(jnp.tanh(x)), s.erfc(x), s.i0e(x), s.i1e(x), jnp.cbrt(x), jnp.expm1(x), jnp.log1p(x * x)), X)
+    same(lambda x: (s.zeta(jnp.abs(x) + 2, 1.5), s.polygamma(1, jnp.abs(x) + 0.1)), X, rtol=1e-4)
     same(lambda x: (s.digamma(jnp.abs(x) + 0.1), s.gammainc(jnp.abs(x) + 1, 1.0), s.betainc(2.0, 3.0, jax.nn.sigmoid(x))), X, rtol=1e-4)
 
 

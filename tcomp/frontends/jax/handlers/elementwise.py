@@ -12,7 +12,7 @@ import numpy as np
 from jax import lax
 
 from tcomp.frontends.jax.context import Context, Handler, Operand, Parts, Table, decomposed, is_complex, part_types
-from tcomp.ir.dtypes import BITS, NARROW, is_float
+from tcomp.ir.dtypes import BITS, NARROW, integer_range, is_float
 from tcomp.ir.graph import Operator, Value
 from tcomp.ops import elementwise as ops, general, movement, reduction
 
@@ -48,6 +48,19 @@ def _compare(op: Operator, ctx: Context, x: Value, y: Value) -> Value:
         wide = "float32" if "float" in x.dtype else "int32"
         x, y = ctx.cast(x, wide), ctx.cast(y, wide)
     return ctx.add(op, x, y)
+
+
+def total_order(ctx: Context, x: Value) -> Value:
+    """Integers in the order of floats that IEEE 754 calls total: -NaN, -inf, ..., -0, 0, ..., inf, NaN."""
+    kind = f"int{BITS[x.dtype]}"
+    bits = ctx.add(ops.BITCAST, x, dtype=kind)
+    sign = ctx.add(ops.SHIFT_RIGHT, bits, ctx.number(BITS[x.dtype] - 1, kind))
+    return ctx.add(ops.XOR, bits, ctx.add(ops.AND, sign, ctx.number(integer_range(kind)[1], kind)))
+
+
+def _compare_in_order(op: Operator, ctx: Context, x: Value, y: Value) -> Value:
+    """A comparison in the order of all floats, NaN and -0 included."""
+    return _compare(op, ctx, *((total_order(ctx, x), total_order(ctx, y)) if is_float(x.dtype) else (x, y)))
 
 
 def _not_equal(ctx: Context, x: Value, y: Value) -> Value:
@@ -282,6 +295,8 @@ TABLE: Table = {
     "max": _arithmetic(ops.MAX, ops.OR), "min": _arithmetic(ops.MIN, ops.AND), "pow": _power, "integer_pow": _integer_pow,
     "square": lambda ctx, x, **params: ctx.add(ops.MUL, x, x), "rsqrt": _rsqrt, "mulhi": _mulhi,
     "eq": partial(_compare, ops.EQUAL), "ne": _not_equal, "lt": partial(_compare, ops.LESS), "le": partial(_compare, ops.LESS_EQUAL),
+    "eq_to": partial(_compare_in_order, ops.EQUAL), "lt_to": partial(_compare_in_order, ops.LESS),
+    "le_to": partial(_compare_in_order, ops.LESS_EQUAL),
     "gt": partial(_compare, ops.GREATER), "ge": partial(_compare, ops.GREATER_EQUAL),
     "div": _div, "shift_right_logical": _shift_right_logical, "select_n": _select, "clamp": _clamp,
     "convert_element_type": _convert, "bitcast_convert_type": _bitcast,

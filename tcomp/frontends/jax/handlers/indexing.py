@@ -8,8 +8,9 @@ from functools import partial
 from typing import Any
 
 from tcomp.frontends.jax.context import Context, Table
+from tcomp.frontends.jax.handlers.elementwise import total_order
 from tcomp.frontends.jax.handlers.movement import part
-from tcomp.ir.dtypes import BITS, integer_range, is_float
+from tcomp.ir.dtypes import integer_range, is_float
 from tcomp.ir.graph import Value
 from tcomp.ops import elementwise as ew, general
 from tcomp.ops.movement import ARANGE, EXPAND
@@ -95,18 +96,10 @@ def _extremes(ctx: Context, x: Value, k: int, axis: int, largest: bool) -> list[
     shape = [int(d) for d in x.shape]
     place = ctx.add(ARANGE, start=0, step=1, count=shape[axis], dtype="int32")
     places = ctx.add(EXPAND, ctx.reshape(place, [d if n == axis else 1 for n, d in enumerate(shape)]), shape=tuple(shape))
-    key = _total_order(ctx, x) if is_float(x.dtype) else x
+    key = total_order(ctx, x) if is_float(x.dtype) else x
     key = ctx.add(ew.NOT, key) if largest else key
     _, found, where = ctx.results(general.SORT_BY, key, x, places, axis=axis, keys=1)
     return [part(ctx, found, axis, 0, k), part(ctx, where, axis, 0, k)]
-
-
-def _total_order(ctx: Context, x: Value) -> Value:
-    """Integers in the order of floats that IEEE 754 calls total: -NaN, -inf, ..., -0, 0, ..., inf, NaN."""
-    kind = f"int{BITS[x.dtype]}"
-    bits = ctx.add(ew.BITCAST, x, dtype=kind)
-    sign = ctx.add(ew.SHIFT_RIGHT, bits, ctx.number(BITS[x.dtype] - 1, kind))
-    return ctx.add(ew.XOR, bits, ctx.add(ew.AND, sign, ctx.number(integer_range(kind)[1], kind)))
 
 
 def _approx_top_k(ctx: Context, x: Value, k: int, reduction_dimension: int, is_max_k: bool, **params: Any) -> list[Value]:

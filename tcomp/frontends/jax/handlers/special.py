@@ -127,6 +127,23 @@ def _digamma(x: Any) -> Any:
     return jnp.where((x <= 0) & (x == jnp.floor(x)), jnp.nan, jnp.where(reflect, reflected, value))
 
 
+def _zeta(x: Any, q: Any) -> Any:
+    """Hurwitz' zeta function: the first terms, and the others by Euler and Maclaurin's formula."""
+    total = sum(((q + k) ** -x for k in range(ZETA_TERMS)), jnp.zeros_like(x + q))
+    a = q + ZETA_TERMS
+    total, factor = total + a ** (1 - x) / (x - 1) + a**-x / 2, x * a ** (-x - 1)
+    for j, b in enumerate(BERNOULLI, 1):
+        total = total + b / math.factorial(2 * j) * factor
+        factor = factor * (x + (2 * j - 1)) * (x + 2 * j) / (a * a)
+    return jnp.where(x == 1, jnp.inf, jnp.where((x < 1) | (q <= 0), jnp.nan, total))
+
+
+def _polygamma(n: Any, x: Any) -> Any:
+    sign = jnp.where(n % 2 == 0, -1, 1)
+    value = sign * jnp.exp(lax.lgamma(n + 1)) * _zeta(jnp.where(n == 0, 2, n + 1), x)
+    return jnp.where(n == 0, lax.digamma(x), jnp.where((n < 0) | (n != jnp.floor(n)), jnp.nan, value))
+
+
 def _typed(function: Any) -> Any:
     return decomposed(lambda *xs, **params: function(*jnp.broadcast_arrays(*xs), dtype=xs[0].dtype))
 
@@ -168,10 +185,12 @@ def _bessel_i1e(x: Any) -> Any:
     return jnp.where(x < 0, -y, y)
 
 
+BERNOULLI = (1 / 6, -1 / 30, 1 / 42, -1 / 30, 5 / 66, -691 / 2730, 7 / 6, -3617 / 510)  # of even index, from 2 on
+ZETA_TERMS = 10
 TABLE: Table = {
     "erf_inv": decomposed(_erf_inv), "erfc": decomposed(_erfc), "lgamma": decomposed(_lgamma), "digamma": decomposed(_digamma),
     "bessel_i0e": decomposed(special.bessel_i0e_impl), "bessel_i1e": decomposed(_bessel_i1e), "igamma": _typed(special.igamma_impl),
     "igammac": _typed(special.igammac_impl), "igamma_grad_a": _typed(special.igamma_grad_a_impl),
-    "random_gamma_grad": _typed(special.random_gamma_grad_impl),
+    "zeta": decomposed(_zeta), "polygamma": decomposed(_polygamma), "random_gamma_grad": _typed(special.random_gamma_grad_impl),
     "regularized_incomplete_beta": _typed(special.regularized_incomplete_beta_impl),
 }  # fmt: skip
