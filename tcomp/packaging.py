@@ -148,7 +148,7 @@ class _Assembly:
                 assert old is not None and new is not None
                 base = self.place(whole)
                 target = P.Ref(base.base, base.index, as_dim(as_expr(base.offset) + byte_size(old)))
-                steps += _copy(target, self.place(new), byte_size(new))
+                steps += [*_copy(base, self.place(old), byte_size(old)), *_copy(target, self.place(new), byte_size(new))]
             elif node.op is IF:
                 condition = node.inputs[0]
                 assert condition is not None

@@ -14,7 +14,7 @@ A fourth gives a symbolic dim its value, which the run counts; nodes that need t
             attr sizes, if there: dims that carried values grow or shrink in; as many int64 scalars come last among the body's outputs,
             which are what the dims are in the next iteration, or after the last one. SIZE nodes before the loop give the first ones
     APPEND  no bodies                    inputs: an input of the graph, and rows to stand behind its own (axis 0, or the first of more than
-            one element); output: all of them, an output of the graph whose memory begins with those of the input before the run
+            one element); output: all of them, an output of the graph, which may lie in the memory of the input
     SIZE    no bodies, no outputs        inputs: an int64 scalar; attrs: dim (the symbolic dim), bound (what it never exceeds, a dim)
 
 Graphs are immutable; `GraphBuilder` makes new ones. Types of node outputs are derived by running the operator on placeholders.

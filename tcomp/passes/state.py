@@ -2,8 +2,8 @@
 
     present = concat(past, new) along any axis   =   transpose(append(past', transpose(new))), rows first
 
-Along their first axis, rows are appended behind the others: an output array that begins with the past (as `runtime.state` keeps it) gets
-the new rows, and nothing else is written.
+Along their first axis, rows are appended behind the others: where an output has the address of the input (as `runtime.state` sees to), the
+new rows are all that is written; else the old ones are copied first.
 """
 
 from __future__ import annotations

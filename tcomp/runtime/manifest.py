@@ -124,7 +124,7 @@ class HostSteps:
 
 @dataclass(frozen=True, slots=True)
 class StatePair:
-    """An output whose memory begins with what an input holds: the code writes the rows behind it only."""
+    """An output that is an input with new rows behind it. Where both have the same address, the code writes the new rows only."""
 
     input: str
     output: str

@@ -73,8 +73,6 @@ class Module(LoadedModel):
         if self._binds and self._code.bind is None:
             raise ArtifactError("the artifact's code lacks the function tcomp_bind", where=artifact.where)
         self._grows = any(dim.data_dependent for dim in self.manifest.dims)
-        names = self._names, self._output_names
-        self._state = [tuple(n.index(x) for n, x in zip(names, (s.input, s.output), strict=True)) for s in self.manifest.state]
         self._continued = {s.output: self._names.index(s.input) for s in self.manifest.state}
         self._plans: dict[PlanKey, Plan] = {}
         _log.debug("loaded %s for %d threads", artifact.where, self.threads)
@@ -217,8 +215,6 @@ class Module(LoadedModel):
             outputs = new_arrays(plan.outputs) if out is None else self._outputs(plan, values, out)
         for array in outputs:
             places.append(address_of(array))
-        if self._state:
-            self._begin_with_state(values, outputs)
         try:
             frame = self._frames.pop()
         except IndexError:
@@ -258,7 +254,6 @@ class Module(LoadedModel):
                 if array.tobytes() != planned:
                     why = "sizes depend on them, and memory is bound for these sizes"
                     raise InputError(f"the values of input `{name}` have changed", why=why, hint="bind the model again")
-            self._begin_with_state(arrays, outputs)
             error = run_frame(run, frame) if self.hook is None else self._observed(run, frame, None, arrays, outputs)
             if error:
                 try:
@@ -273,13 +268,6 @@ class Module(LoadedModel):
             return self._slice(outputs, plan, list(frame.dims))
 
         return arrays, outputs, call_and_slice if self._grows else call
-
-    def _begin_with_state(self, inputs: Sequence[Array], outputs: Sequence[Array]) -> None:
-        """Copy what outputs continue into them, unless it is there."""
-        for source, target in self._state:
-            old, new = inputs[source], outputs[target]
-            if old.size and address_of(old) != address_of(new):
-                new.reshape(-1)[: old.size] = old.reshape(-1)
 
     def cancel(self) -> None:
         """Stop all runs that are under way in other threads, those of bound calls included: they raise StoppedError."""
