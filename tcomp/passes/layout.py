@@ -23,7 +23,7 @@ from math import inf, lcm, prod
 from typing import Concatenate, ParamSpec, TypeVar
 
 from tcomp.ir import expr as E
-from tcomp.ir.access import stride
+from tcomp.ir.access import coefficient, stride
 from tcomp.ir.dtypes import is_float, itemsize
 from tcomp.ir.graph import APPEND, KERNEL, Graph, Node, Operator, Value, attributes_key, canonical_graph_text
 from tcomp.ir.layout import LINE, Layout
@@ -430,8 +430,10 @@ def _lanes_last(t: Tensor, body: E.Expr, constants: set[Tensor]) -> Layout | Non
             return any(axis in E.variables(*r.args) for r in reads)
 
         def is_windowed(axis: E.Expr) -> bool:
-            """Whether an index combines the axis with a reduction: neighbouring elements share inputs."""
-            return any(axis in (used := set(E.variables(i))) and used & reduced for r in reads for i in r.args)
+            """Whether an index adds the axis and a reduction: neighbouring elements share inputs. (Not where it adds a quotient of the axis,
+            the group of a channel, say: whole vectors have that in common.)"""
+            indices = [i for r in reads for i in r.args if axis in (used := set(E.variables(i))) and used & reduced]
+            return any(coefficient(i, axis) is not None for i in indices)
 
         if weights and others:
             free = [n for n, a in enumerate(t.axes) if indexes(weights, a) and not is_windowed(a)]

@@ -260,3 +260,13 @@ def test_lanes_do_not_run_across_products_of_matrices(unchanged, heads):
     found = layouts(chosen(unchanged, b.build(b.add(ew.NEG, [*b.add(mv.RESHAPE, [y], {"shape": (1, 5, heads * 9)}, "joined")]))))
     assert found["mixed"] == CHANNELS_LAST
     assert all(layout is None or layout.pieces[-1].axis != 1 for name, layout in found.items() if name.startswith("product"))
+
+
+@pytest.mark.parametrize("batch", [1, 8])
+@pytest.mark.parametrize("groups", [2, 4, 16])
+def test_channels_of_grouped_convolutions_are_last_at_any_batch(unchanged, batch, groups):
+    b = GraphBuilder("grouped")
+    x, w = b.input("x", "float32", (batch, 16, 8, 8)), b.constant(random(16, 16 // groups, 3, 3), "w")
+    (y,) = b.add(CONV, [x, w], {"strides": (1, 1), "dilations": (1, 1), "group": groups}, "y")
+    found = layouts(chosen(unchanged, b.build([conv(b, y, 8, 1, "z")])))
+    assert found["y"] == CHANNELS_LAST
