@@ -104,12 +104,12 @@ def verify(
     every pass and kernel even where the outputs agree. Raises `TcompError` as compilation does."""
     tell, precision = options.progress, options.backend.target.precision
     artifact = compile_graph(graph, options)
-    module = Module.load(artifact, threads=options.threads)
+    module = Module.load(artifact, threads=options.threads).machine_code
     native = module.run(inputs)
     want, _ = _interpret(graph, inputs, "reference", tell)
     result = Verification([compare(name, native[name], want[name], tolerance, precision) for name in want], module.threads)
     if module.threads > 1:
-        alone = Module.load(artifact, threads=1).run(inputs)
+        alone = Module.load(artifact, threads=1).machine_code.run(inputs)
         result.repeatable = all(a.tobytes() == native[name].tobytes() for name, a in alone.items())
     if full or not all(c.ok for c in result.outputs):
         _, before = _interpret(graph, inputs, "values before passes", tell)

@@ -174,6 +174,7 @@ def explain(
         {"name": step.name, "operator": step.operator, "when": when}
         for when, steps in (("before", graph.host.before), ("after", graph.host.after))
         for step in steps
+        if step.operator != "Constant"
     ]  # fmt: skip
     if as_json:
         return output.print_json(

@@ -87,7 +87,11 @@ def run(
     if opened.precision:
         output.line(output.PRODUCTS_IN.format(opened.precision), "dim")
     output.line(f"first run: {output.seconds(elapsed)}, {output.count(module.threads, 'thread')}", "dim")
-    if hosted := [*host.before, *host.after] if (host := opened.artifact.manifest.host) is not None else []:
+    if (
+        hosted := [s for s in (*host.before, *host.after) if s.operator != "Constant"]
+        if (host := opened.artifact.manifest.host) is not None
+        else []
+    ):
         output.line(f"host steps: {', '.join(f'{step.name} ({step.operator})' for step in hosted)}", "dim")
     for written in filter(None, (save, trace)):
         output.line(f"wrote {written}", "dim")

@@ -94,6 +94,11 @@ class LoadedModel(ABC):
     def _profile(self, inputs: Mapping[str, object], runs: int) -> list[tuple[str, float]]:
         """See `profile`; the model has run once with these inputs."""
 
+    @property
+    def machine_code(self) -> LoadedModel:
+        """The model without host steps: what the compiler has made, with inputs and outputs of its own."""
+        return self
+
     def __repr__(self) -> str:
         inputs, outputs = (", ".join(map(str, specs)) for specs in (self.inputs, self.outputs))
         return f"<tcomp.{type(self).__name__} ({inputs}) -> ({outputs}), {self.threads} thread{'s'[: self.threads > 1]}>"

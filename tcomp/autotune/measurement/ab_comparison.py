@@ -30,7 +30,7 @@ def handle(request: Answer) -> Answer:
     ("kernels"); "wrong" where the models disagree."""
     with np.load(Path(request["inputs"]), allow_pickle=False) as file:
         saved = {name: file[str(n)] for n, name in enumerate(request["names"])}
-    modules = [Module.load(request[name], threads=request["threads"]) for name in ("untuned", "tuned")]
+    modules = [Module.load(request[name], threads=request["threads"]).machine_code for name in ("untuned", "tuned")]
     inputs = {spec.name: from_saved(saved[spec.name], spec.dtype) for spec in modules[0].inputs}
     want, got = (module.run(inputs) for module in modules)
     for name, array in want.items():

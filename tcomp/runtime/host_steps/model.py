@@ -36,6 +36,15 @@ class HostedModel(LoadedModel):
             for kind, steps in (("before", host.before), ("after", host.after))
         )
         self._check_names()
+        self._constants: dict[str, Array] = {}  # of all runs
+        for constant in (p for stage in (self._before, self._after) for p in stage if p.step.operator == "Constant"):
+            constant.perform(self._constants)
+        self._before, self._after = ([p for p in s if p.step.operator != "Constant"] for s in (self._before, self._after))
+
+    @property
+    def machine_code(self) -> LoadedModel:
+        """The model without host steps."""
+        return self.inner
 
     def _check_names(self) -> None:
         known = {*self._names}
@@ -76,7 +85,7 @@ class HostedModel(LoadedModel):
         if hosted := [name for name in given if name not in mine]:
             what = f"`out` has an array for {hosted[0]!r}, which is no output of the machine code"
             raise InputError(what, hint="leave it out: results of host steps are new arrays")
-        known = dict(zip(self._names, admitted, strict=True))
+        known = self._constants | dict(zip(self._names, admitted, strict=True))
         end = None if timeout is None else time.perf_counter() + timeout
         self._perform(self._before, known, end, times)
         arrays = [known[spec.name] for spec in self.inner.inputs]
