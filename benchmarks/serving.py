@@ -221,7 +221,7 @@ async def load(server: Server, clients: int, seconds: float) -> tuple[list[float
     loop = asyncio.get_running_loop()
     made = [Client(server.request, latencies, start + seconds) for _ in range(clients)]
     for client in made:
-        await loop.create_connection(lambda client=client: client, "127.0.0.1", server.port)  # type: ignore[misc]
+        await loop.create_connection(lambda client=client: client, "127.0.0.1", server.port)
     await asyncio.gather(*(client.done for client in made))
     return latencies, time.perf_counter() - start, made[0].head, made[0].body
 
