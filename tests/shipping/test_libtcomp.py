@@ -7,6 +7,7 @@ import re
 import shutil
 import subprocess
 import threading
+import time
 from pathlib import Path
 
 import numpy as np
@@ -21,7 +22,7 @@ from tests.shipping import conftest as models
 
 pytestmark = pytest.mark.skipif(shutil.which("cc") is None, reason="there is no C compiler")
 SOURCE, HEADER = fuzz.INCLUDE / "libtcomp.c", fuzz.INCLUDE / "libtcomp.h"
-BAD_ARGUMENT, BAD_SHAPE, OUT_OF_RANGE = 8, 9, 10
+STOPPED, BAD_ARGUMENT, BAD_SHAPE, OUT_OF_RANGE = 1, 8, 9, 10
 MESSAGE, VERIFY = 512, 1
 
 
@@ -255,3 +256,52 @@ def test_files_that_are_no_models(library: ctypes.CDLL, modules, tmp_path: Path)
     library.tcomp_model_free(model)
     library.tcomp_model_free(None)
     library.tcomp_session_free(None)
+
+
+def test_a_run_is_stopped(library: ctypes.CDLL, tmp_path: Path) -> None:
+    """A loop of many turns, from another thread; the session runs again afterwards."""
+    module, steps = tcomp.compile(models.recurrent(), dims={"time": (1, 1 << 24)}, threads=1), 1 << 21
+    module.save(tmp_path / "net.tcomp")
+    s, state, statuses = Session(library, tmp_path / "net.tcomp"), np.zeros((1, 2, 4), np.float32), list[int]()
+    x = np.zeros((steps, 2, 3), np.float32)
+    assert not (s.set_input(0, x) or s.set_input(1, state) or s.set_input(2, state))
+    runner = threading.Thread(target=lambda: statuses.append(s.run()))
+    runner.start()
+    while runner.is_alive():
+        library.tcomp_session_stop(s.handle)
+        time.sleep(0.001)
+    assert statuses == [STOPPED] and library.tcomp_session_output(s.handle, 0) is None
+    assert not s.set_input(0, x[:5]) and not s.run()
+    assert s.output(0) == module.run({"x": x[:5], "h": state, "c": state})["y"].tobytes()
+    s.close()
+
+
+def test_a_forked_child_starts_threads_of_its_own(modules, tmp_path: Path) -> None:
+    modules["residual"][0].save(tmp_path / "net.tcomp")
+    (tmp_path / "fork.c").write_text("""
+#include <string.h>
+#include <sys/wait.h>
+#include <unistd.h>
+#include "libtcomp.h"
+int main(void) {
+  static float image[3 * 16 * 16];
+  const int64_t shape[] = {1, 3, 16, 16};
+  float mine[10];
+  int ended;
+  tcomp_model *model;
+  tcomp_session *session;
+  for (int i = 0; i < 3 * 16 * 16; i++) image[i] = (float)(i % 7);
+  if (tcomp_model_load("net.tcomp", 3, 0, &model, NULL, 0) || tcomp_session_new(model, &session, NULL, 0)) return 1;
+  if (tcomp_session_set_input(session, 0, image, shape, 4) || tcomp_session_run(session)) return 1;
+  memcpy(mine, tcomp_session_output(session, 0), sizeof mine);
+  pid_t child = fork();
+  if (!child) {
+    tcomp_model_after_fork(model);
+    _exit(tcomp_session_run(session) || memcmp(mine, tcomp_session_output(session, 0), sizeof mine));
+  }
+  tcomp_session_free(session);
+  tcomp_model_free(model);
+  return waitpid(child, &ended, 0) != child || !WIFEXITED(ended) || WEXITSTATUS(ended) ? 2 : 0;
+}""")
+    program = fuzz.build(tmp_path, tmp_path / "fork.c", SOURCE, flags=["-D_GNU_SOURCE"])
+    assert subprocess.run([str(program)], cwd=tmp_path, timeout=60, check=False).returncode == 0

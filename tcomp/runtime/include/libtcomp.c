@@ -1,5 +1,5 @@
 /* libtcomp: see libtcomp.h. tcomp/runtime/artifact.py and manifest.py describe the file, tcomp.h the interface of its code. */
-#define _GNU_SOURCE
+#define _GNU_SOURCE 1
 #include "libtcomp.h"
 
 #include <dlfcn.h>
