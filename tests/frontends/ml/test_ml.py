@@ -354,3 +354,13 @@ def test_boosted_trees(library, classes):
         np.testing.assert_allclose(got[1], fitted.predict_proba(x), rtol=1e-4, atol=1e-5)
     else:
         np.testing.assert_allclose(got[0].ravel(), fitted.predict(x), rtol=1e-4, atol=1e-4)
+
+
+def test_many_trees_and_a_free_number_of_rows():
+    """Lanes run along the trees of a row, whose features stay in registers, with links and thresholds in one table."""
+    made = model("TreeEnsembleRegressor", [X], [F], n_targets=1, **forest(80, 4))
+    graph, module = import_model(made), tcomp.compile(made, threads=2)
+    assert any(a.dtype == np.int64 for a in graph.constants.values())
+    for rows in (1, 2, 23, 50):
+        x = np.resize(X, (rows, 5))
+        np.testing.assert_allclose(module.run({"x0": x})["y0"], evaluate_graph(graph, {"x0": x})["y0"], rtol=1e-4, atol=1e-4)
