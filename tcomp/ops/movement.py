@@ -398,7 +398,7 @@ def top_k(x: Tensor, k: Dim, axis: int, largest: bool) -> tuple[Tensor, Tensor]:
 
     def kept(inputs: Sequence[L.Buffer], outputs: Sequence[L.Buffer]) -> L.Stmt:
         (source,), (values, positions) = inputs, outputs
-        slot = L.Buffer("slot", "int64", (1,), "register")
+        order = L.Buffer("order", "int64", (k,))
 
         def lane(outer: Index) -> L.Stmt:
             def at(place: ExprLike) -> tuple[ExprLike, ...]:
@@ -409,19 +409,26 @@ def top_k(x: Tensor, k: Dim, axis: int, largest: bool) -> tuple[Tensor, Tensor]:
 
             def insert(p: Expr, last: ExprLike) -> L.Stmt:
                 """Element p, where it belongs among those kept; the one at `last` makes room."""
-                previous = maximum(slot[0] - 1, 0)
-                shift = L.block(*(L.store(b, at(slot[0]), b[at(previous)]) for b in outputs), L.store(slot, (0,), slot[0] - 1))
-                moved = L.While((slot[0] > 0) & before(source[at(p)], values[at(previous)]), shift)
-                put = L.block(L.store(values, at(slot[0]), source[at(p)]), L.store(positions, at(slot[0]), p))
-                return L.block(L.store(slot, (0,), last), moved, put)
+
+                def step(j: Expr) -> L.Stmt:
+                    place = as_expr(last) - j
+                    own, previous = order[place], order[maximum(place - 1, 0)]
+                    goes_up = (place > 0) & before(source[at(p)], source[at(previous)])
+                    here = te.equal(j, 0) | before(source[at(p)], source[at(own)])
+                    return L.store(order, (place,), select(goes_up, previous, select(here, p, own)))
+
+                return L.loop("j", as_expr(last) + 1, step)
+
+            def take(rank: Expr) -> L.Stmt:
+                return L.block(L.store(values, at(rank), source[at(order[rank])]), L.store(positions, at(rank), order[rank]))
 
             def passing(i: Expr) -> L.Stmt:
-                worst = values[at(as_expr(k) - 1)]
+                worst = source[at(order[as_expr(k) - 1])]
                 return L.If(before(source[at(i + k)], worst), insert(i + k, as_expr(k) - 1))
 
-            first = L.block(L.store(values, at(0), source[at(0)]), L.store(positions, at(0), 0))
+            first = L.loop("first", k, lambda i: L.store(order, (i,), i))
             head = L.loop("head", as_expr(k) - 1, lambda i: insert(i + 1, i + 1))
-            return L.Allocate(slot, L.block(first, head, L.loop("p", n - k, passing)))
+            return L.Allocate(order, L.block(first, head, L.loop("p", n - k, passing), L.loop("rank", k, take)))
 
         return L.over([d for m, d in enumerate(x.shape) if m != axis], lane)
 
