@@ -126,7 +126,7 @@ def decode(args: argparse.Namespace) -> Iterator[dict[str, Any]]:
         for kind in args.weights:
             path = args.folder / f"{args.size}-{args.layers or 'all'}-{kind}.tcomp"
             decoder(args.size, None if kind == "float32" else kind, args.layers, path)
-            model = Module.load(path, threads=threads)
+            model = Module.load(path, threads=threads, mmap=False)  # in large pages, as `Generator.load` does
             assert isinstance(model, Module)
             for context in args.context:
                 state = State(model, context + 16)
