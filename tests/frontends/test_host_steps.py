@@ -369,3 +369,9 @@ def test_graphs_carry_their_steps():
     graph = import_model(classifier()[0])
     assert graph.host is not None and [s.operator for s in graph.host.after] == ["Gather"]
     assert dataclasses.replace(graph, name="other").host is graph.host
+
+
+def test_a_constant_of_strings_may_be_the_result():
+    constants = [("Constant", [], ["y"], {"value_string": "text"}), ("Constant", [], ["z"], {"value_strings": ["a", "b"]})]
+    found = tcomp.compile(model(constants, {}, {"y": (TEXT, []), "z": (TEXT, [2])})).run({})
+    assert found["y"].tolist() == "text" and found["z"].tolist() == ["a", "b"]
