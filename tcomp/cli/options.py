@@ -235,7 +235,8 @@ def check_model_file(path: Path) -> None:
     """Refuse what cannot be an ONNX model, nor a folder with one. Raises `InputError`."""
     if path.is_dir():
         if not (path / "config.json").is_file():
-            raise InputError(f"{path} is a folder without a config.json", why="language models are read from such of Hugging Face")
+            why = "only a language model of Hugging Face is read from a directory, which then has a config.json"
+            raise InputError(f"{path} is a directory", why=why, hint="name a model file in it")
         return
     if is_artifact(path):
         hint = "`tcomp run` and `tcomp bench` take both"

@@ -50,7 +50,7 @@ def c_backend(**options: str) -> Any:
 
 def by_c(model: onnx.ModelProto, inputs: Arrays, options: Mapping[str, Any]) -> Arrays:
     """The whole pipeline, for this backend."""
-    return tcomp.Module(compile_model(model, CompileOptions(target=c_backend(), **options))[0]).run(dict(inputs))
+    return tcomp.Module.load(compile_model(model, CompileOptions(target=c_backend(), **options))[0]).run(dict(inputs))
 
 
 def element_types(message: Any) -> Iterator[int]:
