@@ -34,6 +34,12 @@ define internal void @free(ptr %memory) #0 {
   ret void
 }
 """
+# Huge pages are asked for by Linux of 64 bits alone.
+_NO_ADVICE = """\
+define internal i32 @madvise(ptr %memory, i64 %bytes, i32 %advice) #0 {
+  ret i32 -1
+}
+"""
 _NARROW = """\
 declare i32 @posix_memalign(ptr, i32, i32)
 define internal ptr @aligned_alloc(i64 %align, i64 %bytes) #0 {
@@ -94,6 +100,8 @@ def build_commands(c: CInterface, platform: Platform) -> str:
 
 def _entry(c: CInterface, platform: Platform) -> str:
     text = entry_ir(c, open_flags=0x1000000 if platform.os == "macos" else 0x80000)
+    if platform.os != "linux" or platform.pointer_bits == 32:
+        text = _NO_ADVICE + re.sub(r"declare i32 @madvise\(.*\n", "", text)
     if platform.os == "windows":
         return _WINDOWS + re.sub(r"declare (ptr @aligned_alloc|void @free)\(.*\n", "", text)
     if platform.pointer_bits == 32:
