@@ -36,6 +36,8 @@ def no_operation(node: Node, rewriter: Rewriter) -> Replacement:
     values = {v: value for v in inputs if (value := uniform(rewriter.array(v))) is not None}
     moves = [None if body is None else movement(with_constants(body, values)) for body in bodies(node)]
     result = [move.source if move is not None and move.is_identity else None for move in moves]
+    if None in result:  # the node stays, and must not be found again for a result that nobody reads any more
+        result = [v if rewriter.is_read(u) else None for v, u in zip(result, node.outputs, strict=True)]
     return result if any(v is not None for v in result) else None
 
 

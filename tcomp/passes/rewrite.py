@@ -73,6 +73,10 @@ class Rewriter(GraphBuilder):
         """Whether a single node reads the value, once, and it is no output."""
         return self._uses[value] == 1 and value not in self._outputs
 
+    def is_read(self, value: Value) -> bool:
+        """Whether a node reads the value, which is no output."""
+        return self._uses[value] > 0 and value not in self._outputs
+
     def is_copy(self, node: Node) -> bool:
         """Whether the node is there to give an output a storage of its own."""
         copies = node.op is IDENTITY and node.outputs[0] in self._outputs

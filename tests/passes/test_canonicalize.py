@@ -4,8 +4,9 @@ import numpy as np
 import pytest
 from hypothesis import given, settings, strategies as st
 
+from tcomp.ir import te
 from tcomp.ir.expr import dim
-from tcomp.ir.graph import GraphBuilder
+from tcomp.ir.graph import GraphBuilder, Operator
 from tcomp.ir.interpreters.graph import evaluate_graph
 from tcomp.ops.elementwise import ADD, CAST, CLIP, DIV, MAX, MUL, NEG, POW, SUB
 from tcomp.ops.movement import DEPTH_TO_SPACE, EXPAND, IDENTITY, PAD, RESHAPE, SLICE, SPACE_TO_DEPTH, TRANSPOSE
@@ -77,6 +78,19 @@ def test_half_precision_arithmetic_is_seen_through(unchanged):
 def test_what_changes_something_stays(unchanged, step):
     before = chain((1, 3, 4), step)
     assert operators(unchanged(before, canonicalize(before))) == [step[0].name, "neg"]
+
+
+@pytest.mark.parametrize("is_output", [False, True])
+def test_one_of_several_results_is_an_input(unchanged, is_output):
+    """The node stays for the other one, and the rules come to an end."""
+    pair = Operator("pair", lambda x: (te.compute(x.shape, lambda i: x[i], "same"), te.compute(x.shape, lambda i: x[i] * 2.0, "double")))
+    b = GraphBuilder()
+    x = b.input("x", "float32", (4,))
+    same, double = b.add(pair, [x])
+    (s,), (d,) = b.add(NEG, [same]), b.add(NEG, [double])
+    after = unchanged(before := b.build([s, d, *([same] if is_output else [])]), canonicalize(before))
+    assert operators(after) == ["pair", "neg", "neg"]
+    assert (after.nodes[1].inputs[0] is x) != is_output
 
 
 def test_outputs_keep_their_names_and_storage(unchanged):
