@@ -407,8 +407,8 @@ def top_k(x: Tensor, k: Dim, axis: int, largest: bool) -> tuple[Tensor, Tensor]:
             def before(a: Expr, b: Expr) -> Expr:
                 return (b < a if largest else a < b) | te.not_equal(b, b)  # whatever comes goes before NaN
 
-            def insert(p: Expr, last: ExprLike) -> L.Stmt:
-                """Element p, where it belongs among those kept; the one at `last` makes room."""
+            def insert(p: Expr, last: ExprLike, name: str) -> L.Stmt:
+                """Element p, where it belongs among those kept; the one at `last` makes room. `name`: of the loop over them."""
 
                 def step(j: Expr) -> L.Stmt:
                     place = as_expr(last) - j
@@ -417,17 +417,17 @@ def top_k(x: Tensor, k: Dim, axis: int, largest: bool) -> tuple[Tensor, Tensor]:
                     here = te.equal(j, 0) | before(source[at(p)], source[at(own)])
                     return L.store(order, (place,), select(goes_up, previous, select(here, p, own)))
 
-                return L.loop("j", as_expr(last) + 1, step)
+                return L.loop(name, as_expr(last) + 1, step)
 
             def take(rank: Expr) -> L.Stmt:
                 return L.block(L.store(values, at(rank), source[at(order[rank])]), L.store(positions, at(rank), order[rank]))
 
             def passing(i: Expr) -> L.Stmt:
                 worst = source[at(order[as_expr(k) - 1])]
-                return L.If(before(source[at(i + k)], worst), insert(i + k, as_expr(k) - 1))
+                return L.If(before(source[at(i + k)], worst), insert(i + k, as_expr(k) - 1, "later"))
 
             first = L.loop("first", k, lambda i: L.store(order, (i,), i))
-            head = L.loop("head", as_expr(k) - 1, lambda i: insert(i + 1, i + 1))
+            head = L.loop("head", as_expr(k) - 1, lambda i: insert(i + 1, i + 1, "earlier"))
             return L.Allocate(order, L.block(first, head, L.loop("p", n - k, passing), L.loop("rank", k, take)))
 
         return L.over([d for m, d in enumerate(x.shape) if m != axis], lane)
