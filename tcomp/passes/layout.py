@@ -430,10 +430,10 @@ def _lanes_last(t: Tensor, body: E.Expr, constants: set[Tensor]) -> Layout | Non
             return any(axis in E.variables(*r.args) for r in reads)
 
         def is_windowed(axis: E.Expr) -> bool:
-            """Whether an index adds the axis and a reduction: neighbouring elements share inputs. (Not where it adds a quotient of it,
-            the group of a channel, say: whole vectors have that in common.)"""
+            """Whether an index combines the axis with a reduction, by a sum or a table: neighbouring elements share inputs. (Not where it
+            adds a quotient of the axis, the group of a channel, say: whole vectors have that in common.)"""
             indices = [i for r in reads for i in r.args if axis in (used := set(E.variables(i))) and used & reduced]
-            return any(coefficient(i, axis) is not None for i in indices)
+            return any(coefficient(i, axis) is not None or any(axis in E.variables(*t.args) for t in E.reads(i)) for i in indices)
 
         if weights and others:
             free = [n for n, a in enumerate(t.axes) if indexes(weights, a) and not is_windowed(a)]

@@ -12,6 +12,7 @@ from tcomp.ir.graph import IF, KERNEL, GraphBuilder, Node, Value
 from tcomp.ir.layout import Layout
 from tcomp.ops import elementwise as ew, movement as mv
 from tcomp.ops.bilinear import WINOGRAD_INPUT
+from tcomp.ops.image import RESAMPLE
 from tcomp.ops.matmul import MATMUL
 from tcomp.ops.nn import ADD_CHANNELS, CONV, MAX_POOL
 from tcomp.passes.layout import choose_layouts
@@ -270,3 +271,16 @@ def test_channels_of_grouped_convolutions_are_last_at_any_batch(unchanged, batch
     (y,) = b.add(CONV, [x, w], {"strides": (1, 1), "dilations": (1, 1), "group": groups}, "y")
     found = layouts(chosen(unchanged, b.build([conv(b, y, 8, 1, "z")])))
     assert found["y"] == CHANNELS_LAST
+
+
+def test_channels_stay_last_through_a_resize(unchanged):
+    """Its rows and columns are windows too, looked up in a table."""
+    b = GraphBuilder("resized")
+    y = conv(b, b.input("x", "float32", (1, 3, 6, 6)), 16, 3, "first")
+    for axis in (2, 3):
+        table, weights = np.repeat(np.arange(4), 2)[:, None] + np.arange(2), random(8, 2)
+        (y,) = b.add(
+            RESAMPLE, [y, b.constant(table, f"table{axis}"), b.constant(weights, f"weights{axis}")], {"axis": axis}, f"resized{axis}"
+        )
+    found = layouts(chosen(unchanged, b.build([conv(b, y, 8, 1, "second")])))
+    assert {found[name] for name in ("first", "resized2", "resized3")} == {CHANNELS_LAST}
