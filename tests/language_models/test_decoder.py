@@ -85,6 +85,7 @@ def test_what_a_folder_lacks_is_named(tmp_path):
         ({"hidden_act": "gelu"}, UnsupportedError, "gelu"),
         ({"num_key_value_heads": 3}, ImportModelError, "groups"),
         ({"vocab_size": 10**12}, ImportModelError, "vocab_size"),
+        ({"num_hidden_layers": 1 << 24}, ImportModelError, "num_hidden_layers"),
         ({"hidden_size": "64"}, ImportModelError, "hidden_size"),
         ({"rope_scaling": {"rope_type": "yarn", "factor": 2.0}}, UnsupportedError, "yarn"),
         (

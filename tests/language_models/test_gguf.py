@@ -1,5 +1,7 @@
 """GGUF files: numbers are those of the `gguf` package, and models compute what they do from floats."""
 
+import struct
+
 import numpy as np
 import pytest
 
@@ -84,6 +86,10 @@ def test_what_cannot_be_read_is_refused(tmp_path):
     path = tmp_path / "m.gguf"
     path.write_bytes(b"GGUF" + b"\xff" * 40)
     with pytest.raises(ImportModelError, match="no GGUF file"):
+        tcomp.compile(path)
+    array = struct.pack("<IIQ", gguf.GGUFValueType.ARRAY, gguf.GGUFValueType.UINT8, 1 << 40)  # of so many elements, none of which is there
+    path.write_bytes(b"GGUF" + struct.pack("<IQQQ", 3, 0, 1, 1) + b"a" + array)
+    with pytest.raises(ImportModelError, match="it ends too early"):
         tcomp.compile(path)
     write(path, random_weights(CONFIG), gguf.GGMLQuantizationType.F32, "falcon")
     with pytest.raises(UnsupportedError, match="falcon"):

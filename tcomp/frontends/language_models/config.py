@@ -13,6 +13,7 @@ from tcomp.errors import ImportModelError, UnsupportedError
 FAMILIES = ("llama", "mistral", "qwen2", "qwen3")
 MAX_CONFIG_BYTES = 1 << 20
 MAX_SIZE = 1 << 24  # of anything that is counted: of more, a file is no config
+MAX_LAYERS = 1 << 10  # each of them has inputs and outputs of the graph, before any weight is looked for
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,11 +68,11 @@ def decoder_config(given: Mapping[str, Any], where: str = "config.json") -> Deco
     if family not in FAMILIES:
         raise UnsupportedError(f"models of the type {family!r:.40} are not read from their config", where=where, hint=_hint())
 
-    def number(name: str, default: int | None = None) -> int:
+    def number(name: str, default: int | None = None, most: int = MAX_SIZE) -> int:
         value = given.get(name)
         value = default if value is None else value
-        if not isinstance(value, int) or isinstance(value, bool) or not 1 <= value <= MAX_SIZE:
-            raise ImportModelError(f"`{name}` is {value!r:.40}", where=where, why=f"a number from 1 to {MAX_SIZE} is needed")
+        if not isinstance(value, int) or isinstance(value, bool) or not 1 <= value <= most:
+            raise ImportModelError(f"`{name}` is {value!r:.40}", where=where, why=f"a number from 1 to {most} is needed")
         return value
 
     def real(source: Mapping[str, Any], name: str, default: float | None = None) -> float:
@@ -114,7 +115,7 @@ def decoder_config(given: Mapping[str, Any], where: str = "config.json") -> Deco
         vocabulary=number("vocab_size"),
         hidden=hidden,
         intermediate=number("intermediate_size"),
-        layers=number("num_hidden_layers"),
+        layers=number("num_hidden_layers", most=MAX_LAYERS),
         heads=heads,
         kv_heads=kv_heads,
         head_size=size,

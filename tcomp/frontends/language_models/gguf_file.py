@@ -27,12 +27,22 @@ _LAYER = {
 _OUTER = {"model.embed_tokens": "token_embd", "model.norm": "output_norm", "lm_head": "output"}
 
 
+class _Reader(gguf.GGUFReader):
+    """That of the package, for which there are empty arrays behind the end of a file, so that a false length lets it append without end."""
+
+    def _get(self, offset: int, dtype: Any, count: int = 1, override_order: Any = None) -> Any:
+        found = super()._get(offset, dtype, count, override_order)
+        if found.size != count:
+            raise ValueError("it ends too early")
+        return found
+
+
 def import_gguf(path: str | os.PathLike[str]) -> Graph:
     """The decoder in a file, with the inputs and outputs of `decoder`. Raises `ImportModelError` for what is damaged or does not fit,
     `UnsupportedError` for another architecture."""
     where = os.fspath(path)
     try:
-        reader = gguf.GGUFReader(where)
+        reader = _Reader(where)
         tensors = {t.name: t for t in reader.tensors}
         config = _config(reader, tensors, where)
         return decoder_graph(config, lambda name, shape: _weights(config, tensors, name, shape, where))
