@@ -126,11 +126,8 @@ def given_outputs(
             raise _unusable(spec, value, dtype, shape)
         begin = address_of(value)
         end = begin + size
-        own = continued.get(spec.name)
         for number, (other, other_end) in enumerate(taken if size else ()):
-            if number == own and begin == other:
-                continue
-            if begin < other_end and other < end:
+            if begin < other_end and other < end and (begin != other or number != continued.get(spec.name)):
                 what = f"the array for output {spec.name!r} overlaps an input, or the array for another output"
                 raise InputError(what, hint="give each its own memory")
         taken.append((begin, end))
