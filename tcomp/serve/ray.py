@@ -88,7 +88,7 @@ def application(options: ServerOptions, num_replicas: int = 1, **settings: Any) 
             """Asked by Ray, which replaces a replica that raises."""
             _state(self)
 
-    application: serve.Application = Replica.bind()  # type: ignore[attr-defined]
+    application: serve.Application = Replica.bind()  # type: ignore[attr-defined]  # mypy does not look at what class decorators return
     return application
 
 

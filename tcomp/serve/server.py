@@ -9,6 +9,7 @@ import socket
 import ssl
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import ExitStack, asynccontextmanager, contextmanager, suppress
+from typing import cast
 
 import uvicorn
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
@@ -31,9 +32,9 @@ class _HttpProtocol(HttpToolsProtocol):
     patience = 30.0  # seconds
     _alarm: asyncio.TimerHandle | None = None
 
-    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
         """A client has come, and is to say something."""
-        super().connection_made(transport)
+        super().connection_made(cast(asyncio.Transport, transport))
         self._wait()
 
     def data_received(self, data: bytes) -> None:
@@ -121,15 +122,12 @@ def _http_config(options: ServerOptions, state: ServerState) -> uvicorn.Config:
     class Protocol(_HttpProtocol):
         patience = options.receive_timeout
 
-    more = {}
-    if options.certificate is not None:
-        more = {"ssl_certfile": str(options.certificate), "ssl_keyfile": str(options.private_key)}
-        if options.client_ca is not None:
-            more |= {"ssl_ca_certs": str(options.client_ca), "ssl_cert_reqs": ssl.CERT_REQUIRED}  # type: ignore[dict-item]
     config = uvicorn.Config(
         make_app(state), http=Protocol, log_config=None, access_log=False, lifespan="off", server_header=False, ws="none",
         limit_concurrency=options.max_connections, timeout_keep_alive=_KEEP_ALIVE,
-        timeout_graceful_shutdown=max(1, round(options.drain_timeout)), **more,  # type: ignore[arg-type]
+        timeout_graceful_shutdown=max(1, round(options.drain_timeout)), ssl_certfile=options.certificate, ssl_keyfile=options.private_key,
+        ssl_ca_certs=str(options.client_ca) if options.client_ca is not None else None,
+        ssl_cert_reqs=ssl.CERT_REQUIRED if options.client_ca is not None else ssl.CERT_NONE,
     )  # fmt: skip
     try:
         config.load()
