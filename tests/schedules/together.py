@@ -8,8 +8,8 @@ from dataclasses import replace
 
 import numpy as np
 
-from tcomp.codegen.llvm.expressions import KernelModule
 from tcomp.codegen.llvm.kernel import define
+from tcomp.codegen.llvm.kernel_module import KernelModule
 from tcomp.codegen.llvm.machine_code import compile_ir
 from tcomp.errors import CodegenError
 from tcomp.ir.dtypes import to_numpy

@@ -17,8 +17,8 @@ from itertools import groupby
 
 from tcomp.codegen.llvm.builder import CALL_FIELDS, Value, symbol
 from tcomp.codegen.llvm.events import EVENT_IR
-from tcomp.codegen.llvm.expressions import KernelModule
 from tcomp.codegen.llvm.kernel import Function, define
+from tcomp.codegen.llvm.kernel_module import KernelModule
 from tcomp.errors import CodegenError
 from tcomp.ir import expr as E
 from tcomp.ir.dims import upper_bound

@@ -16,9 +16,11 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
+from tcomp.codegen.llvm.addresses import ALIGN, Address
 from tcomp.codegen.llvm.builder import Value, iota, symbol
 from tcomp.codegen.llvm.checkpoints import interval
-from tcomp.codegen.llvm.expressions import ALIGN, MAX_LANES, Address, Expressions, KernelModule
+from tcomp.codegen.llvm.expressions import Expressions
+from tcomp.codegen.llvm.kernel_module import KernelModule
 from tcomp.ir import expr as E, loops as L
 from tcomp.ir.dtypes import is_float, itemsize
 from tcomp.ir.expr import INDEX, Expr, as_expr
@@ -26,6 +28,7 @@ from tcomp.ir.instruction import VectorOp, match
 from tcomp.ir.loops import Buffer, Kernel, Stmt
 from tcomp.target import CpuTarget
 
+MAX_LANES = 64  # of a vectorized loop: bytes of the widest vector register
 MAX_OPERATIONS = 1 << 12  # intrinsics that one instruction of a program may become: code beyond takes LLVM minutes
 
 
