@@ -6,7 +6,6 @@ from tcomp.ops import (
     counting,
     derivative,
     elementwise,
-    general,
     image,
     interpolation,
     matmul,
@@ -22,11 +21,12 @@ from tcomp.ops import (
     text,
     training,
     trees,
+    xla,
 )
 
 _FAMILIES = (
-    bilinear, counting, elementwise, general, image, interpolation, matmul, ml, movement, nn,
-    quantization, random, recurrent, reduction, signal, stored_weights, text, training, trees,
+    bilinear, counting, elementwise, image, interpolation, matmul, ml, movement, nn,
+    quantization, random, recurrent, reduction, signal, stored_weights, text, training, trees, xla,
 )  # fmt: skip
 
 OPERATORS: dict[str, Operator] = {

@@ -289,11 +289,20 @@ def gather_nd(x: Tensor, indices: Tensor, batch_dims: int) -> Tensor:
     return te.compute((*indices.shape[:-1], *x.shape[batch_dims + width :]), element, "gather_nd")
 
 
-_COMBINE: dict[str, Callable[[Expr, Expr], Expr]] = {"none": lambda old, new: new, "add": add, "mul": mul, "max": maximum, "min": minimum}
+COMBINE: dict[str, Callable[[Expr, Expr], Expr]] = {"none": lambda old, new: new, "add": add, "mul": mul, "max": maximum, "min": minimum}
 
 
-def _scattered(
-    x: Tensor, indices: Tensor, updates: Tensor, reduction: str, name: str, shape: Sequence[Dim], place: Callable[[L.Buffer, Index], Index]
+Place = tuple[Index, Sequence[Expr]]  # an index, and the conditions under which it is written
+
+
+def scattered(
+    x: Tensor,
+    indices: Tensor,
+    updates: Tensor,
+    combine: Callable[[Expr, Expr], Expr],
+    name: str,
+    shape: Sequence[Dim],
+    place: Callable[[L.Buffer, Index], Place],
 ) -> Tensor:
     """A copy of `x` with updates[i] stored at (combined into) place(indices, i), for the indices i of `shape` in row-major order."""
 
@@ -301,8 +310,9 @@ def _scattered(
         (source, index, update), (target,) = inputs, outputs
 
         def one(i: Index) -> L.Stmt:
-            at = place(index, i)
-            return L.store(target, at, cast(_COMBINE[reduction](widened(target[at]), widened(update[i])), target.dtype))
+            at, conditions = place(index, i)
+            write = L.store(target, at, cast(combine(widened(target[at]), widened(update[i])), target.dtype))
+            return L.If(te.all_of(conditions), write) if conditions else write
 
         return L.block(L.over(source.shape, lambda i: L.store(target, i, source[i]), "c{}".format), L.over(shape, one))
 
@@ -313,10 +323,10 @@ def scatter_elements(x: Tensor, indices: Tensor, updates: Tensor, axis: int, red
     """A copy of `x` with updates[i] stored at (combined into) i with `axis` replaced by indices[i], in row-major order of i."""
     _require_elements(x, axis)
 
-    def place(index: L.Buffer, i: Index) -> Index:
-        return *i[:axis], valid_index(index[i], x.shape[axis]), *i[axis + 1 :]
+    def place(index: L.Buffer, i: Index) -> Place:
+        return (*i[:axis], valid_index(index[i], x.shape[axis]), *i[axis + 1 :]), ()
 
-    return _scattered(x, indices, updates, reduction, "scatter_elements", indices.shape, place)
+    return scattered(x, indices, updates, COMBINE[reduction], "scatter_elements", indices.shape, place)
 
 
 def scatter_nd(x: Tensor, indices: Tensor, updates: Tensor, reduction: str) -> Tensor:
@@ -324,10 +334,10 @@ def scatter_nd(x: Tensor, indices: Tensor, updates: Tensor, reduction: str) -> T
     width, count = _tuple_width(indices), indices.ndim - 1
     _require_elements(x, *range(width))
 
-    def place(index: L.Buffer, i: Index) -> Index:
-        return *(valid_index(index[(*i[:count], n)], x.shape[n]) for n in range(width)), *i[count:]
+    def place(index: L.Buffer, i: Index) -> Place:
+        return (*(valid_index(index[(*i[:count], n)], x.shape[n]) for n in range(width)), *i[count:]), ()
 
-    return _scattered(x, indices, updates, reduction, "scatter_nd", [*indices.shape[:-1], *x.shape[width:]], place)
+    return scattered(x, indices, updates, COMBINE[reduction], "scatter_nd", [*indices.shape[:-1], *x.shape[width:]], place)
 
 
 def tensor_scatter(past: Tensor, update: Tensor, starts: Tensor | None, axis: int, circular: bool) -> Tensor:

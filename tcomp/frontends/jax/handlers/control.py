@@ -8,8 +8,8 @@ from typing import Any
 from tcomp.frontends.jax.context import Context, Operand, Table, leaves, part_types, rebuilt
 from tcomp.ir.graph import IF, LOOP, Graph, Node, Value, loop_attrs
 from tcomp.ops.elementwise import LESS_EQUAL, WHERE
-from tcomp.ops.general import STOP
 from tcomp.ops.reduction import REDUCE_MAX
+from tcomp.ops.xla import STOP
 
 ENDLESS = 1 << 62  # iterations: more than any run has
 

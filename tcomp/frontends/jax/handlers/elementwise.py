@@ -14,7 +14,7 @@ from jax import lax
 from tcomp.frontends.jax.context import Context, Handler, Operand, Parts, Table, decomposed, is_complex, part_types
 from tcomp.ir.dtypes import BITS, NARROW, integer_range, is_float
 from tcomp.ir.graph import Operator, Value
-from tcomp.ops import elementwise as ops, general, movement, reduction
+from tcomp.ops import elementwise as ops, movement, reduction, xla
 
 SOFTMAX_NODES = 16  # in which a softmax is looked for, the last ones
 
@@ -74,7 +74,7 @@ def _is_finite(ctx: Context, x: Value) -> Value:
 def _shift_right_logical(ctx: Context, x: Value, y: Value) -> Value:
     unsigned = f"uint{BITS[x.dtype]}"
     bits = [ctx.add(ops.BITCAST, v, dtype=unsigned) if v.dtype != unsigned else v for v in (x, y)]
-    found = ctx.add(general.SHIFT_BITS_RIGHT, *bits)
+    found = ctx.add(xla.SHIFT_BITS_RIGHT, *bits)
     return found if x.dtype == unsigned else ctx.add(ops.BITCAST, found, dtype=x.dtype)
 
 
@@ -128,7 +128,7 @@ def _clamp(ctx: Context, low: Value, x: Value, high: Value) -> Value:
 def _div(ctx: Context, x: Value, y: Value, **params: Any) -> Value:
     """A quotient; of exponentials by their sum, which nothing else uses, it is a softmax, which has kernels of its own."""
     source = _softmax_of(ctx, x, y) if ctx.uses == (2, 1) else None
-    return ctx.add(general.QUOTIENT, *ctx.aligned(x, y)) if source is None else ctx.add(reduction.SOFTMAX, source[0], axes=source[1])
+    return ctx.add(xla.QUOTIENT, *ctx.aligned(x, y)) if source is None else ctx.add(reduction.SOFTMAX, source[0], axes=source[1])
 
 
 def _softmax_of(ctx: Context, exponentials: Value, total: Value) -> tuple[Value, tuple[int, ...]] | None:
@@ -288,8 +288,8 @@ TABLE: Table = {
         "exp": ops.EXP, "log": ops.LOG, "sqrt": ops.SQRT, "sin": ops.SIN, "cos": ops.COS, "tan": ops.TAN, "asin": ops.ASIN,
         "acos": ops.ACOS, "atan": ops.ATAN, "sinh": ops.SINH, "cosh": ops.COSH, "tanh": ops.TANH, "asinh": ops.ASINH,
         "acosh": ops.ACOSH, "atanh": ops.ATANH, "logistic": ops.SIGMOID, "erf": ops.ERF, "and": ops.AND, "or": ops.OR, "xor": ops.XOR,
-        "shift_left": general.SHIFT_BITS_LEFT, "shift_right_arithmetic": general.SHIFT_BITS_RIGHT, "population_count": general.POPCOUNT,
-        "rem": general.REMAINDER,
+        "shift_left": xla.SHIFT_BITS_LEFT, "shift_right_arithmetic": xla.SHIFT_BITS_RIGHT, "population_count": xla.POPCOUNT,
+        "rem": xla.REMAINDER,
     }.items()},
     "add": _arithmetic(ops.ADD, ops.OR), "add_any": _arithmetic(ops.ADD, ops.OR), "sub": _arithmetic(ops.SUB), "mul": _mul,
     "max": _arithmetic(ops.MAX, ops.OR), "min": _arithmetic(ops.MIN, ops.AND), "pow": _power, "integer_pow": _integer_pow,

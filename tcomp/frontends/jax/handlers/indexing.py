@@ -12,7 +12,7 @@ from tcomp.frontends.jax.handlers.elementwise import total_order
 from tcomp.frontends.jax.handlers.movement import part
 from tcomp.ir.dtypes import integer_range, is_float
 from tcomp.ir.graph import Value
-from tcomp.ops import elementwise as ew, general
+from tcomp.ops import elementwise as ew, xla
 from tcomp.ops.movement import ARANGE, EXPAND
 
 Ints = Sequence[int]
@@ -49,7 +49,7 @@ def _gather(
     if 0 in x.shape:
         return ctx.full(fill or 0, x.dtype, ctx.shape)
     return ctx.add(
-        general.GATHER_WINDOWS, x, indices, offset_dims=_ints(d.offset_dims), collapsed=_ints(d.collapsed_slice_dims),
+        xla.GATHER_WINDOWS, x, indices, offset_dims=_ints(d.offset_dims), collapsed=_ints(d.collapsed_slice_dims),
         batching=_ints(d.operand_batching_dims), index_batching=_ints(d.start_indices_batching_dims), index_map=_ints(d.start_index_map),
         sizes=_ints(slice_sizes), fill=fill,
     )  # fmt: skip
@@ -67,24 +67,24 @@ def _scatter(
     if x.dtype == "bool":
         reduction = {"add": "or", "max": "or", "mul": "and", "min": "and"}.get(reduction, reduction)
     return ctx.add(
-        general.SCATTER_WINDOWS, x, indices, updates, window_dims=_ints(d.update_window_dims), inserted=_ints(d.inserted_window_dims),
+        xla.SCATTER_WINDOWS, x, indices, updates, window_dims=_ints(d.update_window_dims), inserted=_ints(d.inserted_window_dims),
         batching=_ints(d.operand_batching_dims), index_batching=_ints(d.scatter_indices_batching_dims),
         index_map=_ints(d.scatter_dims_to_operand_dims), reduction=reduction, clip=_mode(mode) == "clip" and "PROMISE" not in str(mode),
     )  # fmt: skip
 
 
 def _dynamic_slice(ctx: Context, x: Value, *starts: Value, slice_sizes: Ints, **params: Any) -> Value:
-    return ctx.add(general.SLICE_AT, x, *starts, shape=_ints(slice_sizes)) if 0 not in slice_sizes else ctx.full(0, x.dtype, ctx.shape)
+    return ctx.add(xla.SLICE_AT, x, *starts, shape=_ints(slice_sizes)) if 0 not in slice_sizes else ctx.full(0, x.dtype, ctx.shape)
 
 
 def _dynamic_update_slice(ctx: Context, x: Value, update: Value, *starts: Value, **params: Any) -> Value:
-    return ctx.add(general.STORE_AT, x, update, *starts) if 0 not in update.shape else x
+    return ctx.add(xla.STORE_AT, x, update, *starts) if 0 not in update.shape else x
 
 
 def _sort(ctx: Context, *xs: Value, dimension: int, num_keys: int, **params: Any) -> Sequence[Value]:
     if int(xs[0].shape[dimension]) < 2:
         return xs
-    return ctx.results(general.SORT_BY, *xs, axis=int(dimension), keys=int(num_keys))
+    return ctx.results(xla.SORT_BY, *xs, axis=int(dimension), keys=int(num_keys))
 
 
 def _top_k(ctx: Context, x: Value, *rest: Value, k: int, axis: int = -1, **params: Any) -> list[Value]:
@@ -98,7 +98,7 @@ def _extremes(ctx: Context, x: Value, k: int, axis: int, largest: bool) -> list[
     places = ctx.add(EXPAND, ctx.reshape(place, [d if n == axis else 1 for n, d in enumerate(shape)]), shape=tuple(shape))
     key = total_order(ctx, x) if is_float(x.dtype) else x
     key = ctx.add(ew.NOT, key) if largest else key
-    _, found, where = ctx.results(general.SORT_BY, key, x, places, axis=axis, keys=1)
+    _, found, where = ctx.results(xla.SORT_BY, key, x, places, axis=axis, keys=1)
     return [part(ctx, found, axis, 0, k), part(ctx, where, axis, 0, k)]
 
 

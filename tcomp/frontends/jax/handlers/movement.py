@@ -7,7 +7,7 @@ from typing import Any
 
 from tcomp.frontends.jax.context import Context, Table
 from tcomp.ir.graph import Value
-from tcomp.ops import general, movement as ops
+from tcomp.ops import movement as ops, xla
 
 Ints = Sequence[int]
 
@@ -70,7 +70,7 @@ def reverse(ctx: Context, x: Value, dimensions: Ints) -> Value:
 def padded(ctx: Context, x: Value, value: Value, config: Sequence[tuple[int, int, int]]) -> Value:
     """With elements before, after (negative: cut off) and between those along each axis."""
     if any(inside for _, _, inside in config):
-        x = ctx.add(general.DILATE, x, value, steps=tuple(int(inside) + 1 for _, _, inside in config))
+        x = ctx.add(xla.DILATE, x, value, steps=tuple(int(inside) + 1 for _, _, inside in config))
     before, after = (tuple(int(c[n]) for c in config) for n in (0, 1))
     if not any(before) and not any(after):
         return x

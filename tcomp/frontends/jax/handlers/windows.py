@@ -14,7 +14,7 @@ from tcomp.frontends.jax.handlers.movement import padded
 from tcomp.frontends.jax.handlers.reduction import monoid, of_type
 from tcomp.ir.dtypes import integer_range, is_float
 from tcomp.ir.graph import Value
-from tcomp.ops import elementwise as ew, general
+from tcomp.ops import elementwise as ew, xla
 
 Ints = Sequence[int]
 Pads = Sequence[tuple[int, int]]
@@ -38,7 +38,7 @@ def _windows(
     kernel, strides, dilations = (tuple(map(int, v)) for v in (window_dimensions, window_strides, window_dilation))
     if 0 in ctx.shape:
         return ctx.full(0, x.dtype, ctx.shape)
-    return ctx.add(general.REDUCE_WINDOWS, inside, kernel=kernel, strides=strides, dilations=dilations, reduction=name)
+    return ctx.add(xla.REDUCE_WINDOWS, inside, kernel=kernel, strides=strides, dilations=dilations, reduction=name)
 
 
 def _reduce_window(ctx: Context, x: Value, initial: Value, *rest: Value, jaxpr: Any, consts: Any = (), **params: Any) -> list[Value]:
@@ -59,14 +59,14 @@ def _place(
     found = {"kernel": tuple(map(int, window_dimensions)), "strides": tuple(map(int, window_strides))}
     before, after = (tuple(int(p[n]) for p in padding) for n in (0, 1))
     dilations = tuple(map(int, dilation))
-    return ctx.add(general.WINDOW_ARGMAX, best, **found, dilations=dilations, before=before, after=after), found | {"before": before}
+    return ctx.add(xla.WINDOW_ARGMAX, best, **found, dilations=dilations, before=before, after=after), found | {"before": before}
 
 
 def _select_and_scatter_add(
     ctx: Context, source: Value, operand: Value, select_prim: Any, window_dimensions: Ints, window_strides: Ints, padding: Pads
 ) -> Value:
     place, windows = _place(ctx, operand, select_prim, window_dimensions, window_strides, padding, [1] * len(operand.shape))
-    return ctx.add(general.SCATTER_TO_ARGMAX, place, source, shape=ctx.shape, **windows)
+    return ctx.add(xla.SCATTER_TO_ARGMAX, place, source, shape=ctx.shape, **windows)
 
 
 def _select_and_gather_add(
@@ -76,7 +76,7 @@ def _select_and_gather_add(
     if any(np.asarray(base_dilation) != 1):
         raise ctx.unsupported("elements are apart in windows")
     place, windows = _place(ctx, operand, select_prim, window_dimensions, window_strides, padding, window_dilation)
-    return ctx.add(general.GATHER_ARGMAX, place, tangents, dilations=tuple(map(int, window_dilation)), **windows)
+    return ctx.add(xla.GATHER_ARGMAX, place, tangents, dilations=tuple(map(int, window_dilation)), **windows)
 
 
 TABLE: Table = {

@@ -1,21 +1,22 @@
-"""Reads, writes, windows and sorts along any axes, as XLA defines them (its Operation Semantics): gather, scatter, slices at positions that
-a run knows, windows over all axes, sorts by several keys. An index from data is kept inside whatever it is.
+"""Operators as XLA defines them (its Operation Semantics), where ONNX has narrower or other ones: gather, scatter, slices at positions that
+a run knows, windows over all axes, sorts by several keys, quotients and shifts of any integers. An index from data is kept inside whatever
+it is.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from math import prod
-from operator import add, and_, mul, or_
+from operator import and_, or_
 
 from tcomp.ir import loops as L, te
 from tcomp.ir.broadcasting import widened
 from tcomp.ir.dtypes import BITS, integer_range, is_float, is_integer, lowest
-from tcomp.ir.expr import Expr, as_expr, bitcast, cast, checked, const, maximum, minimum, row_major, select, unary
+from tcomp.ir.expr import Dim, Expr, as_expr, bitcast, cast, checked, const, maximum, minimum, row_major, select, unary
 from tcomp.ir.graph import Operator
 from tcomp.ir.te import Tensor, rounded
 from tcomp.ops.elementwise import divide
-from tcomp.ops.movement import merge_sort
+from tcomp.ops.movement import COMBINE, Place, clamped, merge_sort, scattered
 from tcomp.ops.nn import window_count
 from tcomp.ops.reduction import Reducer
 
@@ -29,12 +30,25 @@ def _start(index: Expr) -> Expr:
     return cast(minimum(index, const((1 << 63) - 1, "uint64")) if index.dtype == "uint64" else index, "int64")
 
 
-def _kept(index: Expr, most: int) -> Expr:
-    return maximum(minimum(index, most), 0)
+def _inside(index: Expr, extent: Dim) -> Expr:
+    return (as_expr(0) <= index) & (index < as_expr(extent))
 
 
-def _inside(index: Expr, most: int) -> Expr:
-    return (as_expr(0) <= index) & (index <= as_expr(most))
+def _element(
+    i: Index, indices: Tensor | L.Buffer, shape: Sequence[Dim], sizes: Ints, along: Mapping[int, int], batches: Mapping[int, int],
+    index_map: Ints,
+) -> tuple[Index, list[Expr]]:  # fmt: skip
+    """Where element `i` of windows of `sizes` lies in an array of `shape`, the windows being moved inside, and whether each already was,
+    along each axis of `index_map`. `along`: the axis of `i` that runs along each axis of a window; `batches`: the axis of `indices` that
+    runs along each batching axis."""
+    outer = [n for axis, n in enumerate(i) if axis not in along.values()]
+    at = [i[along[d]] if d in along else outer[batches[d]] if d in batches else as_expr(0) for d in range(len(shape))]
+    inside = []
+    for k, d in enumerate(index_map):
+        start, count = _start(indices[(*outer, k)]), int(shape[d]) - sizes[d] + 1
+        inside.append(_inside(start, count))
+        at[d] = at[d] + clamped(start, count)
+    return tuple(at), inside
 
 
 def gather_windows(
@@ -47,31 +61,19 @@ def gather_windows(
     index is that of axis `index_batching` of `indices`. A window that is not inside is moved inside, or is `fill` if that is given.
     """
     window = [d for d in range(x.ndim) if d not in collapsed and d not in batching]
-    rank = indices.ndim - 1 + len(offset_dims)
+    along, batches = dict(zip(window, offset_dims, strict=True)), dict(zip(batching, index_batching, strict=True))
     outer_sizes, window_sizes = iter(indices.shape[:-1]), iter(sizes[d] for d in window)
+    rank = indices.ndim - 1 + len(offset_dims)
     shape = [next(window_sizes) if n in offset_dims else next(outer_sizes) for n in range(rank)]
 
     def element(*i: Expr) -> Expr:
-        outer = [i[n] for n in range(rank) if n not in offset_dims]
-        at = [as_expr(0)] * x.ndim
-        for d, n in zip(window, offset_dims, strict=True):
-            at[d] = i[n]
-        for d, n in zip(batching, index_batching, strict=True):
-            at[d] = outer[n]
-        inside = []
-        for k, d in enumerate(index_map):
-            start, most = _start(indices[*outer, k]), int(x.shape[d]) - sizes[d]
-            inside.append(_inside(start, most))
-            at[d] = at[d] + _kept(start, most)
-        return x[tuple(at)] if fill is None else select(te.all_of(inside), x[tuple(at)], const(fill, x.dtype))
+        at, inside = _element(i, indices, x.shape, sizes, along, batches, index_map)
+        return x[at] if fill is None else select(te.all_of(inside), x[at], const(fill, x.dtype))
 
     return te.compute(shape, element, "gather_windows")
 
 
-_COMBINE: dict[str, Callable[[Expr, Expr], Expr]] = {
-    "none": lambda old, new: new, "add": add, "sub": lambda old, new: old - new, "mul": mul, "max": maximum, "min": minimum,
-    "and": and_, "or": or_,
-}  # fmt: skip
+_COMBINE: dict[str, Callable[[Expr, Expr], Expr]] = COMBINE | {"sub": lambda old, new: old - new, "and": and_, "or": or_}
 
 
 def scatter_windows(
@@ -82,47 +84,30 @@ def scatter_windows(
     `updates`. Axes `window_dims` of `updates` run through a window; axes `inserted` of `x` have windows of extent 1. A window that is not
     inside is moved inside if `clip`, else left out."""
     window = [d for d in range(x.ndim) if d not in inserted and d not in batching]
-    extent = {d: int(updates.shape[n]) for d, n in zip(window, window_dims, strict=True)}
+    along, batches = dict(zip(window, window_dims, strict=True)), dict(zip(batching, index_batching, strict=True))
+    sizes = [int(updates.shape[along[d]]) if d in along else 1 for d in range(x.ndim)]
     if not batching and all(d == 1 for d in indices.shape[:-1]):
-        return _one_window(x, indices, updates, dict(zip(window, window_dims, strict=True)), index_map, reduction, clip)
+        return _one_window(x, indices, updates, sizes, along, index_map, reduction, clip)
 
-    def program(inputs: Sequence[L.Buffer], outputs: Sequence[L.Buffer]) -> L.Stmt:
-        (source, index, update), (target,) = inputs, outputs
+    def place(index: L.Buffer, i: Index) -> Place:
+        at, inside = _element(i, index, x.shape, sizes, along, batches, index_map)
+        return at, () if clip else inside
 
-        def one(i: Index) -> L.Stmt:
-            outer = [i[n] for n in range(len(i)) if n not in window_dims]
-            at = [as_expr(0)] * x.ndim
-            for d, n in zip(window, window_dims, strict=True):
-                at[d] = i[n]
-            for d, n in zip(batching, index_batching, strict=True):
-                at[d] = outer[n]
-            inside = []
-            for k, d in enumerate(index_map):
-                start, most = _start(index[(*outer, k)]), int(x.shape[d]) - extent.get(d, 1)
-                inside.append(_inside(start, most))
-                at[d] = at[d] + _kept(start, most)
-            old, new = widened(target[tuple(at)]), widened(update[i])
-            write = L.store(target, at, cast(_COMBINE[reduction](old, new), x.dtype))
-            return write if clip or not inside else L.If(te.all_of(inside), write)
-
-        return L.block(L.over(source.shape, lambda i: L.store(target, i, source[i]), "c{}".format), L.over(update.shape, one))
-
-    return te.extern((x.shape, x.dtype), [x, indices, updates], program, "scatter_windows")
+    return scattered(x, indices, updates, _COMBINE[reduction], "scatter_windows", updates.shape, place)
 
 
 def _one_window(
-    x: Tensor, indices: Tensor, updates: Tensor, along: Mapping[int, int], index_map: Ints, reduction: str, clip: bool
+    x: Tensor, indices: Tensor, updates: Tensor, sizes: Ints, along: Mapping[int, int], index_map: Ints, reduction: str, clip: bool
 ) -> Tensor:
     """`scatter_windows` of a single one, element by element; `along`: the axis of `updates` that runs along each axis of a window."""
 
     def element(*i: Expr) -> Expr:
         at, place, inside = [as_expr(0)] * updates.ndim, list(i), list[Expr]()
         for k, d in enumerate(index_map):
-            width = int(updates.shape[along[d]]) if d in along else 1
-            start, most = _start(indices[*[0] * (indices.ndim - 1), k]), int(x.shape[d]) - width
-            inside += [] if clip else [_inside(start, most)]
-            place[d] = i[d] - _kept(start, most)
-            inside += [_inside(place[d], width - 1)]
+            start, count = _start(indices[*[0] * (indices.ndim - 1), k]), int(x.shape[d]) - sizes[d] + 1
+            inside += [] if clip else [_inside(start, count)]
+            place[d] = i[d] - clamped(start, count)
+            inside += [_inside(place[d], sizes[d])]
         for d, n in along.items():
             at[n] = place[d]
         old, new = widened(x[i]), widened(updates[tuple(at)])
@@ -133,18 +118,18 @@ def _one_window(
 
 def slice_at(x: Tensor, *starts: Tensor, shape: Ints) -> Tensor:
     """The window of `x` of this shape at `starts`, scalars, one for each axis; it is moved inside."""
-    first = [_kept(_start(s[()]), int(d) - n) for s, d, n in zip(starts, x.shape, shape, strict=True)]
+    first = [clamped(_start(s[()]), int(d) - n + 1) for s, d, n in zip(starts, x.shape, shape, strict=True)]
     return te.compute(shape, lambda *i: x[tuple(n + s for n, s in zip(i, first, strict=True))], "slice_at")
 
 
 def store_at(x: Tensor, update: Tensor, *starts: Tensor) -> Tensor:
     """`x` with `update` in the place of the window that `slice_at` reads."""
-    first = [_kept(_start(s[()]), int(d) - int(n)) for s, d, n in zip(starts, x.shape, update.shape, strict=True)]
+    first = [clamped(_start(s[()]), int(d) - int(n) + 1) for s, d, n in zip(starts, x.shape, update.shape, strict=True)]
     whole = [d == n for d, n in zip(x.shape, update.shape, strict=True)]
 
     def element(*i: Expr) -> Expr:
         at = [n if w else n - s for n, s, w in zip(i, first, whole, strict=True)]
-        inside = [c for n, d, w in zip(at, update.shape, whole, strict=True) if not w for c in (as_expr(0) <= n, n < as_expr(d))]
+        inside = [_inside(n, d) for n, d, w in zip(at, update.shape, whole, strict=True) if not w]
         return select(te.all_of(inside), update[tuple(at)], x[i])
 
     return te.compute(x.shape, element, "store_at")
@@ -163,42 +148,41 @@ def dilate(x: Tensor, value: Tensor, steps: Ints) -> Tensor:
 _REDUCERS: dict[str, Reducer] = {"sum": te.sum, "prod": te.prod, "max": te.max, "min": te.min, "all": te.all, "any": te.any}
 
 
-def _windows(x: Tensor, kernel: Ints, strides: Ints, dilations: Ints) -> tuple[list[int], list[Expr], tuple[Expr, ...]]:
-    """(shape of the result, offset in the window for each axis, those of them that are axes to reduce over)."""
-    counts = [max(int(as_expr(window_count(d, k, s, r))), 0) for d, k, s, r in zip(x.shape, kernel, strides, dilations, strict=True)]
-    offsets = [te.reduce_axis(k, f"rk{n}") if k > 1 else const(0) for n, k in enumerate(kernel)]
-    return counts, offsets, tuple(o for o, k in zip(offsets, kernel, strict=True) if k > 1)
+def _axes(extents: Ints, name: str) -> tuple[list[Expr], Index]:
+    """(a position along each axis, 0 for an axis of extent 1; those of them that are axes to reduce over)."""
+    places = [te.reduce_axis(n, f"{name}{d}") if n > 1 else const(0) for d, n in enumerate(extents)]
+    return places, tuple(p for p, n in zip(places, extents, strict=True) if n > 1)
+
+
+def _window_counts(shape: Ints, kernel: Ints, strides: Ints, dilations: Ints) -> list[int]:
+    return [max(int(as_expr(window_count(d, k, s, r))), 0) for d, k, s, r in zip(shape, kernel, strides, dilations, strict=True)]
 
 
 def reduce_windows(x: Tensor, kernel: Ints, strides: Ints, dilations: Ints, reduction: str) -> Tensor:
     """The sum, prod, max, min, all or any of each window over all axes, inside of `x`."""
-    shape, offsets, over = _windows(x, kernel, strides, dilations)
+    offsets, over = _axes(kernel, "rk")
 
     def element(*i: Expr) -> Expr:
         value = widened(x[tuple(n * s + o * r for n, s, o, r in zip(i, strides, offsets, dilations, strict=True))])
         return _REDUCERS[reduction](value, over) if over else value
 
+    shape = _window_counts([int(d) for d in x.shape], kernel, strides, dilations)
     return rounded(te.compute(shape, element, "reduce_windows"), x.dtype)
 
 
 def window_argmax(x: Tensor, kernel: Ints, strides: Ints, dilations: Ints, before: Ints, after: Ints) -> Tensor:
     """The row-major position inside each window of its largest element, the first of equal ones; -1 where there is none. Windows may reach
     `before` and `after` elements out of `x`; what is there does not count."""
-    shape = [
-        max((int(d) + a + b - ((k - 1) * r + 1)) // s + 1, 0)
-        for d, k, s, r, b, a in zip(x.shape, kernel, strides, dilations, before, after, strict=True)
-    ]
+    reached = [int(d) + b + a for d, b, a in zip(x.shape, before, after, strict=True)]
+    shape = _window_counts(reached, kernel, strides, dilations)
 
     def found(reducer: Reducer, value: Callable[[Index, Expr, Expr], Expr], otherwise: Expr) -> Callable[..., Expr]:
-        offsets = [te.reduce_axis(k, f"rk{n}") if k > 1 else const(0) for n, k in enumerate(kernel)]
-        over = tuple(o for o, k in zip(offsets, kernel, strict=True) if k > 1)
+        offsets, over = _axes(kernel, "rk")
 
         def element(*i: Expr) -> Expr:
             at = [n * s + o * r - b for n, s, o, r, b in zip(i, strides, offsets, dilations, before, strict=True)]
-            outside = [
-                c for n, d, b, a in zip(at, x.shape, before, after, strict=True) if a or b for c in (as_expr(0) <= n, n < as_expr(d))
-            ]
-            term = select(te.all_of(outside), value(i, x[tuple(at)], row_major(offsets, kernel)), otherwise)
+            inside = [_inside(n, d) for n, d, b, a in zip(at, x.shape, before, after, strict=True) if a or b]
+            term = select(te.all_of(inside), value(i, x[tuple(at)], row_major(offsets, kernel)), otherwise)
             return reducer(term, over) if over else term
 
         return element
@@ -214,9 +198,7 @@ def window_argmax(x: Tensor, kernel: Ints, strides: Ints, dilations: Ints, befor
 def scatter_to_argmax(place: Tensor, source: Tensor, shape: Ints, kernel: Ints, strides: Ints, before: Ints) -> Tensor:
     """Zeros of `shape`, to which source[w] is added at position place[w] of each window w (see `window_argmax`): as a gather from the
     windows that an element lies in."""
-    overlaps = [-(-k // s) for k, s in zip(kernel, strides, strict=True)]
-    windows = [te.reduce_axis(n, f"rw{d}") if n > 1 else const(0) for d, n in enumerate(overlaps)]
-    over = tuple(w for w, n in zip(windows, overlaps, strict=True) if n > 1)
+    windows, over = _axes([-(-k // s) for k, s in zip(kernel, strides, strict=True)], "rw")
 
     def element(*i: Expr) -> Expr:
         reach = [n + b for n, b in zip(i, before, strict=True)]
@@ -227,7 +209,7 @@ def scatter_to_argmax(place: Tensor, source: Tensor, shape: Ints, kernel: Ints, 
             for p, o, d, k in zip(at, offset, source.shape, kernel, strict=True)
             for c in (as_expr(0) <= p, p < as_expr(d), o < as_expr(k))
         ]
-        safe = tuple(_kept(p, max(int(d) - 1, 0)) for p, d in zip(at, source.shape, strict=True))
+        safe = tuple(clamped(p, max(int(d), 1)) for p, d in zip(at, source.shape, strict=True))
         hit = te.all_of([*valid, te.equal(place[safe], row_major(offset, kernel))])
         term = select(hit, widened(source[safe]), 0)
         return te.sum(term, over) if over else term
@@ -244,7 +226,7 @@ def gather_argmax(place: Tensor, x: Tensor, kernel: Ints, strides: Ints, dilatio
             at.insert(0, rest % k)
             rest = rest // k
         where = [n * s + o * r - b for n, s, o, r, b in zip(i, strides, at, dilations, before, strict=True)]
-        safe = tuple(_kept(p, int(d) - 1) for p, d in zip(where, x.shape, strict=True))
+        safe = tuple(clamped(p, d) for p, d in zip(where, x.shape, strict=True))
         return select(as_expr(0) <= place[i], x[safe], const(0, x.dtype))
 
     return te.compute(place.shape, element, "gather_argmax")

@@ -1,4 +1,4 @@
-"""Windows, places and sorts along any axes, against loops and NumPy."""
+"""Operators of XLA: windows, places, sorts, quotients and shifts, against loops and NumPy."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import itertools
 import numpy as np
 import pytest
 
-from tcomp.ops import general as ops
+from tcomp.ops import xla as ops
 
 X = np.random.default_rng(0).normal(size=(5, 4, 6)).astype(np.float32)
 PLACES = np.array([[1, 0], [4, 5], [-1, 2], [2, 9]])  # along axes 0 and 2; the last two windows are outside
