@@ -16,7 +16,7 @@ import mkdocs_gen_files
 ROOT = Path(__file__).parents[1]
 PAGES = {
     "index.md": "README.md", "architecture.md": "ARCHITECTURE.md", "contributing.md": "CONTRIBUTING.md", "changelog.md": "CHANGELOG.md",
-    "benchmarks.md": "benchmarks/README.md", "examples.md": "examples/README.md",
+    "security.md": "SECURITY.md", "benchmarks.md": "benchmarks/README.md", "examples.md": "examples/README.md",
 }  # fmt: skip
 TIMEOUT = 300  # seconds that a tutorial may take
 

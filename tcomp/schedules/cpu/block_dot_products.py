@@ -88,8 +88,8 @@ def _bytes(nest: Nest) -> tuple[E.Expr, E.Expr] | None:
 
 
 def operand_layouts(kernel: Kernel, constants: frozenset[int], target: CpuTarget) -> dict[int, Layout]:
-    """The packed layouts of weights, and of scales and zero points, of all such products: [panel][block][four elements][column][element]
-    and [panel][block][column]."""
+    """The packed layouts of all such products: of weights by panel, block, four elements, column, element; of scales and zero points by
+    panel, block, column."""
     wishes: dict[int, Layout] = {}
     names, lanes = {b.name: n for n, b in enumerate(kernel.buffers)}, byte_lanes(target)
     for result, inside in attachments(kernel) if lanes else ():
