@@ -13,7 +13,7 @@ from tcomp.ir.expr import Expr, const
 from tcomp.ir.loops import Buffer
 
 ROW_LANES = 16  # of 32 bits, in a vector register of AVX-512
-MAX_ROW = 64  # elements of a row in registers: four of the 32 registers
+MAX_ROW = 64  # elements of a row that is looked up in registers: in four of the 32
 
 
 class Loads(Addresses):
@@ -21,9 +21,7 @@ class Loads(Addresses):
 
     def read(self, e: Expr) -> Value:
         """The value of a read, which active lanes alone make where it may lie outside of its buffer."""
-        if self.lane is not None and (found := self.picked(e)) is not None:
-            return found
-        if self.lane is not None and (found := self.looked_up(e)) is not None:
+        if self.lane is not None and (found := self.picked(e) or self.looked_up(e)) is not None:
             return found
         buffer, mask = e.attr, self.mask
         address = self.address(buffer, e.args)
@@ -58,20 +56,21 @@ class Loads(Addresses):
         if scalar or (address.dense and (self.mask is None or self.padded(buffer, address))):
             ref = self.op(f"load {type_}, ptr {address.pointer}, align {address.align}")
         elif address.dense:
-            ref = self.masked_load("load", type_, lanes, "ptr", address.pointer, address.align)
+            ref = self.masked_load("load", type_, lanes, "ptr", address.pointer, address.align, self.active)
         elif buffer in self.private and address.offset is not None and address.stride == lanes and address.indices is None:
             ref = self.column(buffer, address.offset, lanes)
         elif address.indices is None and self.mask is None and address.stride in (-1, 2, 3, 4):
             ref = self.strided(buffer, address, lanes)
         else:
-            ref = self.masked_load("gather", type_, lanes, f"<{lanes} x ptr>", self.pointer_vector(buffer, address), itemsize(buffer.dtype))
+            places = self.pointer_vector(buffer, address)
+            ref = self.masked_load("gather", type_, lanes, f"<{lanes} x ptr>", places, itemsize(buffer.dtype), self.active)
         if buffer.dtype == "bool":
             ref = self.op(f"icmp ne {type_} {ref}, zeroinitializer")
         return Value(ref, buffer.dtype, lanes)
 
-    def masked_load(self, intrinsic: str, type_: str, lanes: int, pointers: str, place: str, align: int) -> str:
-        """What active lanes read, 0 in the others."""
-        args = ((pointers, place), ("i32", str(align)), (f"<{lanes} x i1>", self.active), (type_, "zeroinitializer"))
+    def masked_load(self, intrinsic: str, type_: str, lanes: int, pointers: str, place: str, align: int, active: str) -> str:
+        """What the lanes of a mask read, 0 in the others."""
+        args = ((pointers, place), ("i32", str(align)), (f"<{lanes} x i1>", active), (type_, "zeroinitializer"))
         return self.call(f"masked.{intrinsic}", type_, *args, suffix=(type_, pointers))
 
     @property
@@ -146,8 +145,7 @@ class Loads(Addresses):
             if active is None:
                 ref = self.op(f"load {type_}, ptr {pointer}, align {align}")
             else:
-                args = (("ptr", pointer), ("i32", str(align)), (f"<{lanes} x i1>", active), (type_, "zeroinitializer"))
-                ref = self.call("masked.load", type_, *args, suffix=(type_, "ptr"))
+                ref = self.masked_load("load", type_, lanes, "ptr", pointer, align, active)
             vector = Value(ref, buffer.dtype, lanes)
             self.remember(key, vector, [buffer, *(b for monomial, _ in shared for a in monomial for b in self.module.buffers(a))])
         return Value(self.shuffle(type_, vector.ref, vector.ref, picks), buffer.dtype, lanes)
@@ -196,9 +194,8 @@ class Loads(Addresses):
                 if start + ROW_LANES <= extent:
                     ref = self.op(f"load {type_}, ptr {pointer}, align {size}")
                 else:
-                    active = f"<{', '.join(f'i1 {str(start + n < extent).lower()}' for n in range(ROW_LANES))}>"
-                    args = (("ptr", pointer), ("i32", str(size)), (f"<{ROW_LANES} x i1>", active), (type_, "zeroinitializer"))
-                    ref = self.call("masked.load", type_, *args, suffix=(type_, "ptr"))
+                    inside = _mask([start + n < extent for n in range(ROW_LANES)])
+                    ref = self.masked_load("load", type_, ROW_LANES, "ptr", pointer, size, inside)
                 vector = Value(ref, buffer.dtype, ROW_LANES)
                 self.remember(key, vector, [buffer, *(b for a in around for b in self.module.buffers(a))])
             vectors.append(vector.ref)
@@ -225,7 +222,7 @@ class Loads(Addresses):
         """The mask of the elements of a vector that active lanes pick."""
         pickers = [[n for n, pick in enumerate(picks) if pick == place] for place in range(self.lanes)]
         if mask is None:
-            return f"<{', '.join(f'i1 {str(bool(found)).lower()}' for found in pickers)}>"
+            return _mask(pickers)
         type_, ref = self.module.type("bool", self.lanes), "zeroinitializer"
         spread = self.spread(mask, self.lanes)
         for turn in range(max(map(len, pickers))):
@@ -237,3 +234,8 @@ class Loads(Addresses):
         """The addresses of all lanes."""
         index = address.indices or iota(self.lanes, "i64", address.stride)
         return self.op(f"getelementptr {self.module.memory_type(buffer.dtype)}, ptr {address.pointer}, <{self.lanes} x i64> {index}")
+
+
+def _mask(lanes: Sequence[object]) -> str:
+    """A constant mask of the lanes that are true."""
+    return f"<{', '.join('i1 true' if lane else 'i1 false' for lane in lanes)}>"
