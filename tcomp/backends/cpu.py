@@ -11,8 +11,7 @@ from tcomp import cache
 from tcomp.backends.protocol import Backend, CostModel, GraphOptions, InPlacePairs, Versions
 from tcomp.codegen import elf
 from tcomp.codegen.bundle import bundle
-from tcomp.codegen.llvm import thread_pool
-from tcomp.codegen.llvm.wide_product import MULTI3_IR
+from tcomp.codegen.llvm import compiler_rt, thread_pool
 from tcomp.errors import TargetError
 from tcomp.target import CpuTarget
 
@@ -83,7 +82,7 @@ class CpuBackend(Backend):
         shared += [emit_copy(self.target)] if copies(program) else []
         objects = [entry, *kernels.values(), *map(self._object, shared)]
         if platform.format == "wasm" and program.dims:
-            objects.append(self._object(f'target triple = "{platform.triple}"\n{MULTI3_IR}', 0))
+            objects.append(self._object(compiler_rt.multi3_ir(platform.triple), 0))
         if platform.linker:
             return bundle(objects)
         exports = ["tcomp_run", "tcomp_run_profiled", "tcomp_plan", *["tcomp_bind"] * has_bind(program), *thread_pool.EXPORTS]

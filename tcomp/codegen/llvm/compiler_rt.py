@@ -1,6 +1,6 @@
-"""Products of 128 bits for processors without such: what LLVM calls where a product of sizes is asked whether it fits 64 bits."""
+"""What LLVM expects of its runtime library, compiler-rt, where it is not linked: functions for what a processor has no instructions for."""
 
-MULTI3_IR = """\
+_MULTI3 = """\
 define hidden void @__multi3(ptr %out, i64 %a, i64 %a.high, i64 %b, i64 %b.high) {
   %a0 = and i64 %a, 4294967295
   %a1 = lshr i64 %a, 32
@@ -32,4 +32,9 @@ define hidden void @__multi3(ptr %out, i64 %a, i64 %a.high, i64 %b, i64 %b.high)
   ret void
 }
 """
-"""For WebAssembly (compiled without optimisation, which would find the product of 128 bits again)."""
+
+
+def multi3_ir(triple: str) -> str:
+    """The LLVM IR of `__multi3`, a product of 128 bits, which code for WebAssembly calls where it asks whether a product of sizes fits 64
+    bits. To be compiled without optimisation, which would find the product of 128 bits in it again, and have it call itself."""
+    return f'target triple = "{triple}"\n{_MULTI3}'
