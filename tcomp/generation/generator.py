@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -11,7 +10,8 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 
-from tcomp.errors import InputError
+from tcomp.errors import ImportModelError, InputError
+from tcomp.frontends.language_models.config import read_config
 from tcomp.generation.sampling import Sampling, choose, log_probabilities
 from tcomp.generation.text import GrowingText
 from tcomp.runtime import Module, State
@@ -20,7 +20,6 @@ if TYPE_CHECKING:
     from tokenizers import Tokenizer
 
 CHUNK = 512  # tokens of a prompt that one run takes: memory for activations does not grow with longer ones
-MAX_CONFIG_BYTES = 1 << 20
 
 
 @dataclass(frozen=True, slots=True)
@@ -187,14 +186,11 @@ def read_tokenizer(path: str | os.PathLike[str]) -> Tokenizer:
 def end_tokens(folder: Path) -> list[int]:
     """The tokens that end a text, as generation_config.json or config.json say; none where they do not."""
     for name in ("generation_config.json", "config.json"):
-        path = folder / name
         try:
-            if path.stat().st_size <= MAX_CONFIG_BYTES:
-                found = json.loads(path.read_bytes())
-                value = found.get("eos_token_id") if isinstance(found, dict) else None
-                listed = value if isinstance(value, list) else [value]
-                if tokens := [t for t in listed if isinstance(t, int) and not isinstance(t, bool)]:
-                    return tokens
-        except (OSError, ValueError, RecursionError):
+            value = read_config(folder / name).get("eos_token_id")
+        except ImportModelError:
             continue
+        listed = value if isinstance(value, list) else [value]
+        if tokens := [t for t in listed if isinstance(t, int) and not isinstance(t, bool)]:
+            return tokens
     return []

@@ -57,17 +57,17 @@ class _Decoder:
         assert isinstance(found, np.ndarray), name
         return self.g.constant(np.ascontiguousarray(found.astype(np.float32)), name)
 
-    def linear(self, x: Value, name: str, columns: int, bias: bool = False) -> Value:
-        """x [tokens, in] times weights [columns, in]."""
+    def linear(self, x: Value, name: str, columns: int, bias: bool = False, result: str = "") -> Value:
+        """x [tokens, in] times weights [columns, in]; the name of the product is `result`, or that of the weights."""
         found = self.weights(f"{name}.weight", (columns, int(x.shape[-1])))
         if isinstance(found, StoredBlocks):
             zeros = np.full(found.scales.shape, found.zero, np.uint8)
             parts = {"weight": found.numbers, "scales": found.scales, "zeros": zeros}
             stored = [self.g.constant(np.ascontiguousarray(a), f"{name}.{part}") for part, a in parts.items()]
-            y = self.add(BLOCK_PRODUCT, [x, *stored, None], name, bits=found.bits, block=found.block, activations="int8")
+            y = self.add(BLOCK_PRODUCT, [x, *stored, None], result or name, bits=found.bits, block=found.block, activations="int8")
         else:
             matrix = self.g.constant(np.ascontiguousarray(found.astype(np.float32)), f"{name}.weight")
-            y = self.add(MATMUL, [x, matrix], name, transpose_a=False, transpose_b=True)
+            y = self.add(MATMUL, [x, matrix], result or name, transpose_a=False, transpose_b=True)
         return self.add(ew.ADD, [y, self.floats(f"{name}.bias", columns)], f"{name}.bias") if bias else y
 
     def norm(self, x: Value, name: str) -> Value:
@@ -136,13 +136,8 @@ class _Decoder:
             head = self.floats("model.embed_tokens.weight", c.vocabulary, c.hidden)
             logits = self.add(MATMUL, [y, head], "logits", transpose_a=False, transpose_b=True)
         else:
-            logits = self.linear(y, "lm_head", c.vocabulary)
-        # Outputs have names of their own.
-        named = [Value(name, v.dtype, v.shape) for name, v in zip(self._output_names(), [logits, *present], strict=True)]
-        return _renamed(g, [logits, *present], named)
-
-    def _output_names(self) -> list[str]:
-        return ["logits", *(f"present.{n}.{kind}" for n in range(self.config.layers) for kind in ("key", "value"))]
+            logits = self.linear(y, "lm_head", c.vocabulary, result="logits")
+        return g.build([logits, *present])
 
     def attention(
         self, x: Value, prefix: str, layer: int, cache: tuple[Value, ...], cos: Value, sin: Value, mask: Value
@@ -153,7 +148,10 @@ class _Decoder:
         q = self.rotated(self.heads(x, prefix, "q", c.heads), cos, sin)
         k = self.rotated(self.heads(x, prefix, "k", c.kv_heads), cos, sin)
         v = self.heads(x, prefix, "v", c.kv_heads)
-        grown = [self.add(CONCAT, [old, new], f"cache.{layer}", axis=0) for old, new in zip(cache, (k, v), strict=True)]
+        grown = [
+            self.add(CONCAT, [old, new], f"present.{layer}.{kind}", axis=0)
+            for kind, old, new in zip(("key", "value"), cache, (k, v), strict=True)
+        ]
         q = self.add(ew.SCALE, [q], factor=1 / sqrt(c.head_size))
         q = self.add(TRANSPOSE, [self.add(RESHAPE, [q], shape=(tokens, c.kv_heads, group, c.head_size))], perm=(1, 2, 0, 3))
         keys, values = (
@@ -172,11 +170,6 @@ def decoder_graph(config: DecoderConfig, weights: Weights) -> Graph:
     return _Decoder(config, weights).graph()
 
 
-def state_pairs(config: DecoderConfig) -> dict[str, str]:
-    """The inputs that outputs continue."""
-    return {f"past.{n}.{kind}": f"present.{n}.{kind}" for n in range(config.layers) for kind in ("key", "value")}
-
-
 def _frequencies(config: DecoderConfig) -> np.ndarray:
     """Angles of a position, float32 [size / 2]. Su et al. 2021, scaled as `RotaryScaling` says."""
     even = np.arange(0, config.head_size, 2, dtype=np.int64).astype(np.float32)
@@ -192,14 +185,3 @@ def _frequencies(config: DecoderConfig) -> np.ndarray:
     scaled = np.where(wavelength > s.original / s.low, found / s.factor, found)
     middle = (wavelength >= s.original / s.high) & (wavelength <= s.original / s.low)
     return np.where(middle, between, scaled).astype(np.float32)
-
-
-def _renamed(g: GraphBuilder, values: list[Value], named: list[Value]) -> Graph:
-    """The graph with these outputs, under other names."""
-    from dataclasses import replace
-
-    new: dict[Value | None, Value] = dict(zip(values, named, strict=True))
-    nodes = tuple(
-        replace(n, inputs=tuple(new.get(v, v) for v in n.inputs), outputs=tuple(new.get(v, v) for v in n.outputs)) for n in g.nodes
-    )
-    return Graph(g.name, tuple(g.inputs), tuple(named), nodes, dict(g.constants))
