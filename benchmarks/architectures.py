@@ -12,18 +12,17 @@ from __future__ import annotations
 import argparse
 import io
 import json
-import subprocess
-import sys
 import tempfile
 import time
 import warnings
-from collections.abc import Callable
 from contextlib import redirect_stderr, redirect_stdout
 from fnmatch import fnmatch
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+
+from .restartable import results_of, run_missing
 
 EXPORTERS = ("dynamo", "torchscript")
 TOLERANCE = 2e-3  # of the largest magnitude of a result
@@ -115,6 +114,8 @@ def exported(name: str, exporter: str, path: Path) -> None:
     import torch
     import transformers
 
+    from .nets import First
+
     config, model_class, arguments, kind = CASES[name]
     torch.manual_seed(0)
     model = getattr(transformers, model_class)(getattr(transformers, config)(**arguments)).eval()
@@ -123,21 +124,14 @@ def exported(name: str, exporter: str, path: Path) -> None:
     tensors = {n: torch.from_numpy(a) for n, a in first.items()}
     axes = {n: {i: axis for i, axis in enumerate(AXES.get(kind, ("batch",))) if axis} for n in tensors}
 
-    class Tuple(torch.nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.inner = model
-
-        def forward(self, *given: Any) -> Any:
-            return self.inner(**dict(zip(tensors, given, strict=True)), return_dict=False)[0]
-
+    first_of = First(model, [*tensors])
     common: dict[str, Any] = {"input_names": [*tensors], "output_names": ["result"]}
     with torch.no_grad():
         if exporter == "dynamo":
             dynamic = (tuple({i: torch.export.Dim.AUTO for i in axes[n]} for n in tensors),)
-            torch.onnx.export(Tuple(), tuple(tensors.values()), path, dynamo=True, dynamic_shapes=dynamic, external_data=False, **common)
+            torch.onnx.export(first_of, tuple(tensors.values()), path, dynamo=True, dynamic_shapes=dynamic, external_data=False, **common)
         else:
-            torch.onnx.export(Tuple(), tuple(tensors.values()), path, dynamo=False, dynamic_axes=axes, opset_version=17, **common)
+            torch.onnx.export(first_of, tuple(tensors.values()), path, dynamo=False, dynamic_axes=axes, opset_version=17, **common)
 
 
 def judged(name: str, exporter: str) -> dict[str, Any]:
@@ -194,25 +188,12 @@ def main() -> None:
             result = judged(*options.case)
         print(json.dumps(result))
         return
-    lines = options.out.read_text().splitlines() if options.out.exists() else []
-    results = [json.loads(line) for line in lines]
-    done = {(r["name"], r["exporter"]) for r in results}
     wanted = [n for n in CASES if any(fnmatch(n, p) for p in options.only.split(","))]
-    run: Callable[..., Any] = subprocess.run
-    with options.out.open("a") as file:
-        for name, exporter in ((n, e) for n in wanted for e in options.exporters.split(",") if (n, e) not in done):
-            command = [sys.executable, "-m", "benchmarks.architectures", "--case", name, exporter]
-            try:
-                ended = run(command, capture_output=True, text=True, timeout=options.timeout)
-                result = json.loads(ended.stdout.strip().splitlines()[-1])
-            except (subprocess.TimeoutExpired, IndexError, ValueError) as error:
-                result = {"name": name, "exporter": exporter, "outcome": type(error).__name__, "detail": ""}
-            results.append(result)
-            print(
-                f"{name:16} {exporter:12} {result['outcome']:16} {result.get('sizes', 0)} sizes  {result.get('seconds', '')} s  {result['detail'][:150]}",
-                flush=True,
-            )
-            print(json.dumps(result), file=file, flush=True)
+    cases = [(n, e) for n in wanted for e in options.exporters.split(",")]
+    for r in run_missing(options.out, "benchmarks.architectures", cases, ("name", "exporter"), timeout=options.timeout):
+        done = f"{r.get('sizes', 0)} sizes  {r.get('seconds', '')} s  {r.get('detail', '')[:150]}"
+        print(f"{r['name']:16} {r['exporter']:12} {r['outcome']:16} {done}", flush=True)
+    results = results_of(options.out)
     print(f"{sum(r['outcome'] == 'right' for r in results)} of {len(results)} right")
 
 

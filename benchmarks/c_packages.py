@@ -15,6 +15,7 @@ import tempfile
 import time
 from collections.abc import Sequence
 from fnmatch import fnmatch
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -27,6 +28,7 @@ from rich.table import Table
 
 import tcomp
 from benchmarks import models
+from benchmarks.timing import least_by_clocks
 from tcomp.runtime import LoadedModel
 from tcomp.shipping.c_interface import CInterface
 from tcomp.shipping.c_package import write_c_package
@@ -114,18 +116,8 @@ def programs(name: str, module: LoadedModel, feeds: dict[str, np.ndarray[Any, An
     return {kind: built[kind] for kind in ("package", "libtcomp")}
 
 
-def least(commands: dict[str, list[str]], folder: Path, rounds: int) -> dict[str, tuple[float, float]]:
-    """Seconds that each command takes, and of processors, each the least of some rounds."""
-    found = dict.fromkeys(commands, (float("inf"), float("inf")))
-    for _ in range(rounds):
-        for kind, command in commands.items():
-            before, start = _used(), time.perf_counter()
-            subprocess.run(command, cwd=folder, stdout=subprocess.DEVNULL, check=True)
-            found[kind] = min(found[kind][0], time.perf_counter() - start), min(found[kind][1], _used() - before)
-    return found
-
-
 def _used() -> float:
+    """Seconds of processors that child processes took."""
     usage = resource.getrusage(resource.RUSAGE_CHILDREN)
     return usage.ru_utime + usage.ru_stime
 
@@ -144,12 +136,13 @@ def main() -> None:
             commands = programs(name, module, feeds, folder)
             (folder / "empty.c").write_text("int main(void) { return 0; }\n")
             call("cc", "empty.c", "-o", "empty", folder=folder)
-            bound, run, work = module.bind(feeds), float("inf"), float("inf")
-            for _ in range(given.rounds):
-                start, before = time.perf_counter(), time.process_time()
-                bound.run()
-                run, work = min(run, time.perf_counter() - start), min(work, time.process_time() - before)
-            took = least({**commands, "empty": [str(folder / "empty")]}, folder, given.rounds)
+            bound = module.bind(feeds)
+            run, work = least_by_clocks({"run": bound.run}, [time.perf_counter, time.process_time], given.rounds)["run"]
+            calls = {
+                kind: partial(subprocess.run, command, cwd=folder, stdout=subprocess.DEVNULL, check=True)
+                for kind, command in {**commands, "empty": [str(folder / "empty")]}.items()
+            }
+            took = least_by_clocks(calls, [time.perf_counter, _used], given.rounds)
             own = [f"{1e3 * (took[kind][n] - took['empty'][n]):.1f} ms" for kind in ("package", "libtcomp") for n in (0, 1)]
             table.add_row(name, f"{1e3 * run:.1f} ms", f"{1e3 * work:.1f} ms", *own)
     Console(width=120).print(table)

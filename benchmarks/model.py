@@ -11,6 +11,7 @@ from __future__ import annotations
 import argparse
 import time
 from collections.abc import Iterator, Sequence
+from functools import partial
 
 import numpy as np
 
@@ -20,6 +21,8 @@ from tcomp.calibration import measured
 from tcomp.ir.expr import Expr
 from tcomp.schedules.cost.cpu import estimate
 from tcomp.target import Target
+
+from .timing import least_by_clocks, rank_correlation
 
 LANES = Target.host().lanes(32)
 
@@ -115,28 +118,18 @@ def vectorized(n: int, lanes: int) -> Schedule:
     return s
 
 
-def spearman(a: Sequence[float], b: Sequence[float]) -> float:
-    """Rank correlation."""
-    first, second = (np.argsort(np.argsort(x)) for x in (a, b))
-    return float(np.corrcoef(first, second)[0, 1])
-
-
 def compare(title: str, candidates: Sequence[tuple[str, Schedule]], rounds: int) -> None:
     target, core = Target.host(), measured()
     estimates = [estimate(s.kernel, target, core=core) for _, s in candidates]
     functions = [tcomp.build(s, threads=1) for _, s in candidates]
     rng = np.random.default_rng(0)
     arrays = [rng.standard_normal([int(n) for n in b.shape], np.float32) for b in candidates[0][1].kernel.buffers]
-    least = [float("inf")] * len(functions)
-    for _ in range(rounds):
-        for n, f in enumerate(functions):
-            start = time.thread_time()
-            f(*arrays)
-            least[n] = min(least[n], time.thread_time() - start)
+    calls = {str(n): partial(f, *arrays) for n, f in enumerate(functions)}
+    least = [found for (found,) in least_by_clocks(calls, [time.thread_time], rounds).values()]
     print(f"\n{title:<32}{'predicted':>12}{'measured':>12}{'of bound':>10}")
     for (name, _), e, seconds in sorted(zip(candidates, estimates, least, strict=True), key=lambda row: row[2]):
         print(f"{name:<32}{e.time * 1e3:>9.3f} ms{seconds * 1e3:>9.3f} ms{e.bound / seconds:>10.0%}")
-    print(f"rank correlation {spearman([e.time for e in estimates], least):.2f}")
+    print(f"rank correlation {rank_correlation([e.time for e in estimates], least):.2f}")
 
 
 def main() -> None:

@@ -241,14 +241,17 @@ def llama_block(path: Path) -> None:
 
 
 class First(nn.Module):
-    """Calls a transformers model with its tensors by name and returns the first output only."""
+    """Calls a transformers model with its tensors by name and returns the first tensor of its outputs only."""
 
     def __init__(self, model: nn.Module, names: list[str], **options: Any) -> None:
         super().__init__()
         self.model, self.names, self.options = model, names, options
 
     def forward(self, *args: Tensor) -> Tensor:
-        return self.model(**dict(zip(self.names, args, strict=True)), **self.options, return_dict=False)[0]
+        result = self.model(**dict(zip(self.names, args, strict=True)), **self.options, return_dict=False)
+        while isinstance(result, list | tuple):
+            result = result[0]
+        return result
 
 
 def tokens(length: int, vocabulary: int) -> tuple[Tensor, Tensor]:

@@ -6,8 +6,9 @@ from typing import Any
 
 import pytest
 
+from benchmarks.timing import rank_correlation
 from benchmarks.zoo.networks import networks
-from benchmarks.zoo.report import page, rank_correlation, ratios
+from benchmarks.zoo.report import page, ratios
 
 RESULTS: list[dict[str, Any]] = [
     {

@@ -10,6 +10,8 @@ from typing import Any
 
 import numpy as np
 
+from ..timing import least_by_clocks
+
 Arrays = Mapping[str, np.ndarray]
 TOLERANCE = 5e-3  # of the largest element, between results in float32 of random networks that may amplify differences
 
@@ -42,16 +44,8 @@ def measured(path: Path, threads: int, seconds: float, kernels: bool) -> dict[st
         runs["tcomp"] = bound.run
     except Exception as error:  # noqa: BLE001  every failure is a finding
         return result | {"outcome": type(error).__name__, "detail": " ".join(str(error).split())[:400]}
-    least = {name: [float("inf"), float("inf")] for name in runs}
-    rounds, end = 0, time.perf_counter() + seconds
-    while rounds < 5 or time.perf_counter() < end:
-        for name, call in runs.items():
-            wall, own = time.perf_counter(), time.process_time()
-            call()
-            spent = time.perf_counter() - wall, time.process_time() - own
-            least[name] = [min(a, b) for a, b in zip(least[name], spent, strict=True)]
-        rounds += 1
-    result |= {"rounds": rounds, "wall_ms": {n: t[0] * 1e3 for n, t in least.items()}, "own_ms": {n: t[1] * 1e3 for n, t in least.items()}}
+    least = least_by_clocks(runs, [time.perf_counter, time.process_time], 5, seconds)
+    result |= {f"{clock}_ms": {name: times[n] * 1e3 for name, times in least.items()} for n, clock in enumerate(("wall", "own"))}
     if kernels:
         profiles = [module.profile({i.name: feeds[i.name] for i in module.inputs}) for _ in range(5)]
         times = [min(p[n][1] for p in profiles) for n in range(len(profiles[0]))]

@@ -10,25 +10,12 @@ import onnxruntime
 import torch
 from torch import Tensor, nn
 
+from ..nets import First
 from .networks import TRANSFORMERS, Network
 from .timm_alone import import_timm
 from .written import made
 
 SEQUENCE, SOUND, SIDE = 128, 8000, 224  # tokens, samples, pixels
-
-
-class _First(nn.Module):
-    """Calls a network with its tensors by name; the first output of those that have several."""
-
-    def __init__(self, inner: nn.Module, names: list[str], **options: Any) -> None:
-        super().__init__()
-        self.inner, self.names, self.options = inner, names, options
-
-    def forward(self, *given: Tensor) -> Tensor:
-        result = self.inner(**dict(zip(self.names, given, strict=True)), **self.options)
-        while isinstance(result, list | tuple):
-            result = result[0]
-        return result
 
 
 def _inputs(kind: str, batch: int) -> dict[str, Tensor]:
@@ -66,7 +53,7 @@ def _made(network: Network, batch: int) -> tuple[nn.Module, dict[str, Tensor]]:
     model = getattr(transformers, model_class)(settings)
     model = model.get_encoder() if model_class == "WhisperModel" else model
     inputs = _inputs(kind, batch)
-    return _First(model, [*inputs], return_dict=False), inputs
+    return First(model, [*inputs]), inputs
 
 
 def _randomise(model: nn.Module) -> None:

@@ -4,7 +4,7 @@ processor, and networks written in torch. All have random weights."""
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 TIMM = {
@@ -100,7 +100,6 @@ class Network:
     name: str
     structure: str
     source: str
-    shapes: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
 
 
 def networks() -> dict[str, Network]:

@@ -5,20 +5,14 @@ from __future__ import annotations
 import base64
 import html
 import io
-import math
 import statistics
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-import numpy as np
+from ..timing import geomean, rank_correlation
 
 Result = Mapping[str, Any]
-
-
-def _geomean(values: Iterable[float]) -> float:
-    found = list(values)
-    return math.exp(statistics.fmean(map(math.log, found))) if found else float("nan")
 
 
 def ratios(r: Result, clock: str) -> tuple[float, float]:
@@ -26,18 +20,6 @@ def ratios(r: Result, clock: str) -> tuple[float, float]:
     times = r[f"{clock}_ms"]
     peers = [ms for name, ms in times.items() if name != "tcomp"]
     return times["tcomp"] / times["onnxruntime"], times["tcomp"] / min(peers)
-
-
-def rank_correlation(a: Sequence[float], b: Sequence[float]) -> float:
-    """Spearman's: of the ranks, those of equal numbers being the mean of their places."""
-
-    def ranks(values: Sequence[float]) -> np.ndarray:
-        distinct, inverse, counts = np.unique(np.asarray(values), return_inverse=True, return_counts=True)
-        del distinct
-        last = np.cumsum(counts)
-        return ((last - counts + last - 1) / 2)[inverse]
-
-    return float(np.corrcoef(ranks(a), ranks(b))[0, 1]) if len(a) > 2 else float("nan")
 
 
 def _table(head: Sequence[str], rows: Iterable[Sequence[object]]) -> str:
@@ -99,8 +81,8 @@ def page(results: Sequence[Result], clock: str = "wall") -> str:
                 threads,
                 structure,
                 len(members),
-                _geomean(n for n, _ in both),
-                _geomean(n for _, n in both),
+                geomean([n for n, _ in both]),
+                geomean([n for _, n in both]),
                 max(n for n, _ in both),
                 len(over),
             )

@@ -1,4 +1,4 @@
-"""Fuzzers of the readers: of models, artifacts, manifests, launch plans, printed IR and databases, by damage to valid ones.
+"""Fuzzers of the readers: of models of every format, artifacts, manifests, launch plans, printed IR and databases, by damage to valid ones.
 
     python -m tests.fuzz                                   a million cases, the shares below
     python -m tests.fuzz --target onnx --cases 50000 [--seed 1] [--start 0]
@@ -22,7 +22,8 @@ from tests.fuzz.runner import BLOCK, Tally, generator, run_isolated
 from tests.fuzz.targets import TARGETS
 
 SHARES = {"manifest": 170_000, "host-steps": 50_000, "pattern": 10_000, "plan": 140_000, "artifact": 130_000, "expression": 80_000, "layout": 30_000, "program": 60_000, "kernel": 70_000,
-          "te": 40_000, "graph": 40_000, "onnx": 40_000, "operators": 40_000, "external": 50_000, "database": 50_000}  # fmt: skip
+          "te": 40_000, "graph": 40_000, "onnx": 40_000, "operators": 40_000, "external": 40_000, "database": 40_000,
+          "gguf": 10_000, "config": 10_000}  # fmt: skip
 
 
 def show(target: str, seed: int, number: int) -> None:

@@ -37,6 +37,7 @@ from tcomp.runtime.manifest import parse_manifest, parse_notes
 from tcomp.runtime.plan import Plan, dim_values, evaluate
 from tcomp.runtime.schema import load_json, read
 from tests.fuzz.databases import Databases
+from tests.fuzz.language_models import Configs, GgufFiles
 from tests.fuzz.models import ExternalData, OnnxModels, onnx_files, operator_models
 from tests.fuzz.mutations import damaged_bytes, damaged_json, damaged_text
 from tests.fuzz.target import Target
@@ -326,4 +327,6 @@ TARGETS: dict[str, Target] = {
     "operators": OnnxModels(operator_models),
     "external": ExternalData(),
     "database": Databases(),
+    "gguf": GgufFiles(),
+    "config": Configs(),
 }
