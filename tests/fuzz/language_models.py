@@ -1,0 +1,77 @@
+"""Damage to files of language models: GGUF files as bytes, and config.json of a folder."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from functools import cached_property
+from random import Random
+
+import gguf
+import numpy as np
+
+from tcomp.errors import ImportModelError
+from tcomp.frontends.language_models.config import decoder_config, read_config
+from tcomp.frontends.language_models.decoder import decoder_graph
+from tcomp.frontends.language_models.gguf_file import import_gguf
+from tcomp.ir.verify import verify_graph
+from tests.fuzz.mutations import damaged_bytes, damaged_json
+from tests.fuzz.target import Folders, packed, unpacked
+from tests.language_models.reference import SMALL, random_weights
+from tests.language_models.test_gguf import CONFIG, write
+
+NAME, CONFIG_NAME = "fuzz.gguf", "config.json"
+
+
+class GgufFiles(Folders):
+    """A GGUF file, damaged mostly where it does not hold weights."""
+
+    @cached_property
+    def corpus(self) -> Sequence[bytes]:
+        found = []
+        for kind in (gguf.GGMLQuantizationType.Q4_0, gguf.GGMLQuantizationType.F16):
+            write(self.folder / NAME, random_weights(CONFIG), kind)
+            found.append(packed({NAME: (self.folder / NAME).read_bytes()}))
+        return found
+
+    def damage(self, rng: Random, data: bytes) -> bytes:
+        content = unpacked(data)[NAME]
+        head = 2048 if rng.randrange(4) else len(content)
+        return packed({NAME: damaged_bytes(rng, content[:head]) + content[head:]})
+
+    def read(self, data: bytes) -> None:
+        self.write(data)
+        verify_graph(import_gguf(self.folder / NAME))
+
+
+class Configs(Folders):
+    """The config.json of a decoder, and the graph of weights of the sizes that it says, if they are small."""
+
+    @cached_property
+    def corpus(self) -> Sequence[bytes]:
+        scaling = {
+            "rope_type": "llama3",
+            "factor": 8.0,
+            "low_freq_factor": 1.0,
+            "high_freq_factor": 4.0,
+            "original_max_position_embeddings": 16,
+        }
+        others = {"model_type": "llama", "rope_scaling": scaling}, {"model_type": "mistral", "sliding_window": 3}, {"model_type": "qwen2"}
+        return [packed({CONFIG_NAME: json.dumps({**SMALL, **other}).encode()}) for other in ({}, *others)]
+
+    def damage(self, rng: Random, data: bytes) -> bytes:
+        return packed({CONFIG_NAME: damaged_json(rng, unpacked(data)[CONFIG_NAME])})
+
+    def read(self, data: bytes) -> None:
+        self.write(data)
+        config = decoder_config(read_config(self.folder / CONFIG_NAME))
+        left = 1 << 20
+
+        def weights(name: str, shape: tuple[int, ...]) -> np.ndarray:
+            nonlocal left
+            left -= max(4096, int(np.prod(shape, dtype=float)))
+            if left < 0:
+                raise ImportModelError(f"there is no `{name}`")
+            return np.zeros(shape, np.float32)
+
+        verify_graph(decoder_graph(config, weights))
