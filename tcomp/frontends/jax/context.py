@@ -14,10 +14,11 @@ import numpy as np
 from jax._src import source_info_util  # where an equation comes from; there is no public name for it
 
 from tcomp.errors import UnsupportedError
+from tcomp.frontends.context import GraphContext
 from tcomp.ir.broadcasting import HALF
 from tcomp.ir.dtypes import BITS, to_numpy
-from tcomp.ir.graph import GraphBuilder, Operator, Value
-from tcomp.ops.elementwise import CAST, FULL
+from tcomp.ir.graph import Value
+from tcomp.ops.elementwise import FULL
 from tcomp.ops.movement import RESHAPE, TRANSPOSE
 
 
@@ -75,10 +76,9 @@ def rebuilt(avals: Iterable[Any], values: Iterator[Value]) -> list[Operand]:
 
 
 @dataclass
-class Context:
+class Context(GraphContext):
     """The equation at hand (`eqn`), and the graph to which its importer adds. `part`: the number of the part that is imported."""
 
-    builder: GraphBuilder
     evaluate: Callable[[Any, Sequence[Any], Sequence[Operand]], list[Operand]]  # (jaxpr, constants, operands): adds what it computes
     eqn: Any = None
     part: int = 0
@@ -120,18 +120,6 @@ class Context:
         whole = any(len(x.shape) == rank and x not in self.short for x in operands)
         return [self.short.get(x, x) if whole else x for x in operands]
 
-    def results(self, op: Operator, *inputs: Value | None, **attrs: Any) -> tuple[Value, ...]:
-        """All results of one more operator."""
-        return self.builder.add(op, inputs, attrs, self.name)
-
-    def add(self, op: Operator, *inputs: Value | None, **attrs: Any) -> Value:
-        """The first result of one more operator."""
-        return self.results(op, *inputs, **attrs)[0]
-
-    def cast(self, x: Value, dtype: str) -> Value:
-        """The value in another element type."""
-        return x if x.dtype == dtype else self.add(CAST, x, dtype=dtype)
-
     def number(self, number: Any, dtype: str) -> Value:
         """A scalar."""
         return self.builder.constant(np.asarray(number).astype(to_numpy(dtype)), "c", dtype)
@@ -166,8 +154,7 @@ def decomposed(function: Callable[..., Any]) -> Handler:
 
     def handle(ctx: Context, *operands: Operand, **params: Any) -> Any:
         half = next((x.dtype for x in operands if x.dtype in HALF), None)
-        wide = [ctx.cast(x, "float32") if isinstance(x, Value) and x.dtype in HALF else x for x in operands]
-        found = ctx.inline(lambda *xs: function(*xs, **params), *wide)
+        found = ctx.inline(lambda *xs: function(*xs, **params), *map(ctx.wide, operands))
         return ctx.cast(found, half) if half and isinstance(found, Value) and found.dtype == "float32" else found
 
     return handle

@@ -12,12 +12,11 @@ from torch._prims_common import ELEMENTWISE_TYPE_PROMOTION_KIND as KIND, element
 from torch.fx import Node
 
 from tcomp.errors import UnsupportedError
-from tcomp.ir.broadcasting import HALF
+from tcomp.frontends.context import GraphContext
 from tcomp.ir.dtypes import to_numpy
 from tcomp.ir.expr import Dim, Expr, as_expr, dim, maximum, minimum
-from tcomp.ir.graph import GraphBuilder, Operator, Value
+from tcomp.ir.graph import Value
 from tcomp.ir.simplify import as_dim
-from tcomp.ops.elementwise import CAST
 from tcomp.ops.movement import DIMS
 
 Scalar: TypeAlias = "int | float | bool | Expr"
@@ -80,10 +79,9 @@ class Dims:
 
 
 @dataclass
-class Context:
+class Context(GraphContext):
     """The node at hand (`node`), and the graph to which its importer adds."""
 
-    builder: GraphBuilder
     dims: Dims
     node: Any = None
 
@@ -95,18 +93,6 @@ class Context:
     def unsupported(self, why: str) -> UnsupportedError:
         """The error to raise for what cannot be compiled."""
         return UnsupportedError(f"`{self.node.target}` cannot be compiled as it is used here", where=self.name, why=why)
-
-    def results(self, op: Operator, *inputs: Value | None, **attrs: Any) -> tuple[Value, ...]:
-        """All results of one more operator."""
-        return self.builder.add(op, inputs, attrs, self.name)
-
-    def add(self, op: Operator, *inputs: Value | None, **attrs: Any) -> Value:
-        """The first result of one more operator."""
-        return self.results(op, *inputs, **attrs)[0]
-
-    def cast(self, x: Value, dtype: str) -> Value:
-        """The value in another element type."""
-        return x if x.dtype == dtype else self.add(CAST, x, dtype=dtype)
 
     def constant(self, number: Any, dtype: str, shape: Sequence[int] = ()) -> Value:
         """Equal elements, or those of an array."""
@@ -144,11 +130,7 @@ class Context:
 
 def widened(handler: Handler) -> Handler:
     """A handler that gets 16-bit operands as float32 numbers, since each of the operators that it is made of would round."""
-
-    def wide(ctx: Context, x: Any) -> Any:
-        return ctx.cast(x, "float32") if isinstance(x, Value) and x.dtype in HALF else x
-
-    return lambda ctx, *args, **others: handler(ctx, *(wide(ctx, x) for x in args), **{k: wide(ctx, x) for k, x in others.items()})
+    return lambda ctx, *args, **others: handler(ctx, *map(ctx.wide, args), **{k: ctx.wide(x) for k, x in others.items()})
 
 
 __all__ = ["KIND", "Context", "Dims", "Handler", "Operand", "Table", "dtype_name", "widened"]
