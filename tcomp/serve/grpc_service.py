@@ -10,7 +10,6 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from http import HTTPStatus
 from typing import Any
 
-import numpy as np
 from google.protobuf.message import DecodeError
 
 from tcomp.errors import TcompError
@@ -30,7 +29,7 @@ _DETAILS = 1000  # characters of a message: what is sent as a header should be s
 _CONTENTS = {
     "BOOL": "bool_contents", "INT8": "int_contents", "INT16": "int_contents", "INT32": "int_contents", "INT64": "int64_contents",
     "UINT8": "uint_contents", "UINT16": "uint_contents", "UINT32": "uint_contents", "UINT64": "uint64_contents", "FP32": "fp32_contents",
-    "FP64": "fp64_contents",
+    "FP64": "fp64_contents", "BYTES": "bytes_contents",
 }  # fmt: skip
 
 
@@ -198,8 +197,7 @@ def _inputs(model: ServedModel, request: Any) -> Arrays:
             continue
         if (field := _CONTENTS.get(wire.datatype)) is None:
             raise bad_request(f"input {name!r}: {wire.datatype} can be sent in raw_input_contents alone")
-        numbers = np.array(getattr(tensor.contents, field))
-        inputs[name] = wire.from_numbers(shape, numbers.tolist())
+        inputs[name] = wire.from_numbers(shape, [*getattr(tensor.contents, field)])
     return inputs
 
 

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
 import orjson
 
 from tcomp.serve.batching import Arrays
@@ -144,7 +145,7 @@ def encode_infer(model: ServedModel, request: InferRequest, outputs: Arrays) -> 
 
 def dump_json(value: Any) -> bytes:
     """As bytes; arrays become lists, and what is not finite null."""
-    return orjson.dumps(value, option=orjson.OPT_SERIALIZE_NUMPY)
+    return orjson.dumps(value, np.ndarray.tolist, orjson.OPT_SERIALIZE_NUMPY)  # orjson itself knows arrays of numbers only
 
 
 def is_large(request: InferRequest, outputs: Arrays) -> bool:

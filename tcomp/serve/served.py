@@ -57,6 +57,9 @@ class Loaded:
         if self.options.max_batch == 1 or self.options.independent_rows is False:
             self._warm()
             return "the configuration says so"
+        if self.model.manifest.host is not None:
+            self._warm()
+            return "the runtime computes steps of it, on strings or images"
         if (dim := batch_dim(self.model.manifest)) is None:
             self._warm()
             return "inputs and outputs do not all begin with one free axis, the same for all"
@@ -89,8 +92,9 @@ class Loaded:
 
     def _warm(self) -> None:
         """One run, so that the first request does not wait for pages and plans. Whether the model likes the inputs does not matter."""
+        code = self.model.machine_code
         try:
-            self.model.run(_trial_inputs(self.model, {}, np.random.default_rng(0)), timeout=_TRIAL_SECONDS)
+            code.run(_trial_inputs(code, {}, np.random.default_rng(0)), timeout=_TRIAL_SECONDS)
         except InputError:
             pass
 

@@ -1,7 +1,8 @@
 """Tensors of the Open Inference Protocol, version 2: names of element types, and arrays as bytes or as lists of numbers.
 
 https://github.com/kserve/open-inference-protocol; bytes are little-endian and row-major. Elements of types that the protocol lacks (float8,
-int4, ...) are UINT8 that hold the bits, one an element, as NumPy without ml_dtypes has them.
+int4, ...) are UINT8 that hold the bits, one an element, as NumPy without ml_dtypes has them. Strings are BYTES: in bytes, each is its
+length (four of them) and its UTF-8.
 """
 
 from __future__ import annotations
@@ -18,13 +19,15 @@ import numpy.typing as npt
 from tcomp.errors import ArtifactError, InputError
 from tcomp.runtime import TensorSpec, numpy_dtype
 from tcomp.runtime.arrays import admit
+from tcomp.runtime.host_steps.steps import STRING, strings
 from tcomp.runtime.manifest import MAX_AXES
 from tcomp.serve.refusals import as_refusal, bad_request
 
 _NAMES = {
     "bool": "BOOL", "uint8": "UINT8", "uint16": "UINT16", "uint32": "UINT32", "uint64": "UINT64", "int8": "INT8", "int16": "INT16",
-    "int32": "INT32", "int64": "INT64", "float16": "FP16", "float32": "FP32", "float64": "FP64", "bfloat16": "BF16",
+    "int32": "INT32", "int64": "INT64", "float16": "FP16", "float32": "FP32", "float64": "FP64", "bfloat16": "BF16", STRING: "BYTES",
 }  # fmt: skip
+_LENGTH = 4  # bytes that say how long a string is
 MAX_EXTENT = 1 << 40  # of an axis: more than any memory has elements, and products of them are no trouble
 
 assert sys.byteorder == "little", "tensors on the wire are little-endian, and are not swapped"
@@ -44,7 +47,8 @@ class WireType:
         """Raises ArtifactError for complex numbers, which the protocol lacks."""
         if spec.dtype.startswith("complex"):
             raise ArtifactError(f"{spec} cannot be served", why="the protocol has no complex numbers")
-        self.spec, self.name, self.dtype = spec, spec.name, numpy_dtype(spec.dtype)
+        self.spec, self.name = spec, spec.name
+        self.dtype = np.dtype(object) if spec.dtype == STRING else numpy_dtype(spec.dtype)
         self.datatype = _NAMES.get(spec.dtype, "UINT8")
         self._admitted = spec if spec.dtype in _NAMES else replace(spec, dtype="uint8")  # as numbers are converted
         self.shape = [extent if isinstance(extent, int) else -1 for extent in spec.shape]
@@ -57,6 +61,8 @@ class WireType:
     def from_bytes(self, shape: Sequence[int], content: bytes | memoryview) -> npt.NDArray[Any]:
         """The array in some bytes, which it uses where they lie. Raises Refusal if there are too few or too many."""
         extents = check_shape(shape, self.name)
+        if self.datatype == "BYTES":
+            return self.from_numbers(extents, _split(bytes(content), self.name))
         wanted = prod(extents) * self.dtype.itemsize
         if len(content) != wanted:
             why = f"{self.datatype}{[*extents]} takes {wanted} bytes, and there are {len(content)}"
@@ -67,7 +73,7 @@ class WireType:
         return array
 
     def from_numbers(self, shape: Sequence[int], numbers: object) -> npt.NDArray[Any]:
-        """The array of a list of numbers, flat or nested. Raises Refusal for what is no such list, or does not fit."""
+        """The array of a list of numbers (or strings), flat or nested. Raises Refusal for what is no such list, or does not fit."""
         extents = check_shape(shape, self.name)
         array = self.convert(numbers)
         if array.shape != extents and array.size != prod(extents):
@@ -76,7 +82,9 @@ class WireType:
         return array.reshape(extents)
 
     def convert(self, numbers: object) -> npt.NDArray[Any]:
-        """The array of nested lists of numbers (or of a NumPy array of the wire's type). Raises Refusal."""
+        """The array of nested lists of numbers or strings (or of a NumPy array of the wire's type). Raises Refusal."""
+        if self.datatype == "BYTES":
+            return self._strings(numbers)
         if isinstance(numbers, np.ndarray):
             return numbers.view(self.dtype) if numbers.dtype.itemsize == self.dtype.itemsize else numbers.astype(self.dtype)
         if not isinstance(numbers, list | int | float):
@@ -86,15 +94,43 @@ class WireType:
         except InputError as problem:
             raise as_refusal(problem) from None
 
-    def to_bytes(self, array: npt.NDArray[Any]) -> memoryview:
+    def _strings(self, values: object) -> npt.NDArray[Any]:
+        """The array of nested lists of strings, or of their UTF-8."""
+        try:
+            array = np.asarray(values, object)
+            return strings([text.decode() if isinstance(text, bytes) else _checked(text) for text in array.flat], array.shape)
+        except (ValueError, TypeError) as problem:  # lists of different lengths, no UTF-8; something else than strings
+            raise bad_request(f"the data of input {self.name!r} are no strings", why=str(problem)[:80]) from None
+
+    def to_bytes(self, array: npt.NDArray[Any]) -> bytes | memoryview:
         """The bytes of an output, where they lie if its elements do so in order."""
+        if self.datatype == "BYTES":
+            return b"".join(len(text).to_bytes(_LENGTH, "little") + text for text in (str(element).encode() for element in array.flat))
         return np.ascontiguousarray(array).reshape(-1).view(np.uint8).data
 
     def to_numbers(self, array: npt.NDArray[Any]) -> npt.NDArray[Any]:
-        """An output as an array of a type that writers of JSON know."""
+        """An output as an array of a type that writers of JSON know, or of strings."""
         if self.datatype == "BF16":
             return array.astype(np.float32) if array.dtype != np.uint16 else (array.astype(np.uint32) << 16).view(np.float32)
         return np.ascontiguousarray(array if self.spec.dtype in _NAMES else array.view(np.uint8))
+
+
+def _checked(text: object) -> str:
+    if not isinstance(text, str):
+        raise TypeError(f"there is a {type(text).__name__}")
+    return text
+
+
+def _split(content: bytes, name: str) -> list[bytes]:
+    """The UTF-8 of strings, each behind its length. Raises Refusal."""
+    found, end = [], 0
+    while end < len(content):
+        begin = end + _LENGTH
+        end = begin + int.from_bytes(content[end:begin], "little")
+        if end > len(content):
+            raise bad_request(f"the data of input {name!r} end within a string", why="each is its length, in four bytes, and its UTF-8")
+        found.append(content[begin:end])
+    return found
 
 
 def check_shape(shape: object, name: str) -> tuple[int, ...]:
