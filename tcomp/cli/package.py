@@ -32,7 +32,7 @@ def package(
 
     c: a folder with a typed header, a shared and a static library that need the C library alone, an example, and files for CMake and
     pkg-config. wheel: a package for pip, which needs NumPy alone; `import NAME; NAME.run(x)`. oci: a folder from which container engines
-    build an image that answers requests by HTTP, after the open inference protocol. wasm: a WebAssembly module with what runs it in Node
+    build an image that serves the model, as `tcomp serve` does. wasm: a WebAssembly module with what runs it in Node
     and in pages, and a page that tries it on a picture.
     """
     from tcomp.api import with_records

@@ -1,81 +1,97 @@
-"""A compiled model as a folder from which a container engine (Docker, Podman, Buildah) builds an image that answers requests by HTTP.
+"""A compiled model as a folder from which a container engine (Docker, Podman, Buildah) builds an image that serves it: `tcomp serve`.
 
-The image is a small Python with NumPy and the wheel of the model; `server.py` in the folder is `container_server.py` here, standard library
-alone. The base is pinned to a release, the process is no superuser, and a health check asks whether it answers.
+The image is a small Python with the packages of requirements.txt, the files of tcomp that serve, which are copied, and the artifact. The
+base and the packages are pinned to releases, the process is no superuser, and a health check asks whether it is ready.
 """
 
 from __future__ import annotations
 
-import shutil
+import json
 from pathlib import Path
 from typing import Literal
 
 from tcomp.runtime import Artifact
+from tcomp.shipping.c_package import check_version
 from tcomp.shipping.folders import new_folder
-from tcomp.shipping.wheel import write_wheel
+from tcomp.shipping.runtime_copy import server_files
+from tcomp.shipping.wheel import platform_name
 
 BASE = "docker.io/library/python:3.12.11-slim-bookworm"
-NUMPY = "2.3.5"
-PORT = 8000
+# What the copied files import: NumPy, the command line's, and those of the extra `serve`.
+REQUIREMENTS = """\
+numpy==2.4.6
+rich==15.0.0
+typer==0.29.2
+starlette==1.10.0
+uvicorn==0.54.0
+httptools==0.9.0
+uvloop==0.23.0
+hpack==4.2.0
+protobuf==7.36.2
+orjson==3.13.0
+prometheus-client==0.26.0
+pillow==13.0.0
+"""
+PORT, GRPC_PORT = 8000, 8001
+COMMAND = ["python", "-c", "from tcomp.cli import main; main()", "serve", "/models"]
+COMMAND += ["--host", "0.0.0.0", "--port", str(PORT), "--grpc-port", str(GRPC_PORT)]
+CHECK = ["python", "-c", f"from urllib.request import urlopen; urlopen('http://127.0.0.1:{PORT}/v2/health/ready', timeout=2)"]
 
 
 def write_container(
     artifact: Artifact, folder: Path, name: str, version: str = "1.0", weights: Literal["inside", "beside"] = "inside"
 ) -> list[Path]:
     """Write the folder of an image for a model named `name` (see `c_interface.package_name`); returns its files. With the weights `beside`,
-    the image has none: the artifact is a file of the folder, to be mounted. Raises as `wheel.write_wheel`."""
+    the image has no model: the artifact is a file of the folder, to be mounted. Raises InputError for a folder that exists, or a bad
+    version; TargetError for a machine that the runtime is not for."""
+    check_version(version)
+    platform_name(artifact.manifest, "in an image")
+    beside = weights == "beside"
+    texts: dict[str, str] = {
+        "Containerfile": _containerfile(name, beside),
+        ".containerignore": "*\n!requirements.txt\n!tcomp\n" + f"!{name}.tcomp\n" * (not beside),
+        "requirements.txt": REQUIREMENTS,
+        "README.md": _readme(name, version, beside),
+        **server_files(),
+    }
     with new_folder(folder) as root:
-        files = [path.relative_to(root / "model") for path in write_wheel(artifact, root / "model", name, version, weights)]
-        for file in files:
-            (root / "model" / file).rename(root / file)
-        (root / "model").rmdir()
-        shutil.copyfile(Path(__file__).with_name("container_server.py"), root / "server.py")
-        texts: dict[str, str] = {
-            "Containerfile": _containerfile(name, files[0].name, weights == "beside"),
-            ".containerignore": f"*\n!server.py\n!{files[0].name}\n",
-            "README.md": _readme(name, version, weights == "beside"),
-        }
         for place, text in texts.items():
+            (root / place).parent.mkdir(parents=True, exist_ok=True)
             (root / place).write_text(text, "utf-8")
-    return [folder / path for path in map(str, (*files, "server.py", *texts))]
+        artifact.save(root / f"{name}.tcomp")
+    return [folder / place for place in (f"{name}.tcomp", *texts)]
 
 
-def _containerfile(name: str, wheel: str, beside: bool) -> str:
-    weights = f"ENV {name.upper()}_MODEL=/model/{name}.tcomp\nVOLUME /model\n" if beside else ""
+def _containerfile(name: str, beside: bool) -> str:
+    model = "VOLUME /models" if beside else f"COPY {name}.tcomp /models/"
     return f"""\
 FROM {BASE}
-ENV PYTHONUNBUFFERED=1 PYTHONDONTWRITEBYTECODE=1
-COPY {wheel} /tmp/
-RUN pip install --no-cache-dir numpy=={NUMPY} && pip install --no-cache-dir --no-deps /tmp/{wheel} && rm /tmp/{wheel}
-COPY server.py /app/server.py
-{weights}USER 10001:10001
-EXPOSE {PORT}
-HEALTHCHECK --interval=10s --timeout=3s --start-period=20s CMD ["python", "/app/server.py", "{name}", "--check"]
+ENV PYTHONUNBUFFERED=1 PYTHONDONTWRITEBYTECODE=1 PYTHONPATH=/app
+COPY requirements.txt /tmp/
+RUN pip install --no-cache-dir -r /tmp/requirements.txt && rm /tmp/requirements.txt
+COPY tcomp /app/tcomp
+{model}
+USER 10001:10001
+EXPOSE {PORT} {GRPC_PORT}
+HEALTHCHECK --interval=10s --timeout=3s --start-period=20s CMD {json.dumps(CHECK)}
 STOPSIGNAL SIGTERM
-ENTRYPOINT ["python", "/app/server.py", "{name}"]
+ENTRYPOINT {json.dumps(COMMAND)}
 """
 
 
 def _readme(name: str, version: str, beside: bool) -> str:
-    mount = f" -v $PWD/{name}.tcomp:/model/{name}.tcomp:ro" * beside
+    mount = f" -v $PWD/{name}.tcomp:/models/{name}.tcomp:ro" * beside
     return f"""\
 # {name}
 
-A container image that answers requests to the model {name} by HTTP, after the open inference protocol (KServe V2).
+A container image that serves the model {name} by HTTP and gRPC, after the open inference protocol (KServe V2).
 
 ```
 podman build -t {name}:{version} .          # or: docker build -f Containerfile -t {name}:{version} .
-podman run --rm --read-only --tmpfs /tmp --cap-drop=ALL -p {PORT}:{PORT}{mount} {name}:{version}
+podman run --rm --read-only --tmpfs /tmp --cap-drop=ALL -p {PORT}:{PORT} -p {GRPC_PORT}:{GRPC_PORT}{mount} {name}:{version}
 curl localhost:{PORT}/v2/models/{name}
 ```
 
-| request | answer |
-|---|---|
-| `GET /v2/health/live`, `GET /v2/health/ready` | 200, once the model is loaded |
-| `GET /v2/models/{name}` | its inputs and outputs |
-| `POST /v2/models/{name}/infer`, JSON | outputs as JSON, after the protocol |
-| `POST /v2/models/{name}/infer`, a .npz file (`Content-Type: application/x-npz`) | outputs as a .npz file |
-
-`docker run IMAGE --help` lists its options: the port, threads of a run, requests at the same time, the most bytes of a request.
-It batches nothing, and has neither TLS nor users: put it behind a proxy that does.
+It is `tcomp serve` on the folder /models. `podman run IMAGE --help` lists its options, which follow the name of the image: batches, limits,
+tokens, TLS. Figures for Prometheus are at /metrics, a page for people at /.
 """

@@ -1,4 +1,4 @@
-"""The runtime under another name: the same files, whose imports of each other are rewritten.
+"""Copies of parts of tcomp: the runtime under another name, whose files' imports of each other are rewritten; and what serves models.
 
 So does the distribution `tcomp-runtime` get its package `tcomp_runtime` (runtime/hatch_build.py), and a packaged model its own. Such copies
 know nothing of each other nor of tcomp: they can be installed side by side, in different versions, and each has a thread pool of its own.
@@ -20,3 +20,10 @@ def runtime_files(package: str) -> dict[str, str]:
     renamed = {"runtime": package, "errors": f"{package}.errors"}
     texts = {name: _IMPORTED.sub(lambda found: renamed[found[1]], path.read_text("utf-8")) for name, path in sources.items()}
     return {**texts, "py.typed": ""}
+
+
+def server_files() -> dict[str, str]:
+    """Texts of the files that `tcomp serve` needs, by their paths: the command line, the server and the runtime, not the compiler."""
+    folders = [p for folder in ("cli", "runtime", "serve") for p in sorted((_ROOT / folder).rglob("*.py"))]
+    paths = [_ROOT / "__init__.py", _ROOT / "cache.py", _ROOT / "errors.py", *folders]
+    return {str(path.relative_to(_ROOT.parent)): path.read_text("utf-8") for path in paths}

@@ -37,7 +37,7 @@ def write_wheel(
     check_version(version)
     if name in _TAKEN:
         raise InputError(f"a wheel cannot have the name {name}", where="--name", why="it is that of a package", hint=f"--name {name}_model")
-    platform = _platform(artifact.manifest)
+    platform = platform_name(artifact.manifest, "a wheel")
     tag = f"py3-none-{platform}"
     files: dict[str, str | memoryview] = {f"{name}/_runtime/{path}": text for path, text in runtime_files(f"{name}._runtime").items()}
     files[f"{name}/__init__.py"] = _module(artifact, name, weights)
@@ -58,11 +58,12 @@ def write_wheel(
     return [folder / wheel, *[folder / f"{name}.tcomp"] * (weights == "beside")]
 
 
-def _platform(manifest: Manifest) -> str:
+def platform_name(manifest: Manifest, what: str) -> str:
+    """The machine of a model as wheels call it. Raises TargetError where the runtime is not for it, and so the model cannot be `what`."""
     arch, *rest = manifest.triple.split("-")
     if arch not in _PLATFORMS or "linux" not in rest:
         why = f"there is no name for this machine among {', '.join(_PLATFORMS.values())}"
-        raise TargetError(f"the model cannot be a wheel: it is for {manifest.triple}", why=why, hint="compile it for a CPU, under Linux")
+        raise TargetError(f"the model cannot be {what}: it is for {manifest.triple}", why=why, hint="compile it for a CPU, under Linux")
     return _PLATFORMS[arch]
 
 
