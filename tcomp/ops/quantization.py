@@ -9,6 +9,8 @@ from __future__ import annotations
 from functools import reduce
 from operator import add
 
+import numpy as np
+
 from tcomp.errors import IRError
 from tcomp.ir import te
 from tcomp.ir.broadcasting import BYTES, broadcast_read, broadcast_shape, require_same, widened
@@ -19,7 +21,7 @@ from tcomp.ir.narrow import convert
 from tcomp.ir.te import Tensor
 from tcomp.ops.movement import valid_index
 
-MANY_ROWS = 32  # from here on writing the weights out once costs less than unpacking them for each tile of rows
+MANY_ROWS = 32  # of activations: from here on writing the weights out once costs less than unpacking them for each tile of rows
 
 
 def _parameter(p: Tensor, i: tuple[Expr, ...], x: Tensor, axis: int, block: int | None = None) -> Expr:
@@ -109,6 +111,13 @@ def unpack(x: Tensor, bits: int, count: int) -> Tensor:
         return cast((byte >> cast(i[-1] % each * bits, "int32")) & ((1 << bits) - 1), "uint8")
 
     return te.compute((*x.shape[:-1], count), element, "unpack")
+
+
+def packed(numbers: np.ndarray, bits: int) -> np.ndarray:
+    """Numbers of `bits` bits, one in each element of uint8 [..., n], as bytes, the lowest bits first: what `unpack` takes apart."""
+    each = 8 // bits
+    parts = numbers.reshape(*numbers.shape[:-1], -1, each)
+    return np.bitwise_or.reduce([parts[..., p] << np.uint8(p * bits) for p in range(each)]) if each > 1 else np.ascontiguousarray(numbers)
 
 
 def block_product(

@@ -19,10 +19,9 @@ import numpy as np
 from tcomp.errors import InputError
 from tcomp.ir.dtypes import to_numpy
 from tcomp.ir.graph import Graph, Node
-from tcomp.ops.quantization import BLOCK_PRODUCT
+from tcomp.ops.quantization import BLOCK_PRODUCT, packed
 from tcomp.ops.stored_weights import WIDE_PRODUCT
 from tcomp.passes.rewrite import Notes, Replacement, Rewriter, rewrite_graph
-from tcomp.passes.stored_weights import packed
 from tcomp.passes.structure import matrix_product
 
 BLOCK = 32  # elements along the sum that share a scale

@@ -9,22 +9,20 @@ a target has no instruction for products of bytes, and many rows share the weigh
 
 from __future__ import annotations
 
-from functools import partial
-
 import numpy as np
 
-from tcomp.ir.dtypes import is_float
+from tcomp.ir.dtypes import NARROW_INTEGERS, integer_range, is_float
 from tcomp.ir.graph import Graph, Node
 from tcomp.ops.matmul import MATMUL
 from tcomp.ops.movement import RESHAPE, TRANSPOSE, product
-from tcomp.ops.quantization import BLOCK_PRODUCT, DEQUANTIZE, MANY_ROWS, UNPACK
-from tcomp.ops.stored_weights import BYTE_BLOCK_PRODUCT, BYTE_BLOCKS
+from tcomp.ops.quantization import BLOCK_PRODUCT, DEQUANTIZE, MANY_ROWS, UNPACK, packed
+from tcomp.ops.stored_weights import BYTE_BLOCK_PRODUCT, BYTE_BLOCKS, LARGEST
+from tcomp.passes.quantized import GROUP
 from tcomp.passes.rewrite import Notes, Replacement, Rewriter, rewrite_graph, rule_for
 from tcomp.passes.structure import matrix_product
 
-GROUP = 4  # bytes whose products an instruction adds up in a lane
 LARGEST_SUM = 1 << 24  # integers up to this are exact in float32
-_BITS = {"int4": 4, "uint4": 4, "int8": 8, "uint8": 8, "int2": 2, "uint2": 2}
+_BITS = {**NARROW_INTEGERS, "int8": 8, "uint8": 8}
 
 
 def keep_blocks(graph: Graph, notes: Notes | None = None) -> Graph:
@@ -32,23 +30,18 @@ def keep_blocks(graph: Graph, notes: Notes | None = None) -> Graph:
     return rewrite_graph(graph, (block_weights,), notes)
 
 
-def multiply_blocks(graph: Graph, lanes: int, notes: Notes | None = None) -> Graph:
-    """The graph with such products as vectors of so many lanes of 32 bits add up bytes; 0: the target has none."""
-    return rewrite_graph(graph, (rule_for(BLOCK_PRODUCT)(partial(rounded_activations, lanes=lanes)),), notes)
-
-
 def block_weights(node: Node, rewriter: Rewriter) -> Replacement:
     """x @ dequantize(w by blocks) = block_product(x, w)"""
-    form = matrix_product(node) if len(node.inputs) == 2 else None
-    if form is None or form.transpose_left:
-        return None
-    x, value = node.inputs
-    transposed = form.transpose_right
-    if (moved := rewriter.producer(value, TRANSPOSE)) is not None and tuple(moved.attrs["perm"]) == (1, 0):
-        value, transposed = moved.inputs[0], not transposed
-    source = rewriter.producer(value, DEQUANTIZE)
+    x, value = node.inputs if len(node.inputs) == 2 else (None, None)
+    moved = rewriter.producer(value, TRANSPOSE)
+    turned = moved is not None and tuple(moved.attrs["perm"]) == (1, 0)
+    source = rewriter.producer(moved.inputs[0] if moved is not None and turned else value, DEQUANTIZE)
     if x is None or source is None or (block := source.attrs["block"]) < 2:
         return None
+    form = matrix_product(node)  # of the few nodes that read such weights
+    if form is None or form.transpose_left:
+        return None
+    transposed = form.transpose_right != turned
     data, scale, zero = source.inputs
     arrays = [None if v is None else rewriter.array(v) for v in (data, scale, zero)]
     integers, scales, zeros = arrays
@@ -60,8 +53,8 @@ def block_weights(node: Node, rewriter: Rewriter) -> Replacement:
     bits = _BITS[data.dtype]
     numbers = integers.astype(np.int32)
     points = np.zeros(scales.shape, np.float32) if zeros is None else zeros.astype(np.float32)
-    if data.dtype.startswith("int"):
-        numbers, points = numbers + (1 << (bits - 1)), points + (1 << (bits - 1))
+    lowest = integer_range(data.dtype)[0]
+    numbers, points = numbers - lowest, points - lowest
     if not transposed:
         numbers, scales, points = numbers.T, scales.T, points.T
     if numbers.shape[1] % block or block % (8 // bits) or points.shape != scales.shape:
@@ -72,39 +65,38 @@ def block_weights(node: Node, rewriter: Rewriter) -> Replacement:
     return rewriter.add(BLOCK_PRODUCT, inputs, {"bits": bits, "block": block, "activations": "float"}, node.name)
 
 
-def packed(numbers: np.ndarray, bits: int) -> np.ndarray:
-    """Numbers of `bits` bits, one in each element of uint8 [..., n], as bytes, the lowest bits first."""
-    each = 8 // bits
-    parts = numbers.reshape(*numbers.shape[:-1], -1, each)
-    return np.bitwise_or.reduce([parts[..., p] << np.uint8(p * bits) for p in range(each)]) if each > 1 else np.ascontiguousarray(numbers)
+def multiply_blocks(graph: Graph, lanes: int, notes: Notes | None = None) -> Graph:
+    """The graph with such products as vectors of so many lanes of 32 bits add up bytes; 0: the target has none."""
 
+    @rule_for(BLOCK_PRODUCT)
+    def rounded_activations(node: Node, rewriter: Rewriter) -> Replacement:
+        """block_product(x, w) = byte_block_product(byte_blocks(x), w), or x @ dequantize(unpack(w)) for many rows"""
+        x, w, scales, zeros, choice = node.inputs
+        if x is None or w is None or scales is None or zeros is None or choice is not None:
+            return None
+        bits, block = node.attrs["bits"], node.attrs["block"]
+        (out, stored), rows = w.shape, product(x.shape[:-1])
+        assert isinstance(out, int) and isinstance(stored, int)
+        each, allowed = 8 // bits, node.attrs.get("activations") == "int8"
+        own, count = block // each, stored * each // block
+        fits = lanes > 0 and own % GROUP == 0 and out % lanes == 0 and block * LARGEST * ((1 << bits) - 1) < LARGEST_SUM
+        if allowed and fits and w in rewriter.constants:
+            attrs = {"bits": bits, "zero": 0, "dtype": x.dtype}
+            points, point = rewriter.array(zeros), None
+            if points is not None and (points == points.flat[0]).all() and points.flat[0] == int(points.flat[0]):
+                attrs["zero"] = int(points.flat[0])
+            elif points is not None and bool((points == points.astype(np.uint8)).all()):
+                point = rewriter.constant(points.astype(np.uint8), zeros.name)
+            else:
+                point = zeros
+            (weights,) = rewriter.add(RESHAPE, [w], {"shape": (out, count, own)}, f"{w.name}.blocks")
+            rounded = rewriter.add(BYTE_BLOCKS, [x], {"block": block, "each": each}, f"{node.name}.bytes")
+            return rewriter.add(BYTE_BLOCK_PRODUCT, [*rounded, weights, scales, point], attrs, node.name)
+        if isinstance(rows, int) and rows > MANY_ROWS and is_float(x.dtype):
+            numbers = w if bits == 8 else rewriter.add(UNPACK, [w], {"bits": bits, "count": stored * each})[0]
+            attrs = {"axis": 1, "block": block, "dtype": x.dtype}
+            (weights,) = rewriter.add(DEQUANTIZE, [numbers, scales, zeros], attrs, f"{w.name}.floats")
+            return rewriter.add(MATMUL, [x, weights], {"transpose_a": False, "transpose_b": True}, node.name)
+        return "activations may not be rounded" if not allowed else "no vectors multiply such bytes" if not fits else None
 
-def rounded_activations(node: Node, rewriter: Rewriter, lanes: int) -> Replacement:
-    """block_product(x, w) = byte_block_product(byte_blocks(x), w), or x @ dequantize(unpack(w)) for many rows"""
-    x, w, scales, zeros, choice = node.inputs
-    if x is None or w is None or scales is None or zeros is None or choice is not None:
-        return None
-    bits, block = node.attrs["bits"], node.attrs["block"]
-    (out, stored), rows = w.shape, product(x.shape[:-1])
-    assert isinstance(out, int) and isinstance(stored, int)
-    each, allowed = 8 // bits, node.attrs.get("activations") == "int8"
-    own, count = block // each, stored * each // block
-    fits = own % GROUP == 0 and out % max(lanes, 1) == 0 and block * 127 * ((1 << bits) - 1) < LARGEST_SUM
-    if allowed and lanes and fits and w in rewriter.constants:
-        attrs = {"bits": bits, "zero": 0, "dtype": x.dtype}
-        points, point = rewriter.array(zeros), None
-        if points is not None and (points == points.flat[0]).all() and points.flat[0] == int(points.flat[0]):
-            attrs["zero"] = int(points.flat[0])
-        elif points is not None and bool((points == points.astype(np.uint8)).all()):
-            point = rewriter.constant(points.astype(np.uint8), zeros.name)
-        else:
-            point = zeros
-        (weights,) = rewriter.add(RESHAPE, [w], {"shape": (out, count, own)}, f"{w.name}.blocks")
-        rounded = rewriter.add(BYTE_BLOCKS, [x], {"block": block, "each": each}, f"{node.name}.bytes")
-        return rewriter.add(BYTE_BLOCK_PRODUCT, [*rounded, weights, scales, point], attrs, node.name)
-    if isinstance(rows, int) and rows > MANY_ROWS and is_float(x.dtype):
-        numbers = w if bits == 8 else rewriter.add(UNPACK, [w], {"bits": bits, "count": stored * each})[0]
-        attrs = {"axis": 1, "block": block, "dtype": x.dtype}
-        (weights,) = rewriter.add(DEQUANTIZE, [numbers, scales, zeros], attrs, f"{w.name}.floats")
-        return rewriter.add(MATMUL, [x, weights], {"transpose_a": False, "transpose_b": True}, node.name)
-    return "activations may not be rounded" if not allowed else "no vectors multiply such bytes" if not (lanes and fits) else None
+    return rewrite_graph(graph, (rounded_activations,), notes)

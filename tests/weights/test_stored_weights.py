@@ -69,6 +69,12 @@ def test_activations_stay_floats_otherwise():
     assert "matmul" in operators(nbits(64, 128, 64, 4)[0], PLAIN)[0]  # many rows: weights are written out
 
 
+def test_explanations_name_the_rule():
+    report = Report()
+    run_passes(import_model(nbits(5, 128, 64, 0)[0]), graph_passes(CompileOptions(VNNI), report))
+    assert ["rounded_activations: activations may not be rounded"] in report.notes.lines.values()
+
+
 @pytest.mark.parametrize("transposed", [False, True])
 @pytest.mark.parametrize("dtype", [TensorProto.INT4, TensorProto.UINT4, TensorProto.INT8])
 def test_blocks_of_dequantised_weights_are_kept(dtype, transposed):

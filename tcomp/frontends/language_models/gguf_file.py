@@ -16,6 +16,7 @@ from tcomp.errors import ImportModelError, TcompError, UnsupportedError
 from tcomp.frontends.language_models.config import DecoderConfig, decoder_config
 from tcomp.frontends.language_models.decoder import StoredBlocks, decoder_graph
 from tcomp.ir.graph import Graph
+from tcomp.ops.quantization import packed
 
 BLOCK = 32
 _FAMILIES = {"llama": "llama", "qwen2": "qwen2", "qwen3": "qwen3"}
@@ -107,7 +108,7 @@ def stored_blocks(data: np.ndarray, kind: str) -> StoredBlocks:
     if kind == "Q8_0":
         return StoredBlocks((rest ^ 128).reshape(data.shape[0], -1), scales, 128, 8, BLOCK)  # as unsigned bytes around 128
     numbers = np.concatenate([rest & 15, rest >> 4], -1)
-    return StoredBlocks((numbers[..., 0::2] | numbers[..., 1::2] << 4).reshape(data.shape[0], -1), scales, 8, 4, BLOCK)
+    return StoredBlocks(packed(numbers, 4).reshape(data.shape[0], -1), scales, 8, 4, BLOCK)
 
 
 def _rows(rows: int, heads: int) -> np.ndarray:
