@@ -39,9 +39,9 @@ PANEL_VECTORS = 4  # vectors of columns whose weights lie together: one row then
 UNPACKING = 1.5  # instructions that take the numbers of a vector out of their bytes, compared with one that multiplies them
 ROW_COST = 0.5  # of a step for another row: its activations are loaded
 MAX_UNROLLED = 8  # steps of four elements of a block
-MANY_ROWS = 64  # rows to choose a tile for, where their number is not known
+MAX_ROWS = 12  # of a tile: with two vectors of columns and more, fewer fit into the registers of any machine
+UNKNOWN_ROWS = 64  # rows to choose a tile for, where their number is not known
 MIN_PARALLEL_BYTES = 1 << 15  # of weights; threads cost more than they save with fewer
-PREFETCHED = 2048  # bytes of weights ahead of their use, where these come from memory
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,11 +96,13 @@ def operand_layouts(kernel: Kernel, constants: frozenset[int], target: CpuTarget
         if (product := found(kernel, result, inside)) is None:
             continue
         second = reduction_nest(kernel, product.sums)
-        column, panel = second.spatial[-1], PANEL_VECTORS * lanes
-        panel = panel if extent_at_least(column.extent, panel) else lanes
+        column = second.spatial[-1]
+        if not isinstance(column.extent, int):
+            continue
+        panel = PANEL_VECTORS * lanes if column.extent >= PANEL_VECTORS * lanes else lanes
         for r in (product.weights, *second.reads):
             number = names.get(r.attr.name, -1)
-            if number not in constants or not isinstance(column.extent, int) or len(r.args) < 2:
+            if number not in constants or len(r.args) < 2:
                 continue
             if r is product.weights and len(r.args) == 3:
                 pieces = (Piece(0, panel), Piece(1), Piece(2, GROUP), Piece(0, 1, panel), Piece(2, 1, GROUP))
@@ -116,11 +118,6 @@ def _panel(weights: E.Expr, column: E.Expr) -> int:
     first, second = (simplify(E.substitute(place, {column: as_expr(n)})) for n in (0, 1))
     panel = weights.attr.shape[-2]
     return panel if isinstance(panel, int) and weights.attr.shape[-1] == GROUP and difference(second, first) is as_expr(GROUP) else 0
-
-
-def extent_at_least(extent: E.Dim, n: int) -> bool:
-    """Whether an extent is known to be no less."""
-    return isinstance(extent, int) and extent >= n
 
 
 def in_registers(s: Schedule, target: CpuTarget, knobs: Knobs) -> set[str]:
@@ -139,7 +136,7 @@ def _tile(rows: int, vectors: int, target: CpuTarget) -> tuple[int, int]:
     """(rows, vectors) of a tile: sums as floats, as integers, and a step's weights stay in registers."""
     best: tuple[float, int, int] | None = None
     for v in (n for n in (4, 2, 1) if vectors % n == 0):
-        for r in range(1, min(rows, 12) + 1):
+        for r in range(1, min(rows, MAX_ROWS) + 1):
             if r > 1 and 2 * r * v + 2 * v + 4 > target.vector_registers:
                 continue
             whole, rest = divmod(rows, r)
@@ -160,7 +157,7 @@ def schedule(s: Schedule, product: BlockProduct, target: CpuTarget, knobs: Knobs
     out = result_nest(s.kernel, result)
     *others, column = (x.var.name for x in out.loops)
     row = others.pop() if others else None
-    rows = 1 if row is None else size(s, row) if isinstance(extent(s, row), int) else MANY_ROWS
+    rows = 1 if row is None else size(s, row) if isinstance(extent(s, row), int) else UNKNOWN_ROWS
     best = _tile(rows, panel // lanes, target)
     options = [(r, v) for v in (4, 2, 1) for r in (1, 2, 3, 4, 6, 8) if panel // lanes % v == 0 and r <= rows]
     options = [(r, v) for r, v in options if 2 * r * v <= target.vector_registers]
@@ -200,7 +197,8 @@ def _shape(s: Schedule, sums: str, product: BlockProduct, lanes: int) -> None:
     update = next(n for n in _writes(s.kernel.body) if n.is_reduction and n.writes.name == product.integers)
     *rows, column, block = patterns.stage_axes(s.kernel, product.integers, True)
     others = [x.var.name for x in update.reduction_loops]
-    bytes_of_block = next(x for x in update.reduction_loops if divides(GROUP, x.extent) and _runs_along(update, x.var))
+    along_both = (x for x in update.reduction_loops if all(x.var in E.variables(*r.args) for r in update.reads))
+    bytes_of_block = next(x for x in along_both if divides(GROUP, x.extent))
     others.remove(bytes_of_block.var.name)
     steps, group = s.split(bytes_of_block.var.name, GROUP)
     s.reorder(block, steps, *others, *rows, column, group, reassociate=True)
@@ -221,10 +219,6 @@ def _multiply(s: Schedule, lanes: int) -> None:
             *rows, columns, _ = loops
             height, vectors = prod(int(x.extent) for x in rows if isinstance(x.extent, int)), size(s, columns.var.name) // lanes
             s.tensorize(loops[0].var.name, vpdpbusd_unsigned(height, vectors, 1, 32 * lanes))
-
-
-def _runs_along(update: Nest, v: E.Expr) -> bool:
-    return all(v in E.variables(*r.args) for r in update.reads)
 
 
 def _writes(stmt: Stmt) -> list[Nest]:
