@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+import io
 import tomllib
+import warnings
 import zipfile
+from contextlib import suppress
 from pathlib import Path
 
 import numpy as np
 import pytest
 
 import tcomp
+from tcomp.errors import InputError
 from tcomp.runtime import command
+from tcomp.runtime.array_files import load_arrays
 from tcomp.shipping.runtime_copy import runtime_files
 from tests.shipping import isolation
 
@@ -98,6 +103,19 @@ def test_mistakes(given, message, modules, tmp_path: Path, capsys: pytest.Captur
     Path("text.npy").write_text("no array")
     assert command.main(["run", "net.tcomp", *given]) == command.REFUSED
     assert message in capsys.readouterr().err
+
+
+def test_damaged_files_of_arrays_are_refused(tmp_path: Path) -> None:
+    """Or give arrays; nothing else happens."""
+    for write in (np.save, np.savez, np.savez_compressed):
+        content = io.BytesIO()
+        write(content, np.arange(40.0))
+        good, path = content.getvalue(), tmp_path / "x.npz"
+        for place in range(len(good)):
+            path.write_bytes(good[:place] + bytes([good[place] ^ 0x29]) + good[place + 1 :])
+            with suppress(InputError), warnings.catch_warnings():
+                warnings.simplefilter("ignore")
+                load_arrays(path)
 
 
 def test_what_is_no_number_is_summarised() -> None:
