@@ -447,6 +447,7 @@ class _Connection(asyncio.Protocol):
                 if message is None:
                     return
                 yield message
+                self._give(stream, 5 + len(message))  # the next one is asked for: this one is answered
 
         self.transport.write(_frame(_HEADERS, _END_HEADERS, number, _BEGIN))
         code = Status(_OK, "")
@@ -523,11 +524,17 @@ class _Connection(asyncio.Protocol):
     def _forget(self, stream: _Stream) -> None:
         if self.streams.pop(stream.number, None) is not None:
             self.server.calls -= 1
-            self.server.access.give(stream.counted)
+            self._give(stream, stream.counted)
             if stream.alarm is not None:
                 stream.alarm.cancel()
         if self._closing and not self.streams:
             self.transport.close()
+
+    def _give(self, stream: _Stream, size: int) -> None:
+        """Bytes of a call do not count as pending any more; none do once it has ended."""
+        size = min(size, stream.counted)
+        stream.counted -= size
+        self.server.access.give(size)
 
 
 def _string(text: str | bytes) -> str:

@@ -101,9 +101,9 @@ class _Service:
             raise Refusal(HTTPStatus.REQUEST_TIMEOUT, what) from None
         return chunks[0] if len(chunks) == 1 else b"".join(chunks)
 
-    def _admitted(self, request: Request) -> int:
-        """How many bytes the body has. Raises Refusal if that is too much, or not said."""
-        length = _length(request)
+    def _admitted(self, request: Request, default: int | None = None) -> int:
+        """How many bytes the body has. Raises Refusal if that is too much, or not said and there is no default."""
+        length = _length(request, default)
         if length > self._options.max_request:
             what = f"the request has {length} bytes, more than {self._options.max_request}"
             raise Refusal(HTTPStatus.REQUEST_ENTITY_TOO_LARGE, what)
@@ -223,8 +223,8 @@ class _Service:
 
     async def index(self, request: Request) -> Response:
         """POST /v2/repository/index"""
-        body = await self._body(request) if _length(request, 0) else b""
-        wanted = parse_json(body) if body else {}
+        with self._access.pending(size := self._admitted(request, 0)):
+            wanted = parse_json(await self._body(request)) if size else {}
         return _json(self._repository.index(wanted.get("ready") is True))
 
     async def load(self, request: Request) -> Response:

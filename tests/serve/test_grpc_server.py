@@ -6,13 +6,15 @@ import struct
 import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Self
+from queue import Queue
+from typing import Any, Self
 
 import grpc
 import numpy as np
 import pytest
 from hpack import Decoder, Encoder
 
+from tcomp.serve.grpc_messages import MESSAGES
 from tests.serve.servers import Running, running
 from tests.serve.test_grpc import Client, infer_request, refused
 
@@ -254,6 +256,22 @@ def test_bytes_of_calls_are_counted(models: Path) -> None:
             assert Client(channel)("ModelInfer", infer_request()).id == "seven"
         text = server.ask("GET", "/metrics")[1].decode()
         assert "\ntcomp_pending_bytes 0.0" in text
+
+
+def test_bytes_of_a_stream_count_until_they_are_answered(models: Path) -> None:
+    with running(models, max_pending=1000) as server, grpc.insecure_channel(f"127.0.0.1:{server.grpc_port}") as channel:
+        messages = MESSAGES["ModelInferRequest"], MESSAGES["ModelStreamInferResponse"]
+        call = channel.stream_stream(
+            f"{PATH.replace('ModelInfer', 'ModelStreamInfer')}", messages[0].SerializeToString, messages[1].FromString
+        )
+        given, taken = Queue[Any](), 0
+        answers = call(iter(given.get, None), timeout=20)
+        for _ in range(20):
+            given.put(infer_request())
+            taken += next(answers).infer_response.id == "seven"
+        given.put(None)
+        assert taken == 20 and not [*answers]
+        assert "\ntcomp_pending_bytes 0.0" in server.ask("GET", "/metrics")[1].decode()
 
 
 def test_the_end_of_a_connection_waits_for_its_calls(models: Path) -> None:

@@ -166,4 +166,5 @@ def test_limits_of_memory(models, tmp_path) -> None:
         status, answer, headers = server.ask("POST", "/v2/models/mlp/infer", b"x" * 1000)
         assert status == 429 and "pending" in answer["error"] and headers["retry-after"] == "1"
         assert server.ask("POST", "/v2/models/mlp/infer", b"x" * 5000)[0] == 413
+        assert server.ask("POST", "/v2/repository/index", b"x" * 5000)[0] == 413
         assert server.ask("POST", "/v2/models/mlp/infer", *binary(X))[0] == 200
