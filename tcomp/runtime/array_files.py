@@ -31,7 +31,7 @@ def load_arrays(path: str | os.PathLike[str], where: str = "") -> dict[str, Arra
             return {"": content}
         with content:
             return {name: content[name] for name in content.files}
-    except Exception as error:  # of damaged files come zlib.error, TokenError, NotImplementedError, BadZipFile, ValueError, ... from below NumPy
+    except Exception as error:  # a damaged file: zlib.error, TokenError, NotImplementedError, BadZipFile, ValueError, MemoryError, ...
         why, hint = f"{error}; pickled objects are never loaded", "write it with numpy.save, float8_e5m2 as array.view('V1')"
         raise InputError(f"{path} is no .npy or .npz file", where=where, why=why, hint=hint) from error
 
