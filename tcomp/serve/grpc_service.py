@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
-import logging
 import math
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
@@ -22,7 +20,6 @@ from tcomp.serve.served import ServedModel
 from tcomp.serve.state import ServerState
 from tcomp.serve.tracing import span
 
-_log = logging.getLogger("tcomp.serve")
 _CODES = {400: 3, 401: 16, 403: 7, 404: 5, 413: 8, 422: 9, 429: 8, 501: 12, 503: 14, 504: 4}  # HTTP's status -> gRPC's code
 _INTERNAL = 13
 _DETAILS = 1000  # characters of a message: what is sent as a header should be short
@@ -79,24 +76,8 @@ class _Service:
 
     async def on_ModelInfer(self, request: Any, call: Call) -> Any:
         """The outputs of a model."""
-        start = time.monotonic()
-        with self._repository.use(request.model_name, request.model_version) as model:
-            status = 500
-            try:
-                answer = await self._infer(model, request, call, start)
-                status = 200
-                return answer
-            except TcompError as error:
-                status = as_refusal(error).status
-                raise
-            except asyncio.CancelledError:
-                status = 499  # as nginx has it: the client did not wait for the answer
-                raise
-            finally:
-                model.metrics.answered("grpc", status)
-                if self._state.options.log_requests:
-                    fields = {"model": model.name, "version": model.version, "status": int(status), "protocol": "grpc"}
-                    _log.info("request", extra=fields | {"us": round((time.monotonic() - start) * 1e6)})
+        with self._state.inference("grpc", request.model_name, request.model_version) as model:
+            return await self._infer(model, request, call)
 
     async def on_stream(self, requests: AsyncIterator[bytes], call: Call) -> AsyncIterator[bytes]:
         """Requests one after the other, each with its answer or its error."""
@@ -111,7 +92,8 @@ class _Service:
                 answer.error_message = as_refusal(error).message
             yield answer.SerializeToString()
 
-    async def _infer(self, model: ServedModel, request: Any, call: Call, start: float) -> Any:
+    async def _infer(self, model: ServedModel, request: Any, call: Call) -> Any:
+        start = time.monotonic()
         inputs = _inputs(model, request)
         wanted = [_known(output.name, model.outputs) for output in request.outputs] or list(model.outputs)
         deadline = call.deadline

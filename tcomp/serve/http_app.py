@@ -4,10 +4,10 @@ repository; plain JSON; pictures; health, metrics and a page for people."""
 from __future__ import annotations
 
 import asyncio
-import logging
 import time
-from collections.abc import Awaitable, Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Awaitable, Callable
+from contextlib import AbstractContextManager
+from dataclasses import asdict
 from http import HTTPStatus
 from typing import Any, TypeAlias, TypeVar
 
@@ -22,21 +22,18 @@ from tcomp.serve.batching import Arrays
 from tcomp.serve.http_tensors import HEADER_LENGTH, dump_json, encode_infer, is_large, parse_infer, parse_json
 from tcomp.serve.images import best, read_image
 from tcomp.serve.metrics import CONTENT_TYPE
-from tcomp.serve.options import describe
 from tcomp.serve.refusals import Refusal, as_refusal, bad_request
 from tcomp.serve.served import ServedModel
-from tcomp.serve.state import ServerState
+from tcomp.serve.state import CLIENT_GONE, ServerState
 from tcomp.serve.status_page import status_page
 from tcomp.serve.tracing import span
 
 T = TypeVar("T")
 Endpoint: TypeAlias = Callable[[Request], Awaitable[Response]]
 
-_log = logging.getLogger("tcomp.serve")
 _JSON = "application/json"
 _OPEN = ("/v2/health/live", "/v2/health/ready")  # told without a token: they say nothing of the models
 _LARGE = 1 << 17  # bytes of JSON whose parsing the event loop does not wait for
-_CLOSED_REQUEST = 499  # as nginx has it: the client did not wait for the answer
 
 
 def make_app(state: ServerState) -> Starlette:
@@ -79,7 +76,7 @@ class _Service:
             except TcompError as error:
                 return _refused(as_refusal(error))
             except ClientDisconnect:
-                return Response(status_code=_CLOSED_REQUEST)
+                return Response(status_code=CLIENT_GONE)
             except MemoryError:
                 return _refused(Refusal(HTTPStatus.SERVICE_UNAVAILABLE, "there is no memory for this request"))
 
@@ -113,27 +110,9 @@ class _Service:
             )
         return length
 
-    @contextmanager
-    def _model(self, request: Request) -> Iterator[ServedModel]:
-        """The model that a request names; the answer is counted."""
-        start = time.monotonic()
-        name, version = request.path_params["name"], request.path_params.get("version", "")
-        with self._repository.use(name, version) as model:
-            status = 500
-            try:
-                yield model
-                status = 200
-            except TcompError as error:
-                status = as_refusal(error).status
-                raise
-            except (asyncio.CancelledError, ClientDisconnect):
-                status = _CLOSED_REQUEST
-                raise
-            finally:
-                model.metrics.answered("http", status)
-                if self._options.log_requests:
-                    fields = {"model": model.name, "version": model.version, "status": int(status), "protocol": "http"}
-                    _log.info("request", extra=fields | {"us": round((time.monotonic() - start) * 1e6)})
+    def _model(self, request: Request) -> AbstractContextManager[ServedModel]:
+        """The model that a request names: see `ServerState.inference`."""
+        return self._state.inference("http", request.path_params["name"], request.path_params.get("version", ""))
 
     async def _run(self, request: Request, model: ServedModel, inputs: Arrays, timeout: float | None = None) -> Arrays:
         """The outputs; a client that goes while others are before it is not computed for."""
@@ -210,7 +189,7 @@ class _Service:
         model = self._find(request)
         loaded = model.loaded
         batching = {"batched": loaded.batched, "why_not": loaded.not_batched, "rows": loaded.rows if loaded.batched else 1}
-        return _json({"name": model.name, "platform": "tcomp"} | batching | dict(describe(model.options)) | {"instances": loaded.instances})
+        return _json({"name": model.name, "platform": "tcomp"} | batching | asdict(model.options) | {"instances": loaded.instances})
 
     async def statistics(self, request: Request) -> Response:
         """GET /v2/models/stats, /v2/models/NAME/stats"""

@@ -103,10 +103,6 @@ class ModelMetrics:
         self._total_rows += rows
         self._busy_seconds += seconds
 
-    def waits(self, requests: int) -> None:
-        """So many requests wait now."""
-        self._waiting.set(requests)
-
     def sample(self, waiting: int) -> None:
         """The next second of the history begins."""
         now = time.monotonic()
@@ -117,7 +113,7 @@ class ModelMetrics:
         self._recent.clear()
         self._answered = self._batches = self._total_rows = 0
         self._busy_seconds, self._since = 0.0, now
-        self.waits(waiting)
+        self._waiting.set(waiting)
 
     def forget(self) -> None:
         """The version is no longer served: its series end, but for the counters of requests."""

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import json
-from collections.abc import Mapping
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, get_type_hints
 
@@ -177,12 +175,3 @@ def check_server_options(options: ServerOptions) -> ServerOptions:
             raise InputError(f"cannot read the file of {name}", where=str(path), why="there is no such file")
     check_model_options(options.model, "command line")
     return options
-
-
-def describe(options: ModelOptions) -> Mapping[str, Any]:
-    """The options as JSON has them."""
-    found: dict[str, Any] = {f.name: getattr(options, f.name) for f in fields(options)}
-    if options.image is not None:
-        found["image"] = {f.name: getattr(options.image, f.name) for f in fields(options.image)}
-    described: dict[str, Any] = json.loads(json.dumps(found))
-    return described

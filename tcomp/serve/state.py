@@ -2,17 +2,27 @@
 
 from __future__ import annotations
 
+import asyncio
+import logging
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from http import HTTPStatus
 from typing import Any
 
+from starlette.requests import ClientDisconnect
+
 import tcomp
+from tcomp.errors import TcompError
 from tcomp.serve.access import Access
 from tcomp.serve.metrics import Metrics
 from tcomp.serve.options import ServerOptions
-from tcomp.serve.refusals import Refusal
+from tcomp.serve.refusals import Refusal, as_refusal
 from tcomp.serve.repository import Repository
 from tcomp.serve.served import ServedModel
 
+_log = logging.getLogger("tcomp.serve")
+CLIENT_GONE = 499  # as nginx has it: the client did not wait for the answer
 EXTENSIONS = ("binary_tensor_data", "model_repository", "statistics", "model_configuration")
 
 
@@ -34,6 +44,28 @@ class ServerState:
     def ready(self) -> bool:
         """Whether requests for all models can be answered."""
         return self.started and not self.stopping and self.repository.ready
+
+    @contextmanager
+    def inference(self, protocol: str, name: str, version: str) -> Iterator[ServedModel]:
+        """The model for a request, which is counted, and logged if the options say so, when the block ends. Raises Refusal as
+        `Repository.find`."""
+        start = time.monotonic()
+        with self.repository.use(name, version) as model:
+            status = 500
+            try:
+                yield model
+                status = 200
+            except TcompError as error:
+                status = as_refusal(error).status
+                raise
+            except (asyncio.CancelledError, ClientDisconnect):
+                status = CLIENT_GONE
+                raise
+            finally:
+                model.metrics.answered(protocol, status)
+                if self.options.log_requests:
+                    fields = {"model": model.name, "version": model.version, "status": int(status), "protocol": protocol}
+                    _log.info("request", extra=fields | {"us": round((time.monotonic() - start) * 1e6)})
 
     def check_management(self) -> None:
         """Raises Refusal if clients may not load and unload models."""
