@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import nullcontext
 from dataclasses import replace
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -69,26 +69,34 @@ def compile_model(model: Source, options: CompileOptions | None = None) -> tuple
 
 def import_graph(model: Source, options: CompileOptions) -> Graph:
     """ONNX model, program of PyTorch, or function that JAX has traced, -> graph, with the shapes, dims and values of the options."""
-    if from_torch(model):
-        return _import_torch(model, options)
-    if isinstance(model, str | os.PathLike) and (os.path.isdir(model) or os.fspath(model).endswith(".gguf")):
-        return _import_language_model(model, options)
-    if from_jax(model):
-        return _import_jax(model, options)
+    if (importer := _other_importer(model)) is not None:
+        return importer(model, options)
     from tcomp.frontends.onnx import import_model  # a fifth of what the compiler takes to load, and nothing that `tcomp.build` needs
 
-    return import_model(model, options.shapes, options.dims, {name: np.asarray(v) for name, v in (options.values or {}).items()})
+    return import_model(model, options.shapes, options.dims, _values(options))
 
 
 def examine_model(model: Source, options: CompileOptions) -> tuple[Graph | None, list[NodeRecord]]:
     """The graph of a model, None where something of it cannot be compiled, and one record per node of an ONNX model. `check_graph` says
     what else compiling would refuse."""
-    if from_torch(model):
-        return _import_torch(model, options), []
-    from tcomp.frontends.onnx import importer
+    if (importer := _other_importer(model)) is not None:
+        return importer(model, options), []
+    from tcomp.frontends.onnx import importer as onnx_importer
 
-    values = {name: np.asarray(v) for name, v in (options.values or {}).items()}
-    return importer.examine_model(model, options.shapes, options.dims, values)
+    return onnx_importer.examine_model(model, options.shapes, options.dims, _values(options))
+
+
+def _values(options: CompileOptions) -> dict[str, np.ndarray]:
+    return {name: np.asarray(v) for name, v in (options.values or {}).items()}
+
+
+def _other_importer(model: Source) -> Callable[[Any, CompileOptions], Graph] | None:
+    """What imports a model that is not of ONNX."""
+    if from_torch(model):
+        return _import_torch
+    if isinstance(model, str | os.PathLike) and (os.path.isdir(model) or os.fspath(model).endswith(".gguf")):
+        return _import_language_model
+    return _import_jax if from_jax(model) else None
 
 
 def from_torch(model: object) -> bool:

@@ -9,6 +9,8 @@ import tcomp
 from tcomp.errors import ImportModelError, UnsupportedError
 from tcomp.ir.graph import GraphBuilder
 from tcomp.ir.interpreters.graph import evaluate_graph
+from tcomp.options import CompileOptions
+from tcomp.pipeline import check_graph, examine_model
 from tests.language_models.reference import SMALL, logits, random_weights
 from tests.language_models.test_decoder import IDS, empty
 
@@ -80,6 +82,13 @@ def test_a_file_is_compiled(tmp_path):
     y = tcomp.compile(tmp_path / "m.gguf").run({"ids": IDS[None], **empty(CONFIG)})["logits"]
     wanted = logits(CONFIG, held, IDS)
     assert np.abs(y - wanted).max() < 6e-2 * np.abs(wanted).max()  # activations are rounded to bytes
+
+
+def test_a_file_is_checked(tmp_path):
+    write(tmp_path / "m.gguf", random_weights(CONFIG), gguf.GGMLQuantizationType.Q8_0)
+    graph, records = examine_model(tmp_path / "m.gguf", options := CompileOptions())
+    assert graph is not None and records == []
+    check_graph(graph, options)
 
 
 def test_what_cannot_be_read_is_refused(tmp_path):
