@@ -45,13 +45,13 @@ def run(
     """
     from tcomp.cli.inputs import open_model
     from tcomp.runtime import Module, chrome_trace
-    from tcomp.runtime.array_files import save_arrays
+    from tcomp.runtime.array_files import npz_path, save_arrays
     from tcomp.runtime.artifact import replacing
 
     if trace is not None:
         opt.check_writable(trace)
     if save is not None:
-        save = save if save.suffix == ".npz" else save.with_name(save.name + ".npz")
+        save = npz_path(save)
         opt.check_writable(save)
     with output.progress() as tell:
         opened = open_model(model, options, threads, tell, signed=trusted is not None)
@@ -87,12 +87,8 @@ def run(
     if opened.precision:
         output.line(output.PRODUCTS_IN.format(opened.precision), "dim")
     output.line(f"first run: {output.seconds(elapsed)}, {output.count(module.threads, 'thread')}", "dim")
-    if (
-        hosted := [s for s in (*host.before, *host.after) if s.operator != "Constant"]
-        if (host := opened.artifact.manifest.host) is not None
-        else []
-    ):
-        output.line(f"host steps: {', '.join(f'{step.name} ({step.operator})' for step in hosted)}", "dim")
+    if (host := opened.artifact.manifest.host) is not None and host.computing:
+        output.line(f"host steps: {', '.join(f'{step.name} ({step.operator})' for step in host.computing)}", "dim")
     for written in filter(None, (save, trace)):
         output.line(f"wrote {written}", "dim")
     if kernels is not None:

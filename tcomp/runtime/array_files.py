@@ -6,7 +6,6 @@ import os
 import zipfile
 from collections.abc import Mapping
 from pathlib import Path
-from typing import IO
 
 import numpy as np
 
@@ -36,25 +35,23 @@ def load_arrays(path: str | os.PathLike[str], where: str = "") -> dict[str, Arra
         raise InputError(f"{path} is no .npy or .npz file", where=where, why=why, hint=hint) from error
 
 
+def npz_path(path: Path) -> Path:
+    """The path with the ending .npz."""
+    return path if path.suffix == ".npz" else path.with_name(f"{path.name}.npz")
+
+
 def save_arrays(path: str | os.PathLike[str], arrays: Mapping[str, Array]) -> Path:
-    """Write a .npz file, atomically: what `numpy.savez` writes, which cannot be given every name. Returns its path, which gets the ending
-    .npz if it has none. Raises InputError."""
-    path = Path(path)
-    path = path if path.suffix == ".npz" else path.with_name(f"{path.name}.npz")
-    with replacing(path, error=InputError) as (file,):
-        write_arrays(file, arrays)
-    return path
-
-
-def write_arrays(file: IO[bytes], arrays: Mapping[str, Array]) -> None:
-    """As `save_arrays`, into an open file; arrays of strings become NumPy's own."""
+    """Write a .npz file, atomically: what `numpy.savez` writes, which cannot be given every name; arrays of strings become NumPy's own.
+    Returns its path, which gets the ending .npz if it has none. Raises InputError."""
+    path = npz_path(Path(path))
     members = {_member(name): array for name, array in arrays.items()}
     if len(members) < len(arrays):
-        raise InputError("cannot write the arrays", why="their names clash in a .npz file")
-    with zipfile.ZipFile(file, "w") as archive:
+        raise InputError(f"cannot write {path}", why="the names of the arrays clash in a .npz file")
+    with replacing(path, error=InputError) as (file,), zipfile.ZipFile(file, "w") as archive:
         for name, array in members.items():
             with archive.open(f"{name}.npy", "w", force_zip64=True) as member:
                 np.lib.format.write_array(member, to_saved(array.astype(str) if array.dtype == object else array), allow_pickle=False)
+    return path
 
 
 def _member(name: str) -> str:

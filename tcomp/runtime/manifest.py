@@ -121,6 +121,11 @@ class HostSteps:
     before: tuple[Step, ...]
     after: tuple[Step, ...]
 
+    @property
+    def computing(self) -> tuple[Step, ...]:
+        """The steps that compute something: all but constants."""
+        return tuple(step for step in (*self.before, *self.after) if step.operator != "Constant")
+
 
 @dataclass(frozen=True, slots=True)
 class StatePair:

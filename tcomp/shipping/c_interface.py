@@ -84,7 +84,7 @@ def check_alone(manifest: Manifest, language: str) -> None:
     """Refuse a model that needs more around its code than arrays: the runtime's own steps, or outputs that begin with what inputs hold.
     Raises InputError that says it cannot be packaged for `language`."""
     if (host := manifest.host) is not None:
-        names = ", ".join(f"{step.name} ({step.operator})" for step in (*host.before, *host.after) if step.operator != "Constant")
+        names = ", ".join(f"{step.name} ({step.operator})" for step in host.computing)
         why = f"the runtime computes in Python what machine code cannot: {names}"
         what = f"a model with host steps cannot be packaged for {language}"
         raise InputError(what, why=why, hint="cut these operators off, and compile the rest")

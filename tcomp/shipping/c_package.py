@@ -30,9 +30,8 @@ def write_c_package(
     artifact: Artifact, folder: Path, name: str, version: str = "1.0", weights: Literal["inside", "beside"] = "inside"
 ) -> list[Path]:
     """Write a package of the model under the name `name` (see `c_interface.package_name`) into a new folder; returns its files. Raises
-    InputError for a folder that exists, a bad version, weights too large to be inside, or a model with host
-    steps or state; TargetError for what is
-    no CPU's; CodegenError for an artifact of an older release."""
+    InputError for a folder that exists, a bad version, weights too large to be inside, or a model with host steps or state; TargetError for
+    what is no CPU's; CodegenError for an artifact of an older release."""
     if artifact.manifest.triple == "cuda":
         why, hint = (
             "a C package is for CPUs; the artifact is for GPUs",

@@ -91,10 +91,8 @@ def _text(template: str, m: Manifest, name: str, weights: int) -> str:
         "PRODUCER": re.sub(r"[^\w .+-]", "", m.producer),
         "EXAMPLE": ", ".join(f"{_key(t.name)}: {_example(t)}" for t in m.inputs),
         "MODEL": json.dumps(described(m, weights), ensure_ascii=True),
-        "MEAN": "0.485, 0.456, 0.406",  # of ImageNet, with which most networks are trained
-        "SCALE": "0.229, 0.224, 0.225",
     }
-    return re.sub(r"\$(NAME|PRODUCER|EXAMPLE|MODEL|MEAN|SCALE)\b", lambda match: values[match[1]], text)
+    return re.sub(r"\$(NAME|PRODUCER|EXAMPLE|MODEL)\b", lambda match: values[match[1]], text)
 
 
 def _key(name: str) -> str:
