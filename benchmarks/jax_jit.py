@@ -1,8 +1,8 @@
 """`tcomp.jax.jit` and `jax.jit`, side by side: `python -m benchmarks.jax_jit [--only mlp,scan] [--threads 2]`.
 
 Networks of Flax and Equinox with parameters closed over, their derivatives with a step of Optax (parameters are arguments), batches,
-recurrences, an equation solved by Diffrax. Each is called in turns, least times are taken, results are compared first. A ratio below 1 says that tcomp is faster. XLA takes all cores there are, so
-that `taskset` says for both how many.
+recurrences, an equation solved by Diffrax. Both are called in turns, least times are taken, results are compared first. A ratio below 1
+says that tcomp is faster. XLA takes all cores there are, so that `taskset` says for both how many.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ def _normal(*shape: int) -> Any:
 
 
 def mlp() -> Made:
-    linen = _linen()
+    linen: Any = _linen()
     model = linen.Sequential([linen.Dense(1024), linen.gelu, linen.Dense(1024), linen.gelu, linen.Dense(10)])
     x = _normal(32, 256)
     return model.apply, (model.init(KEY, x), x)
@@ -53,9 +53,9 @@ def of_inference(make: Callable[[], Made]) -> Callable[[], Made]:
 
 
 def cnn() -> Made:
-    linen = _linen()
+    linen: Any = _linen()
 
-    class Net(linen.Module):  # type: ignore[name-defined]
+    class Net(linen.Module):
         @linen.compact
         def __call__(self, x: Any) -> Any:
             for width in (32, 64, 128):
@@ -67,10 +67,10 @@ def cnn() -> Made:
     return Net().apply, (Net().init(KEY, x), x)
 
 
-def transformer(batch: int = 4) -> Made:
-    linen = _linen()
+def transformer() -> Made:
+    linen: Any = _linen()
 
-    class Net(linen.Module):  # type: ignore[name-defined]
+    class Net(linen.Module):
         @linen.compact
         def __call__(self, ids: Any) -> Any:
             x = linen.Embed(1000, 256)(ids) + linen.Embed(64, 256)(jnp.arange(64))
@@ -80,7 +80,7 @@ def transformer(batch: int = 4) -> Made:
                 x = x + linen.Dense(256)(linen.gelu(linen.Dense(1024)(linen.LayerNorm()(x))))
             return linen.Dense(1000)(linen.LayerNorm()(x))
 
-    ids = jax.random.randint(KEY, (batch, 64), 0, 1000)
+    ids = jax.random.randint(KEY, (4, 64), 0, 1000)
     return Net().apply, (Net().init(KEY, ids), ids)
 
 
@@ -152,7 +152,8 @@ def random_numbers() -> Made:
 
 
 CASES: dict[str, Callable[[], Made]] = {
-    "mlp": of_inference(mlp), "cnn": of_inference(cnn), "transformer": of_inference(transformer), "equinox_mlp": of_inference(equinox_mlp), "mlp_step": of_step(mlp), "cnn_step": of_step(cnn),
+    "mlp": of_inference(mlp), "cnn": of_inference(cnn), "transformer": of_inference(transformer),
+    "equinox_mlp": of_inference(equinox_mlp), "mlp_step": of_step(mlp), "cnn_step": of_step(cnn),
     "transformer_step": of_step(transformer), "hessians": hessians, "scan": recurrent, "diffrax": equation, "random": random_numbers,
 }  # fmt: skip
 
