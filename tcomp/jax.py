@@ -18,7 +18,7 @@ import numpy as np
 from jax._src.lib import xla_client
 
 from tcomp.errors import InputError, TcompError
-from tcomp.frontends.jax import Imported, import_jaxpr
+from tcomp.frontends.jax import import_jaxpr
 from tcomp.frontends.jax.context import is_complex, is_key
 from tcomp.options import CompileOptions
 from tcomp.pipeline import compile_graph
@@ -164,4 +164,4 @@ def _given(aval: Any) -> Callable[[Any], Any]:
     return of_array
 
 
-__all__ = ["Imported", "jit"]
+__all__ = ["jit"]

@@ -17,6 +17,7 @@ from tcomp.errors import UnsupportedError
 from tcomp.frontends.context import GraphContext
 from tcomp.ir.broadcasting import HALF
 from tcomp.ir.dtypes import BITS, to_numpy
+from tcomp.ir.expr import Dim
 from tcomp.ir.graph import Value
 from tcomp.ops.elementwise import FULL
 from tcomp.ops.movement import RESHAPE, TRANSPOSE
@@ -124,16 +125,16 @@ class Context(GraphContext):
         """A scalar."""
         return self.builder.constant(np.asarray(number).astype(to_numpy(dtype)), "c", dtype)
 
-    def full(self, number: Any, dtype: str, shape: Sequence[int]) -> Value:
+    def full(self, number: Any, dtype: str, shape: Sequence[Dim]) -> Value:
         """Equal elements."""
         return self.add(FULL, shape=tuple(shape), value=number, dtype=dtype)
 
-    def reshape(self, x: Value, shape: Sequence[int]) -> Value:
+    def reshape(self, x: Value, shape: Sequence[Dim]) -> Value:
         """The elements in another shape."""
-        if (shape := tuple(map(int, shape))) == x.shape:
+        if (sizes := tuple(map(int, shape))) == x.shape:
             return x
-        found = self.add(RESHAPE, x, shape=shape)
-        if x.shape and shape == (1,) * (len(shape) - len(x.shape)) + x.shape:
+        found = self.add(RESHAPE, x, shape=sizes)
+        if x.shape and sizes == (1,) * (len(sizes) - len(x.shape)) + x.shape:
             self.short[found] = x
         return found
 

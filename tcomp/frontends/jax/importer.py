@@ -41,6 +41,10 @@ INLINED = {
 }  # fmt: skip
 """Primitives that call a jaxpr, and the parameter that has it."""
 
+MISFITS = (TypeError, ValueError, LookupError, AttributeError, ArithmeticError, AssertionError, NotImplementedError)
+"""What handlers, and definitions of JAX that they trace, raise for parameters that they were not written for, as another version of JAX may
+have: a refusal, so that `jax.jit` can run the function."""
+
 
 @dataclass(frozen=True)
 class Imported:
@@ -160,7 +164,7 @@ class Importer:
             where = ctx.where
             what = error.what if isinstance(error, UnsupportedError) else f"JAX's primitive `{name}` cannot be compiled as it is used here"
             raise UnsupportedError(what, where=where, why=error.why or ("" if what == error.what else str(error))) from error
-        except (TypeError, ValueError, IndexError, KeyError, AttributeError, ArithmeticError, AssertionError, NotImplementedError) as error:
+        except MISFITS as error:
             raise ctx.unsupported(f"{type(error).__name__}: {error}"[:300]) from error
         results = list(found) if isinstance(found, tuple | list) else [found]
         return [self.checked(x, v.aval) for x, v in zip(results, eqn.outvars, strict=True)]

@@ -125,6 +125,8 @@ def test_convolutions_and_windows():
 def test_places_that_data_tells():
     i = np.array([3, -1, 0, 9])
     same(lambda x, i: (x[i], x.at[i].get(mode="clip"), x[:, i % 6]), X, i)
+    same(lambda x, i: ((x + 1j).at[i].get(mode="fill"), (x > 0).at[i].get(mode="fill"), jnp.arange(4).at[i].get(mode="fill")), X, i)
+    same(lambda x, i: (x + 1j).at[i].get(mode="fill", fill_value=2 - 3j), X, i)
     same(lambda x, i: (x.at[i].add(1.0), x.at[i, i].set(7.0), x.at[i].max(0.5, mode="drop")), X, i)
     same(lambda x, n: (lax.dynamic_slice(x, (n, n), (2, 3)), lax.dynamic_update_slice(x, x[:2, :2], (n, 0))), X, 3)
     same(lambda x: (jnp.argsort(x, 1), lax.top_k(x, 3), jnp.argmax(x, 0), jnp.median(x, 1), jnp.unique(x > 0, size=2)), X)
@@ -181,6 +183,8 @@ def test_what_is_not_supported_runs_in_jax(caplog):
     with pytest.raises(UnsupportedError, match="eigh") as refused:
         tcomp.jax.jit(function, strict=True)(X)
     assert "test_jit.py" in refused.value.where
+    with pytest.raises(UnsupportedError, match="`fft` is not supported for more than 1024 elements"):
+        tcomp.jax.jit(jnp.fft.fft, strict=True)(np.zeros(2000, np.float32))
 
 
 def test_inside_of_what_jax_traces():

@@ -13,7 +13,7 @@ from jax import lax
 from tcomp.frontends.jax.context import Context, Handler, Operand, Parts, Table, is_complex, is_key, leaves
 from tcomp.frontends.jax.handlers import linalg
 from tcomp.frontends.jax.handlers.contraction import bilinear
-from tcomp.frontends.jax.handlers.elementwise import atan2, integer_power
+from tcomp.frontends.jax.handlers.elementwise import atan2, convert, integer_power
 from tcomp.ir.graph import Value
 from tcomp.ops import elementwise as ew
 
@@ -251,16 +251,10 @@ def _equal(x: Pair, y: Pair) -> Any:
     return (x[0] == y[0]) & (x[1] == y[1])
 
 
-def _convert(ctx: Context, x: Operand, **params: Any) -> Any:
-    from tcomp.frontends.jax.handlers.elementwise import TABLE as ELEMENTWISE
-
-    return ELEMENTWISE["convert_element_type"](ctx, x, **params)
-
-
 def _conj(ctx: Context, x: Operand, **params: Any) -> Parts:
     dtype = ctx.eqn.outvars[0].aval.dtype
     if isinstance(x, Value):
-        return Parts((x, ctx.full(0.0, x.dtype, x.shape)), dtype)  # type: ignore[arg-type]
+        return Parts((x, ctx.full(0.0, x.dtype, x.shape)), dtype)
     return Parts((x.values[0], ctx.add(ew.NEG, x.values[1])), dtype)
 
 
@@ -270,7 +264,7 @@ def _complex(ctx: Context, x: Value, y: Value) -> Parts:
 
 TABLE: Table = {
     "real": lambda ctx, x: x.values[0], "imag": lambda ctx, x: x.values[1], "complex": _complex, "conj": _conj,
-    "convert_element_type": _convert, "mul": _function(mul), "div": _function(div), "abs": _function(lambda x: size(x)),
+    "convert_element_type": convert, "mul": _function(mul), "div": _function(div), "abs": _function(size),
     "exp": _function(exp), "log": _function(log), "sqrt": _function(sqrt), "sin": _function(sin), "cos": _function(cos),
     "sinh": _function(sinh), "cosh": _function(cosh), "tanh": _function(tanh), "tan": _function(tan), "pow": _function(power),
     "integer_pow": _function(whole_power), "square": _function(lambda x, **params: mul(x, x)), "sign": _function(sign),

@@ -85,10 +85,10 @@ def _convolution(
     if batch_group_count > 1:  # batches of a group become its channels
         n, c = int(x.shape[0]), int(x.shape[1])
         groups, own = int(batch_group_count), n // int(batch_group_count)
-        x = ctx.reshape(x, (groups, own, *x.shape[1:]))  # type: ignore[arg-type]
-        x = ctx.reshape(ctx.transpose(x, (1, 0, *range(2, rank + 3))), (own, groups * c, *x.shape[3:]))  # type: ignore[arg-type]
+        x = ctx.reshape(x, (groups, own, *x.shape[1:]))
+        x = ctx.reshape(ctx.transpose(x, (1, 0, *range(2, rank + 3))), (own, groups * c, *x.shape[3:]))
     if rank == 0:
-        x, w = ctx.reshape(x, (*x.shape, 1)), ctx.reshape(w, (*w.shape, 1))  # type: ignore[arg-type]
+        x, w = ctx.reshape(x, (*x.shape, 1)), ctx.reshape(w, (*w.shape, 1))
         strides, spread, apart, padding = (1,), (1,), (1,), ((0, 0),)
     sizes = [int(d) for d in w.shape[2:]]
     pads = [(int(a), int(b)) for a, b in padding]
@@ -98,7 +98,7 @@ def _convolution(
         around = [(0, 0, 0), (0, 0, 0), *((a, b, s - 1) for (a, b), s in zip(pads, spread, strict=True))]
         y = ctx.add(CONV, padded(ctx, x, ctx.number(0, dtype), around), w, strides=strides, dilations=apart, group=groups)
     if rank == 0:
-        y = ctx.reshape(y, y.shape[:2])  # type: ignore[arg-type]
+        y = ctx.reshape(y, y.shape[:2])
     return ctx.transpose(y, [list(out).index(n) for n in range(len(out))])
 
 

@@ -34,10 +34,6 @@ def _inputs(inner: Any, values: Sequence[Value], sliced: bool = False) -> list[V
     return [inner.builder.input(v.name, v.dtype, v.shape[1:] if sliced else v.shape) for v in values]
 
 
-def _avals(jaxpr: Any, start: int, count: int) -> list[Any]:
-    return [v.aval for v in jaxpr.jaxpr.invars[start : start + count]]
-
-
 def _scan(
     importer: Any, *operands: Operand, jaxpr: Any, num_consts: int, num_carry: int, length: int, reverse: bool, **others: Any
 ) -> list[Operand]:
@@ -45,7 +41,7 @@ def _scan(
     inner = _inside(importer)
     inner.builder.input("i", "int64", ())
     carried, slices, captured = _inputs(inner, leaves(carry)), _inputs(inner, leaves(xs), True), _inputs(inner, leaves(consts))
-    given = rebuilt([v.aval for v in jaxpr.jaxpr.invars], iter([*captured, *carried, *slices]))
+    given = rebuilt(jaxpr.in_avals, iter([*captured, *carried, *slices]))
     results = inner.evaluate(jaxpr.jaxpr, jaxpr.consts, given)
     states, rows = leaves(results[:num_carry]), leaves(results[num_carry:])
     attrs = loop_attrs(int(length), len(states), (reverse,) * len(slices), (reverse,) * len(rows))
@@ -64,14 +60,14 @@ def _while(importer: Any, *operands: Operand, cond_jaxpr: Any, body_jaxpr: Any, 
     inner.builder.input("i", "int64", ())
     names = [*leaves(carry), *leaves(tests), *leaves(steps)]
     formal = iter(_inputs(inner, names))
-    aval = [v.aval for v in body_jaxpr.jaxpr.invars]
-    states = rebuilt(aval[body_nconsts:], formal)
-    tests_in = rebuilt(_avals(cond_jaxpr, 0, cond_nconsts), formal)
-    results = inner.evaluate(body_jaxpr.jaxpr, body_jaxpr.consts, [*rebuilt(aval[:body_nconsts], formal), *states])
+    avals = body_jaxpr.in_avals
+    states = rebuilt(avals[body_nconsts:], formal)
+    tests_in = rebuilt(cond_jaxpr.in_avals[:cond_nconsts], formal)
+    results = inner.evaluate(body_jaxpr.jaxpr, body_jaxpr.consts, [*rebuilt(avals[:body_nconsts], formal), *states])
     if first.shape:  # of a batch: those that are done stay as they are
         (own,) = inner.evaluate(cond_jaxpr.jaxpr, cond_jaxpr.consts, [*tests_in, *states])
         kept = [_kept(inner.context, own, new, old) for new, old in zip(leaves(results), leaves(states), strict=True)]
-        results = rebuilt(aval[body_nconsts:], iter(kept))
+        results = rebuilt(avals[body_nconsts:], iter(kept))
     goes_on = _any(inner.context, *inner.evaluate(cond_jaxpr.jaxpr, cond_jaxpr.consts, [*tests_in, *results]))
     body = inner.finish([*results, goes_on])
     types = [(v.dtype, v.shape) for v in leaves(carry)]
@@ -97,7 +93,7 @@ def _branch(importer: Any, jaxpr: Any, values: Sequence[Value], unused: int) -> 
     """A branch as a body, which is passed `unused` values in front of those that it uses."""
     inner = _inside(importer)
     inner.context.conditional = True
-    given = rebuilt([v.aval for v in jaxpr.jaxpr.invars], iter(_inputs(inner, values)[unused:]))
+    given = rebuilt(jaxpr.in_avals, iter(_inputs(inner, values)[unused:]))
     graph: Graph = inner.finish(inner.evaluate(jaxpr.jaxpr, jaxpr.consts, given))
     return graph
 

@@ -78,7 +78,8 @@ def _shift_right_logical(ctx: Context, x: Value, y: Value) -> Value:
     return found if x.dtype == unsigned else ctx.add(ops.BITCAST, found, dtype=x.dtype)
 
 
-def _convert(ctx: Context, x: Operand, new_dtype: Any, **params: Any) -> Operand:
+def convert(ctx: Context, x: Operand, new_dtype: Any, **params: Any) -> Operand:
+    """An array, real or complex, in another element type."""
     to = part_types(new_dtype)[0]
     if isinstance(x, Parts):
         if is_complex(new_dtype):
@@ -87,7 +88,7 @@ def _convert(ctx: Context, x: Operand, new_dtype: Any, **params: Any) -> Operand
     if to in NARROW and "float" in to:  # what is too large becomes what the type has for it
         return x if x.dtype == to else ctx.add(ops.CAST, x, dtype=to, saturate=False)
     found = ctx.cast(x, to)
-    return Parts((found, ctx.full(0.0, to, x.shape)), new_dtype) if is_complex(new_dtype) else found  # type: ignore[arg-type]
+    return Parts((found, ctx.full(0.0, to, x.shape)), new_dtype) if is_complex(new_dtype) else found
 
 
 def _bitcast(ctx: Context, x: Value, new_dtype: Any, **params: Any) -> Value:
@@ -168,9 +169,8 @@ def integer_power(multiply: Callable[[Any, Any], Any], x: Any, n: int) -> Any:
 
 def _integer_pow(ctx: Context, x: Value, y: int, **params: Any) -> Value:
     if y == 0:
-        return ctx.full(1, x.dtype, x.shape)  # type: ignore[arg-type]
-    wide = ctx.cast(x, "float32") if x.dtype in ("float16", "bfloat16") else x
-    found: Value = integer_power(lambda a, b: ctx.add(ops.MUL, a, b), wide, abs(y))
+        return ctx.full(1, x.dtype, x.shape)
+    found: Value = integer_power(lambda a, b: ctx.add(ops.MUL, a, b), ctx.wide(x), abs(y))
     return ctx.cast(ctx.add(ops.RECIPROCAL, found) if y < 0 else found, x.dtype)
 
 
@@ -187,7 +187,7 @@ def _round(ctx: Context, x: Value, rounding_method: Any = 0, **params: Any) -> V
 
 
 def _rsqrt(ctx: Context, x: Value, **params: Any) -> Value:
-    return ctx.cast(ctx.add(ops.RECIPROCAL, ctx.add(ops.SQRT, ctx.cast(x, "float32") if BITS[x.dtype] == 16 else x)), x.dtype)
+    return ctx.cast(ctx.add(ops.RECIPROCAL, ctx.add(ops.SQRT, ctx.wide(x))), x.dtype)
 
 
 def _expm1(x: Any, **params: Any) -> Any:
@@ -299,7 +299,7 @@ TABLE: Table = {
     "le_to": partial(_compare_in_order, ops.LESS_EQUAL),
     "gt": partial(_compare, ops.GREATER), "ge": partial(_compare, ops.GREATER_EQUAL),
     "div": _div, "shift_right_logical": _shift_right_logical, "select_n": _select, "clamp": _clamp,
-    "convert_element_type": _convert, "bitcast_convert_type": _bitcast,
+    "convert_element_type": convert, "bitcast_convert_type": _bitcast,
     "exp2": decomposed(lambda x, **params: jnp.power(jnp.asarray(2, x.dtype), x)), "expm1": decomposed(_expm1), "log1p": decomposed(_log1p),
     "cbrt": decomposed(_cbrt), "atan2": decomposed(atan2),
     "nextafter": lambda ctx, x, y: ctx.inline(_nextafter, x, y), "clz": lambda ctx, x: ctx.inline(_clz, x),

@@ -9,11 +9,10 @@ from typing import Any
 
 from tcomp.frontends.jax.context import Context, Table
 from tcomp.frontends.jax.handlers.elementwise import total_order
-from tcomp.frontends.jax.handlers.movement import part
+from tcomp.frontends.jax.handlers.movement import part, places
 from tcomp.ir.dtypes import integer_range, is_float
 from tcomp.ir.graph import Value
 from tcomp.ops import elementwise as ew, xla
-from tcomp.ops.movement import ARANGE, EXPAND
 
 Ints = Sequence[int]
 
@@ -22,9 +21,16 @@ def _ints(values: Any) -> tuple[int, ...]:
     return tuple(map(int, values))
 
 
-def _mode(mode: Any) -> str:
-    """CLIP, FILL_OR_DROP, or PROMISE_IN_BOUNDS, which is taken for the former: nothing is read or written outside."""
-    return "clip" if "CLIP" in str(mode) or "PROMISE" in str(mode) else "fill"
+def _filling(ctx: Context, dtype: str, given: Any) -> float | int | bool:
+    """What is read outside of an array: what is given, or JAX's default: NaN, True, the largest unsigned number, the least signed one."""
+    if is_float(dtype):
+        number = math.nan if given is None else given
+        return float(number.imag if ctx.part else number.real)
+    if dtype == "bool":
+        return given is None or bool(given)
+    low, high = integer_range(dtype)
+    number = int(given) if given is not None else high if low == 0 else low
+    return number - (1 << 64) if number > integer_range("int64")[1] else number  # the same bits
 
 
 def _gather(
@@ -33,19 +39,8 @@ def _gather(
     d = dimension_numbers
     if 0 in ctx.shape:
         return ctx.full(0, ctx.dtype, ctx.shape)
-    fill: Any = None
-    if _mode(mode) == "fill":
-        low, high = (0, 1) if is_float(x.dtype) or x.dtype == "bool" else integer_range(x.dtype)
-        fill = fill_value if fill_value is not None else math.nan if is_float(x.dtype) else high if low == 0 else low
-        fill = (
-            float(fill.real if ctx.part == 0 else getattr(fill, "imag", 0))
-            if is_float(x.dtype)
-            else bool(fill)
-            if x.dtype == "bool"
-            else int(fill)
-        )
-        fill = 0.0 if ctx.part and fill_value is None else fill
-        fill = fill - (1 << 64) if fill > integer_range("int64")[1] else fill  # the same bits
+    inside = "CLIP" in str(mode) or "PROMISE" in str(mode)  # what is promised to be inside is moved inside: nothing is read elsewhere
+    fill = None if inside else _filling(ctx, x.dtype, fill_value)
     if 0 in x.shape:
         return ctx.full(fill or 0, x.dtype, ctx.shape)
     return ctx.add(
@@ -69,7 +64,7 @@ def _scatter(
     return ctx.add(
         xla.SCATTER_WINDOWS, x, indices, updates, window_dims=_ints(d.update_window_dims), inserted=_ints(d.inserted_window_dims),
         batching=_ints(d.operand_batching_dims), index_batching=_ints(d.scatter_indices_batching_dims),
-        index_map=_ints(d.scatter_dims_to_operand_dims), reduction=reduction, clip=_mode(mode) == "clip" and "PROMISE" not in str(mode),
+        index_map=_ints(d.scatter_dims_to_operand_dims), reduction=reduction, clip="CLIP" in str(mode),
     )  # fmt: skip
 
 
@@ -93,12 +88,9 @@ def _top_k(ctx: Context, x: Value, *rest: Value, k: int, axis: int = -1, **param
 
 def _extremes(ctx: Context, x: Value, k: int, axis: int, largest: bool) -> list[Value]:
     """The k largest or smallest elements, sorted, and where they are; of equal ones the first come first."""
-    shape = [int(d) for d in x.shape]
-    place = ctx.add(ARANGE, start=0, step=1, count=shape[axis], dtype="int32")
-    places = ctx.add(EXPAND, ctx.reshape(place, [d if n == axis else 1 for n, d in enumerate(shape)]), shape=tuple(shape))
     key = total_order(ctx, x) if is_float(x.dtype) else x
     key = ctx.add(ew.NOT, key) if largest else key
-    _, found, where = ctx.results(xla.SORT_BY, key, x, places, axis=axis, keys=1)
+    _, found, where = ctx.results(xla.SORT_BY, key, x, places(ctx, _ints(x.shape), axis, "int32"), axis=axis, keys=1)
     return [part(ctx, found, axis, 0, k), part(ctx, where, axis, 0, k)]
 
 

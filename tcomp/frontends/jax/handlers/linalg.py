@@ -9,6 +9,7 @@ import numpy as np
 from jax import lax
 from jax._src.lax import linalg
 
+from tcomp.errors import UnsupportedError
 from tcomp.frontends.jax.context import Table, decomposed
 
 MAX_LENGTH = 1024  # of a Fourier transform, which is a product with a matrix
@@ -68,7 +69,7 @@ def _fft(x: Any, fft_type: Any, fft_lengths: Any, **params: Any) -> Any:
     """By matrices of roots of unity, axis by axis."""
     kind, lengths = str(getattr(fft_type, "name", fft_type)).upper(), [int(n) for n in fft_lengths]
     if max(lengths, default=0) > MAX_LENGTH:
-        raise ValueError(f"a Fourier transform of more than {MAX_LENGTH} elements")
+        raise UnsupportedError(f"JAX's primitive `fft` is not supported for more than {MAX_LENGTH} elements")
     inverse, count = "I" in kind, len(lengths)
     dtype = jnp.result_type(x.dtype, jnp.complex64)
     if "IRFFT" in kind and lengths:  # the other half of the last axis is the mirrored conjugate, in all axes
@@ -94,11 +95,8 @@ def _along(x: Any, matrix: Any, axis: int) -> Any:
     return jnp.moveaxis(jnp.moveaxis(x, axis, -1) @ jnp.asarray(matrix, x.dtype), -1, axis)
 
 
-def _permutation(pivots: Any, permutation_size: int) -> Any:
-    return linalg._generic_lu_pivots_to_permutation(pivots, permutation_size)
-
-
 TABLE: Table = {
     "cholesky": decomposed(_cholesky), "triangular_solve": decomposed(_triangular_solve), "fft": decomposed(_fft),
-    "lu": decomposed(linalg._lu_python), "lu_pivots_to_permutation": decomposed(_permutation),
+    "lu": decomposed(linalg._lu_python),
+    "lu_pivots_to_permutation": decomposed(linalg._generic_lu_pivots_to_permutation),
 }  # fmt: skip

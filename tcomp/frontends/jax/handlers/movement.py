@@ -12,21 +12,17 @@ from tcomp.ops import movement as ops, xla
 Ints = Sequence[int]
 
 
-def cut(ctx: Context, x: Value, starts: Ints, ends: Ints, steps: Ints | None = None) -> Value:
-    """x[start:end:step] along each axis."""
-    steps = [1] * len(x.shape) if steps is None else steps
-    shape = tuple(max(0, -(-(int(b) - int(a)) // int(s))) for a, b, s in zip(starts, ends, steps, strict=True))
-    return ctx.add(ops.SLICE, x, starts=tuple(map(int, starts)), steps=tuple(map(int, steps)), shape=shape)
+def cut(ctx: Context, x: Value, start_indices: Ints, limit_indices: Ints, strides: Ints | None = None) -> Value:
+    """x[start:limit:stride] along each axis."""
+    steps = [1] * len(x.shape) if strides is None else strides
+    shape = tuple(max(0, -(-(int(b) - int(a)) // int(s))) for a, b, s in zip(start_indices, limit_indices, steps, strict=True))
+    return ctx.add(ops.SLICE, x, starts=tuple(map(int, start_indices)), steps=tuple(map(int, steps)), shape=shape)
 
 
 def part(ctx: Context, x: Value, axis: int, start: int, end: int) -> Value:
     """x[start:end] along one axis."""
     ends = [int(d) for d in x.shape]
     return cut(ctx, x, [start if n == axis else 0 for n in range(len(ends))], [end if n == axis else d for n, d in enumerate(ends)])
-
-
-def _slice(ctx: Context, x: Value, start_indices: Ints, limit_indices: Ints, strides: Ints | None) -> Value:
-    return cut(ctx, x, start_indices, limit_indices, strides)
 
 
 def _broadcast(ctx: Context, x: Value, *rest: Any, broadcast_dimensions: Ints, **params: Any) -> Value:
@@ -67,24 +63,24 @@ def reverse(ctx: Context, x: Value, dimensions: Ints) -> Value:
     return ctx.add(ops.SLICE, x, starts=starts, steps=steps, shape=tuple(sizes)) if 0 not in sizes else x
 
 
-def padded(ctx: Context, x: Value, value: Value, config: Sequence[tuple[int, int, int]]) -> Value:
+def padded(ctx: Context, x: Value, value: Value, padding_config: Sequence[tuple[int, int, int]]) -> Value:
     """With elements before, after (negative: cut off) and between those along each axis."""
-    if any(inside for _, _, inside in config):
-        x = ctx.add(xla.DILATE, x, value, steps=tuple(int(inside) + 1 for _, _, inside in config))
-    before, after = (tuple(int(c[n]) for c in config) for n in (0, 1))
+    if any(inside for _, _, inside in padding_config):
+        x = ctx.add(xla.DILATE, x, value, steps=tuple(int(inside) + 1 for _, _, inside in padding_config))
+    before, after = (tuple(int(c[n]) for c in padding_config) for n in (0, 1))
     if not any(before) and not any(after):
         return x
     return ctx.add(ops.PAD, x, value, before=before, after=after, mode="constant")
 
 
-def _pad(ctx: Context, x: Value, value: Value, padding_config: Sequence[tuple[int, int, int]]) -> Value:
-    return padded(ctx, x, value, padding_config)
+def places(ctx: Context, shape: Ints, axis: int, dtype: str) -> Value:
+    """The place of each element along an axis."""
+    along = ctx.add(ops.ARANGE, start=0, step=1, count=shape[axis], dtype=dtype)
+    return ctx.add(ops.EXPAND, ctx.reshape(along, [d if n == axis else 1 for n, d in enumerate(shape)]), shape=tuple(shape))
 
 
 def _iota(ctx: Context, *sizes: Any, dimension: int, **params: Any) -> Value:
-    count = ctx.add(ops.ARANGE, start=0, step=1, count=ctx.shape[dimension], dtype=ctx.dtype)
-    shape = [d if n == dimension else 1 for n, d in enumerate(ctx.shape)]
-    return ctx.add(ops.EXPAND, ctx.reshape(count, shape), shape=ctx.shape)
+    return places(ctx, ctx.shape, dimension, ctx.dtype)
 
 
 def _empty(ctx: Context, *rest: Any, **params: Any) -> Value:
@@ -100,7 +96,7 @@ def _shaped(ctx: Context, x: Value, **params: Any) -> Value:
 
 
 TABLE: Table = {
-    "broadcast_in_dim": _broadcast, "reshape": _reshape, "squeeze": _shaped, "expand_dims": _shaped, "slice": _slice, "tile": _tile,
+    "broadcast_in_dim": _broadcast, "reshape": _reshape, "squeeze": _shaped, "expand_dims": _shaped, "slice": cut, "tile": _tile,
     "concatenate": _concatenate, "stack": _stack,
-    "split": _split, "unstack": _unstack, "rev": reverse, "pad": _pad, "iota": _iota, "empty": _empty, "empty2": _empty,
+    "split": _split, "unstack": _unstack, "rev": reverse, "pad": padded, "iota": _iota, "empty": _empty, "empty2": _empty,
 }  # fmt: skip

@@ -10,7 +10,7 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from tcomp.frontends.jax.context import Context, Table
+from tcomp.frontends.jax.context import Context, Table, decomposed
 from tcomp.ir.graph import Operator, Value
 from tcomp.ops import elementwise as ew, reduction as ops
 
@@ -19,6 +19,8 @@ MONOIDS = {
     "add": "sum", "add_any": "sum", "mul": "prod", "max": "max", "min": "min", "and": "all", "or": "any",
 }  # fmt: skip
 """What a reduction by a primitive is called."""
+PAIRWISE = {"sum": ew.ADD, "prod": ew.MUL, "max": ew.MAX, "min": ew.MIN, "all": ew.AND, "any": ew.OR}
+"""The operator on two elements that a reduction applies, by its name."""
 
 
 def monoid(jaxpr: Any, dtype: str) -> str | None:
@@ -42,18 +44,17 @@ def _sorted(axes: Ints) -> tuple[int, ...]:
     return tuple(sorted(map(int, axes)))
 
 
-def reduced(op: Operator, ctx: Context, x: Value, axes: Ints, **params: Any) -> Value:
-    """A reduction over axes."""
+def _reduced(op: Operator, ctx: Context, x: Value, axes: Ints, **params: Any) -> Value:
     return ctx.add(op, x, axes=_sorted(axes), keepdims=False) if axes else x
 
 
 def _logical(op: Operator, ctx: Context, x: Value, axes: Ints, **params: Any) -> Value:
     if x.dtype == "bool":
-        return reduced(op, ctx, x, axes)
+        return _reduced(op, ctx, x, axes)
     return _by_halves(ctx, [x], axes, lambda a, b: (lax.bitwise_and(*a, *b) if op is ops.REDUCE_MIN else lax.bitwise_or(*a, *b),))[0]
 
 
-def _arg(op: Operator, ctx: Context, x: Value, axes: Ints, index_dtype: Any, **params: Any) -> Value:
+def _arg(op: Operator, ctx: Context, x: Value, axes: Ints, **params: Any) -> Value:
     if x.dtype == "bool":
         x = ctx.cast(x, "int32")
     return ctx.add(op, x, axis=int(axes[0]), keepdims=False, last=False)
@@ -91,8 +92,7 @@ def _reduce(ctx: Context, *operands: Value, jaxpr: Any, dimensions: Ints, **para
     if len(xs) == 1 and (name := monoid(jaxpr, xs[0].dtype)) is not None:
         op = {"sum": ops.REDUCE_SUM, "prod": ops.REDUCE_PROD, "max": ops.REDUCE_MAX, "min": ops.REDUCE_MIN, "all": ops.REDUCE_MIN,
               "any": ops.REDUCE_MAX}[name]  # fmt: skip
-        both = {"sum": ew.ADD, "prod": ew.MUL, "max": ew.MAX, "min": ew.MIN, "all": ew.AND, "any": ew.OR}[name]
-        return [ctx.add(both, initial[0], reduced(op, ctx, xs[0], dimensions))]
+        return [ctx.add(PAIRWISE[name], initial[0], _reduced(op, ctx, xs[0], dimensions))]
     if 0 in xs[0].shape:
         raise ctx.unsupported("there is nothing to reduce")
     found = _by_halves(ctx, xs, _sorted(dimensions), combine)
@@ -104,17 +104,13 @@ def _cumulative(op: Operator, ctx: Context, x: Value, axis: int, reverse: bool) 
     return ctx.add(op, x, axis=int(axis), exclusive=False, reverse=bool(reverse))
 
 
-def _cumlogsumexp(ctx: Context, x: Value, axis: int, reverse: bool) -> Value:
-    wide = ctx.cast(x, "float32") if x.dtype in ("float16", "bfloat16") else x
-    return ctx.cast(ctx.inline(lambda v: lax.associative_scan(jnp.logaddexp, v, reverse=reverse, axis=axis), wide), x.dtype)
-
-
 TABLE: Table = {
-    "reduce_sum": partial(reduced, ops.REDUCE_SUM), "reduce_prod": partial(reduced, ops.REDUCE_PROD),
-    "reduce_max": partial(reduced, ops.REDUCE_MAX), "reduce_min": partial(reduced, ops.REDUCE_MIN),
+    "reduce_sum": partial(_reduced, ops.REDUCE_SUM), "reduce_prod": partial(_reduced, ops.REDUCE_PROD),
+    "reduce_max": partial(_reduced, ops.REDUCE_MAX), "reduce_min": partial(_reduced, ops.REDUCE_MIN),
     "reduce_and": partial(_logical, ops.REDUCE_MIN), "reduce_or": partial(_logical, ops.REDUCE_MAX),
     "reduce_xor": lambda ctx, x, axes, **params: _by_halves(ctx, [x], axes, lambda a, b: (lax.bitwise_xor(*a, *b),))[0],
     "argmax": partial(_arg, ops.ARG_MAX), "argmin": partial(_arg, ops.ARG_MIN), "reduce": _reduce,
     "cumsum": partial(_cumulative, ops.CUM_SUM), "cumprod": partial(_cumulative, ops.CUM_PROD),
-    "cummax": partial(_cumulative, ops.CUM_MAX), "cummin": partial(_cumulative, ops.CUM_MIN), "cumlogsumexp": _cumlogsumexp,
+    "cummax": partial(_cumulative, ops.CUM_MAX), "cummin": partial(_cumulative, ops.CUM_MIN),
+    "cumlogsumexp": decomposed(partial(lax.associative_scan, jnp.logaddexp)),
 }  # fmt: skip
