@@ -21,6 +21,7 @@ from __future__ import annotations
 
 from tcomp.codegen.llvm.events import EVENT_IR
 from tcomp.errors import TargetError
+from tcomp.platforms import ARCHITECTURES
 
 VERSION = 2  # of what EXPORTS promise: of `tcomp_pool` in tcomp.h, and of who may call when; `tcomp.runtime.pool` knows the same
 # What a model's shared object exports of the pool.
@@ -155,7 +156,7 @@ def pool_ir(triple: str) -> str:
     """The pool's LLVM IR for a Linux target triple such as `x86_64-unknown-linux-gnu`: it defines EXPORTS and needs IMPORTS, and is
     compiled with the relocation model `pic`. Raises TargetError for a processor without a pool."""
     name = triple.partition("-")[0]
-    if (name := {"arm64": "aarch64", "amd64": "x86_64"}.get(name, name)) not in _ARCHES:
+    if (name := ARCHITECTURES.get(name, name)) not in _ARCHES:
         raise TargetError(f"there is no thread pool for {triple!r}", hint=f"use 1 thread, or one of {', '.join(_ARCHES)}")
     futex, prctl, sigprocmask, gettid, pause, functions = _ARCHES[name]
     # All but ILL, TRAP, BUS, FPE and SEGV, which belong to the thread that causes them.
