@@ -375,3 +375,30 @@ def test_a_constant_of_strings_may_be_the_result():
     constants = [("Constant", [], ["y"], {"value_string": "text"}), ("Constant", [], ["z"], {"value_strings": ["a", "b"]})]
     found = tcomp.compile(model(constants, {}, {"y": (TEXT, []), "z": (TEXT, [2])})).run({})
     assert found["y"].tolist() == "text" and found["z"].tolist() == ["a", "b"]
+
+
+@pytest.mark.parametrize(
+    ("change", "what"),
+    [
+        (lambda m: setattr(m.opset_import[0], "version", 1 << 40), "opset 1099511627776"),
+        (lambda m: m.graph.ClearField("input"), "`words` is used but defined nowhere"),
+        (lambda m: m.graph.node[0].input.append("words"), "2 inputs"),
+        (lambda m: setattr(m.graph.node[0].attribute[0], "ref_attr_name", "a"), "give no value"),
+    ],
+)
+def test_damaged_models_are_refused(change, what):
+    proto, _ = classifier()
+    change(proto)
+    with pytest.raises(ImportModelError, match=what):
+        tcomp.compile(proto)
+
+
+def test_vectors_of_any_length_are_not_followed():
+    """onnx's inference would write their elements down."""
+    proto = model(
+        [("ml.LabelEncoder", ["x"], ["y"], {"keys_int64s": [1], "values_strings": ["a"]})], {"x": (INT, [1 << 36])}, {"y": (TEXT, ["n"])}
+    )
+    assert [r.status for r in check_model(proto)] == [HOST]
+    double = [("Concat", [f"x{n}"] * 2, [f"x{n + 1}"], {"axis": 0}) for n in range(32)]
+    proto = model([*double, ("Cast", ["x32"], ["y"], {"to": TEXT})], {"x0": (INT, [1])}, {"y": (TEXT, ["n"])})
+    assert {r.status for r in check_model(proto)} <= {HOST, "supported"}

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from math import prod
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -21,13 +22,14 @@ from tcomp.errors import ArtifactError, ImportModelError, InputError, TcompError
 from tcomp.frontends.onnx.host_operators import CONVERT, HostNode, constant_step, string_array
 from tcomp.frontends.onnx.names import Reads, check_names, initializers, ordered
 from tcomp.frontends.onnx.reader import DTYPES, ELEM_TYPES, TensorReader
-from tcomp.frontends.onnx.schema import find_schema
+from tcomp.frontends.onnx.schema import domain_of, find_schema, opsets_of
 from tcomp.ir.graph import Graph, Value
 from tcomp.runtime.host_steps.prepared import PreparedStep
 from tcomp.runtime.host_steps.steps import ANY_SHAPE, STRING, Step, strings
 from tcomp.runtime.manifest import HostSteps, TensorSpec
 
 ML = "ai.onnx.ml"
+MAX_FOLLOWED = 1 << 22  # elements of vectors: of more, shapes that are computed are not known
 _BEFORE, _MACHINE, _AFTER = range(3)
 _CLASSIFIERS = {"LinearClassifier": "classlabels_ints", "SVMClassifier": "classlabels_ints",
                 "TreeEnsembleClassifier": "classlabels_int64s"}  # fmt: skip
@@ -120,13 +122,14 @@ class _Splitter:
         values: dict[str, np.ndarray],
     ) -> None:
         self.model, self.tensors, self.shapes, self.dims, self.values = model, tensors, shapes, dims, values
-        self.opsets = {"" if o.domain == "ai.onnx" else o.domain: int(o.version) for o in model.opset_import}
+        self.opsets = opsets_of(model.opset_import)
         self.reads = Reads()
         graph = model.graph
         defaults = {*initializers(graph)}
         self.inputs = {i.name: self._shaped(i) for i in graph.input if i.name not in defaults}
         self.constants = {t.name: t for t in graph.initializer}
         nodes = ordered(graph.node, [o.name for o in graph.output], f"graph `{graph.name}`", self.reads)
+        self._check(nodes)
         self.nodes = [new for node in nodes for new in self._with_numbers(node)]
         self.text = self._texts()
 
@@ -147,6 +150,19 @@ class _Splitter:
                 size.dim_value = fixed
         return result
 
+    def _check(self, nodes: Sequence[NodeProto]) -> None:
+        """Raises `ImportModelError` for nodes of another form than their schemas say, and for names of nothing: onnx's inference of shapes
+        crashes where the type of an input is missing."""
+        known = {"", *self.inputs, *initializers(self.model.graph), *(output for node in nodes for output in node.output)}
+        for node in nodes:
+            where = f"node `{title(node)}` ({node.op_type})"
+            if unknown := [name for name in node.input if name not in known]:
+                raise ImportModelError(f"`{unknown[0]}` is used but defined nowhere", where=where)
+            if any(a.ref_attr_name for a in node.attribute) or (node.op_type == "Constant" and len(node.attribute) != 1):
+                raise ImportModelError("its attributes give no value", where=where)
+            if (schema := find_schema(node.op_type, self._opset(node), domain_of(node.domain))) is not None:
+                schema.check_form(node, where)
+
     # ---------------------------------------------------------------- borders
 
     def _with_numbers(self, node: NodeProto) -> Iterator[NodeProto]:
@@ -165,13 +181,12 @@ class _Splitter:
             return new
 
         def table(kind: str, source: str, result: str, **changes: Any) -> NodeProto:
-            title = f"{node.name or next(iter(node.output), node.op_type)}/{kind}"
-            return helper.make_node("LabelEncoder", [source], [result], name=title, domain=ML, **changes)
+            return helper.make_node("LabelEncoder", [source], [result], name=f"{title(node)}/{kind}", domain=ML, **changes)
 
         if node.op_type in _CLASSIFIERS and (labels := names("classlabels_strings")):
             new = other(**{_CLASSIFIERS[node.op_type]: range(len(labels))})
             if len(labels) == 1:
-                raise UnsupportedError("a classifier with one label is not supported", where=f"node `{node.name}` ({node.op_type})")
+                raise UnsupportedError("a classifier with one label is not supported", where=f"node `{title(node)}` ({node.op_type})")
             label, new.output[0] = node.output[0], f"{node.output[0]}/number"
             yield new
             numbers = range(len(labels))
@@ -197,7 +212,7 @@ class _Splitter:
         found = {i.name for i in self.inputs.values() if i.type.tensor_type.elem_type == TensorProto.STRING}
         found |= {name for name, t in self.constants.items() if t.data_type == TensorProto.STRING}
         for node in self.nodes:
-            found.update(output for output, is_text in zip(node.output, self._outputs(node, found), strict=True) if is_text and output)
+            found.update(output for output, is_text in zip(node.output, self._outputs(node, found), strict=False) if is_text and output)
         return found
 
     def _outputs(self, node: NodeProto, text: set[str]) -> list[bool]:
@@ -216,7 +231,7 @@ class _Splitter:
                 ]
             case "LabelEncoder" | "CategoryMapper":
                 return [node.input[0] not in text]
-        domain = "" if node.domain == "ai.onnx" else node.domain
+        domain = domain_of(node.domain)
         try:
             schema = onnx.defs.get_schema(node.op_type, self.opsets.get(domain, 1), domain)
         except SchemaError:
@@ -309,7 +324,7 @@ class _Splitter:
         return result
 
     def _opset(self, node: NodeProto) -> int:
-        return self.opsets.get("" if node.domain == "ai.onnx" else node.domain, 0)
+        return self.opsets.get(domain_of(node.domain), 0)
 
     def _constants(self, needed: set[str]) -> Iterator[Step]:
         """The constants that steps need."""
@@ -336,9 +351,6 @@ class _Splitter:
             if (convert := CONVERT.get(node.op_type)) is None:
                 refused.append(f"{place}: an operator on strings that is not supported")
                 continue
-            domain = "" if node.domain == "ai.onnx" else node.domain
-            if (schema := find_schema(node.op_type, self._opset(node), domain)) is not None and "/" not in node.name:
-                schema.check_form(node, f"node `{title(node)}`")
             hosted = HostNode(node, title(node), self._opset(node), self.tensors, [name in self.text for name in node.input])
             try:
                 convert(hosted)
@@ -360,16 +372,23 @@ class _Splitter:
 
     # ---------------------------------------------------------------- types
 
+    def _stand_in(self, node: NodeProto) -> NodeProto:
+        """The node, or one of the same shape: what onnx infers of look-ups crashes where the type of their input is not known."""
+        if node.op_type not in ("LabelEncoder", "CategoryMapper"):
+            return node
+        number = TensorProto.STRING if node.output[0] in self.text else ELEM_TYPES[_dtype_of(node)]
+        return helper.make_node("Cast", node.input[:1], node.output[:1], to=number)
+
     def _types(self, nodes: Sequence[NodeProto]) -> dict[str, Type]:
         """The types of what the first steps compute, as far as they are known."""
         found = {name: _type_of(info.type) for name, info in self.inputs.items()}
-        graph = helper.make_graph(nodes, "before", list(self.inputs.values()), [])
+        graph = helper.make_graph([self._stand_in(node) for node in nodes], "before", list(self.inputs.values()), [])
         read = {name for node in nodes for name in node.input}
         graph.initializer.extend(t for name, t in self.constants.items() if name in read and name not in self.tensors.weights)
         outer = ModelProto(ir_version=self.model.ir_version, graph=graph)
         outer.opset_import.extend(self.model.opset_import)
         try:
-            inferred = onnx.shape_inference.infer_shapes(outer, data_prop=True)
+            inferred = onnx.shape_inference.infer_shapes(outer, data_prop=_followed(graph) <= MAX_FOLLOWED)
         except Exception:  # noqa: BLE001  onnx raises what it likes for models that are odd; what is not known is asked for below
             inferred = outer
         found |= {info.name: _type_of(info.type) for info in inferred.graph.value_info}
@@ -417,6 +436,13 @@ class _Splitter:
         theirs = {d.dim_param for i in graph.input for d in i.type.tensor_type.shape.dim}
         hosted = {d.dim_param for i in source.input for d in i.type.tensor_type.shape.dim} - theirs
         result.dims = {n: d for n, d in self.dims.items() if n not in hosted}
+
+
+def _followed(graph: GraphProto) -> int:
+    """How many elements of vectors onnx's inference may write down, which follows those that are computed from node to node."""
+    sizes = [[d.dim_value for d in i.type.tensor_type.shape.dim] for i in graph.input] + [list(t.dims) for t in graph.initializer]
+    longest: int = max([8, *(size[0] for size in sizes if len(size) == 1)])  # shapes are vectors as well
+    return longest * len(graph.node) * prod(len(n.input) for n in graph.node if n.op_type == "Concat")
 
 
 def _convertible(node: NodeProto) -> bool:

@@ -7,7 +7,7 @@ collected, values that depend on it are set aside, and at the end one `Unsupport
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from copy import deepcopy
 from dataclasses import dataclass, field, replace
@@ -44,7 +44,7 @@ from tcomp.frontends.onnx.handlers import (
 from tcomp.frontends.onnx.handlers.microsoft import attention, experts, fused, misc, quantized
 from tcomp.frontends.onnx.host_steps import split, title
 from tcomp.frontends.onnx.names import Reads, check_names, initializers, ordered
-from tcomp.frontends.onnx.schema import find_schema
+from tcomp.frontends.onnx.schema import domain_of, find_schema, opsets_of
 from tcomp.frontends.onnx.signature import LARGEST, Range, Shape, signature
 from tcomp.ir.broadcasting import HINT
 from tcomp.ir.equations import Contradiction, Sizes
@@ -223,9 +223,9 @@ class _Importer:
         self.reads = Reads()
         self.count = self.streams = 0
         self.titled: set[Value] = set()  # values that bear the name the model gives them
-        self.opsets = _opsets(model.opset_import)
+        self.opsets = opsets_of(model.opset_import)
         self.declared: dict[str, ValueInfoProto] = {}  # what the model says of its values, unless the caller changes sizes
-        self.functions = {(_domain(f.domain), f.name, getattr(f, "overload", "")): f for f in model.functions}
+        self.functions = {(domain_of(f.domain), f.name, getattr(f, "overload", "")): f for f in model.functions}
 
     def run(self, shapes: Shapes, dims: Dims, values: Values) -> Graph | None:
         """The graph; None where something of it cannot be compiled."""
@@ -289,7 +289,7 @@ class _Importer:
             place = f"{where}, node `{node.name}` ({node.op_type})"
             if unknown := [name for name in node.input if name not in visible]:
                 raise ImportModelError(f"`{unknown[0]}` is used but defined nowhere", where=place)
-            domain, opset = _domain(node.domain), frame.opsets.get(_domain(node.domain), 0)
+            domain, opset = domain_of(node.domain), frame.opsets.get(domain_of(node.domain), 0)
             if (found := find_schema(node.op_type, opset, domain)) is not None:
                 found.check_form(node, place)
             elif domain == "" and ("", node.op_type, "") not in self.functions:
@@ -314,7 +314,7 @@ class _Importer:
             status, reason = (UNCHECKED, error.what) if isinstance(error, _Poisoned) else (MISSING, _reason(error))
             frame.values.update((output, _POISON) for output in node.output if output)
         if frame.depth == 0 or name not in self.reported:  # an unrolled body is reported once
-            domain = _domain(node.domain)
+            domain = domain_of(node.domain)
             dtypes = tuple(v.dtype for v in inputs if v is not None and v is not _POISON)
             self.records.insert(number, NodeRecord(name, node.op_type, domain, frame.opsets.get(domain, 0), dtypes, status, reason))
             self.reported.add(name)
@@ -337,7 +337,7 @@ class _Importer:
 
     def apply(self, frame: Frame, node: NodeProto, name: str, inputs: Inputs) -> tuple[str, Sequence[Value | None]]:
         """(status, outputs) of one node. Raises `UnsupportedError` or `ImportModelError`."""
-        domain = _domain(node.domain)
+        domain = domain_of(node.domain)
         opset = frame.opsets.get(domain, 0)
         where = f"node `{name}` ({node.op_type}, opset {opset})"
         if any(v is _POISON for v in inputs):
@@ -397,7 +397,7 @@ class _Importer:
         if len(inputs) > len(formal):
             what, why = f"{len(inputs)} inputs for the function `{function.name}`", f"it has {len(formal)} parameters"
             raise ImportModelError(what, where=f"node `{name}`", why=why)
-        inner = frame.inner(frame.scope, name, None, opsets={**frame.opsets, **_opsets(function.opset_import)}, attributes=attributes)
+        inner = frame.inner(frame.scope, name, None, opsets={**frame.opsets, **opsets_of(function.opset_import)}, attributes=attributes)
         inner.values.update((p, v) for p, v in zip(formal, inputs, strict=False) if v is not None)
         absent = {p for p in formal if p not in inner.values}
         wanted = [o for o, actual in zip(function.output, node.output, strict=False) if actual]
@@ -470,10 +470,6 @@ class _Bodies:
         return outputs
 
 
-def _domain(domain: str) -> str:
-    return "" if domain == "ai.onnx" else domain
-
-
 def _title(frame: Frame, node: NodeProto) -> str:
     """The name of a node, unique enough for messages."""
     return frame.prefix + title(node)
@@ -488,14 +484,6 @@ def _fitting(value: np.ndarray, info: ValueInfoProto) -> np.ndarray:
         what = f"the value given for input `{info.name}` is {array.dtype.name}{list(array.shape)}"
         raise InputError(what, why=f"the model declares {dtype}{dims}")
     return array
-
-
-def _opsets(imports: Iterable[Any]) -> dict[str, int]:
-    opsets = {_domain(o.domain): int(o.version) for o in imports}
-    for domain, version in opsets.items():
-        if abs(version) >> 31 or (domain == "" and version < 1):  # the versions of schemas have 32 bits
-            raise ImportModelError(f"opset {version} of domain `{domain or 'ai.onnx'}` does not exist")
-    return opsets
 
 
 def _resolved(node: NodeProto, caller: Mapping[str, AttributeProto]) -> dict[str, AttributeProto]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from functools import lru_cache
 from typing import Any
 
@@ -84,6 +84,20 @@ class Schema:
 
 
 @lru_cache(maxsize=1024)
+def domain_of(domain: str) -> str:
+    """The name of a domain, that of standard operators being ""."""
+    return "" if domain == "ai.onnx" else domain
+
+
+def opsets_of(imports: Iterable[Any]) -> dict[str, int]:
+    """The versions of the operators of each domain. Raises `ImportModelError` for one that cannot be."""
+    opsets = {domain_of(o.domain): int(o.version) for o in imports}
+    for domain, version in opsets.items():
+        if abs(version) >> 31 or (domain == "" and version < 1):  # the versions of schemas have 32 bits
+            raise ImportModelError(f"opset {version} of domain `{domain or 'ai.onnx'}` does not exist")
+    return opsets
+
+
 def find_schema(op_type: str, opset: int, domain: str) -> Schema | None:
     """The schema in force at an opset, deprecated or not; None for an operator that neither ONNX nor ONNX Runtime defines."""
     try:
