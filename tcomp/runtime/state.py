@@ -39,11 +39,10 @@ class State:
         self.model, self.length, self.capacity = model, 0, capacity
         inputs = {spec.name: spec for spec in model.inputs}
         specs = [inputs[pair.input] for pair in pairs]
-        self._inputs, self._names = {spec.name: n for n, spec in enumerate(specs)}, [spec.name for spec in model.inputs]
+        self._inputs = {spec.name: n for n, spec in enumerate(specs)}
         self._outputs = {[o.name for o in model.outputs].index(pair.output): n for n, pair in enumerate(pairs)}
         self._axes: list[int] = []
-        self._buffers: list[Array] = []
-        self._views: list[Array] = []
+        self._buffers: list[Array] = []  # where the next run writes
         for spec in specs:
             axis = next((n for n, d in enumerate(spec.shape) if d != 1), 0)
             shape: list[Any] = [(dims or {}).get(d, d) if isinstance(d, str) else d for d in spec.shape]
@@ -52,7 +51,7 @@ class State:
                 raise InputError(f"the size {unknown[0]} of the state is not known", hint=f"dims={{'{unknown[0]}': 1}}, say")
             self._axes.append(axis)
             self._buffers.append(np.empty(shape, numpy_dtype(spec.dtype)))
-        self.truncate(0)
+        self._views = [self._first(buffer, n, 0) for n, buffer in enumerate(self._buffers)]  # the rows that there are
 
     def run(self, inputs: Mapping[str, object], timeout: float | None = None) -> dict[str, Array]:
         """Run the model once more: `inputs` are those that are no state, and so are the outputs returned. Raises as `Module.run`; the state
@@ -68,18 +67,18 @@ class State:
 
     def truncate(self, length: int) -> None:
         """Forget what is behind the first rows. Raises InputError for more rows than there are."""
-        if not 0 <= length <= max(self.length, 0):
+        if not 0 <= length <= self.length:
             raise InputError(f"{length} rows of a state that holds {self.length}")
         self.length = length
-        self._views = [self._view(n, length) for n in range(len(self._buffers))]
+        self._views = [self._first(view, n, length) for n, view in enumerate(self._views)]
 
     def values(self) -> dict[str, Array]:
         """What the state holds, by the names of inputs: views that the next run may change."""
         return {name: self._views[n] for name, n in self._inputs.items()}
 
-    def _view(self, number: int, length: int) -> Array:
-        buffer, axis = self._buffers[number], self._axes[number]
-        return buffer[(slice(None),) * axis + (slice(0, length),)]
+    def _first(self, array: Array, number: int, length: int) -> Array:
+        """The first rows of an array of state."""
+        return array[(slice(None),) * self._axes[number] + (slice(0, length),)]
 
     def _ready(self, plan: Plan) -> list[Array]:
         """The outputs of a run: what is no state is new, and state lies in its buffers."""
@@ -92,5 +91,5 @@ class State:
         found, fresh = list[Array](), iter(new_arrays(wanted for index, wanted in enumerate(plan.outputs) if index not in self._outputs))
         for index, (shape, _, _) in enumerate(plan.outputs):
             number = self._outputs.get(index)
-            found.append(next(fresh) if number is None else self._view(number, shape[self._axes[number]]))
+            found.append(next(fresh) if number is None else self._first(self._buffers[number], number, shape[self._axes[number]]))
         return found

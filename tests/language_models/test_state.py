@@ -5,7 +5,7 @@ import pytest
 from onnx import TensorProto, helper, numpy_helper
 
 import tcomp
-from tcomp.errors import InputError, TcompError
+from tcomp.errors import InputError, StoppedError, TcompError
 from tcomp.options import CompileOptions
 from tcomp.pipeline import compile_model
 
@@ -51,6 +51,25 @@ def test_rows_are_appended_in_place(axis, shape):
     np.testing.assert_array_equal(state.values()["past.key"], first)
     x = np.zeros([1 if d == "p" else d for d in shape], np.float32)
     assert state.run({"x": x})["y"].shape == y["y"].shape and state.length == 3
+
+
+def test_a_run_that_fails_leaves_the_state_as_it_was(monkeypatch):
+    """Also one that made room for more rows."""
+    state = tcomp.State(tcomp.compile(cumulative(0, ("p", 2, 3)), state="auto", dims={"p": (0, 100)}), capacity=2)
+    x = RNG.normal(size=(2, 2, 3)).astype(np.float32)
+    state.run({"x": x})
+
+    def stopped(*_):
+        raise StoppedError("the run was stopped")
+
+    with monkeypatch.context() as patch, pytest.raises(StoppedError):
+        patch.setattr(tcomp.runtime.module, "run_frame", stopped)
+        state.run({"x": x})
+    assert state.length == 2 and state.capacity > 2
+    state.truncate(1)
+    np.testing.assert_allclose(state.values()["past.key"], (x @ W)[:1], rtol=1e-5)
+    state.run({"x": x})
+    np.testing.assert_allclose(state.values()["past.key"], np.concatenate([x[:1], x]) @ W, rtol=1e-5)
 
 
 def test_an_array_that_is_continued_may_be_the_output():
