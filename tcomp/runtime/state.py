@@ -30,10 +30,12 @@ class State:
 
     def __init__(self, model: Module, capacity: int = 256, dims: Mapping[str, int] | None = None) -> None:
         """An empty state. `dims` has the sizes, by name, of other symbolic axes of it (a batch). Raises InputError for a model without
-        state, or where a size is missing."""
+        state or with host steps, or where a size is missing."""
         pairs = model.manifest.state
         if not pairs:
             raise InputError("the model has no state", hint='compile it with state="auto"')
+        if model.manifest.host is not None:
+            raise InputError("a model with host steps cannot keep its state in place", hint="give it to `run`, and take it from there")
         if not 1 <= capacity <= 1 << 40:
             raise InputError(f"a state for {capacity} rows")
         self.model, self.length, self.capacity = model, 0, capacity

@@ -85,6 +85,22 @@ def test_an_array_that_is_continued_may_be_the_output():
         model.run({"x": x, "past.key": room[1:]}, out={"present.key": room})
 
 
+def test_a_model_with_host_steps_is_refused():
+    nodes = [
+        helper.make_node("LabelEncoder", ["s"], ["x"], domain="ai.onnx.ml", keys_strings=["a"], values_floats=[1.0], default_float=0.0),
+        helper.make_node("Concat", ["past", "x"], ["present"], axis=0),
+    ]
+    inputs = [
+        helper.make_tensor_value_info("s", TensorProto.STRING, ["n"]),
+        helper.make_tensor_value_info("past", TensorProto.FLOAT, ["p"]),
+    ]
+    graph = helper.make_graph(nodes, "g", inputs, [helper.make_tensor_value_info("present", TensorProto.FLOAT, None)])
+    opsets = [helper.make_opsetid("", 21), helper.make_opsetid("ai.onnx.ml", 3)]
+    model = tcomp.compile(helper.make_model(graph, opset_imports=opsets, ir_version=10), state={"past": "present"}, dims={"p": (0, 100)})
+    with pytest.raises(InputError, match="host steps"):
+        tcomp.State(model)
+
+
 def test_what_is_no_state_is_refused():
     for state, what in (
         ({"nothing": "present.key"}, "no input `nothing`"),
