@@ -158,7 +158,7 @@ def _given(aval: Any) -> Callable[[Any], Any]:
     sharding, known = jax.sharding.SingleDeviceSharding(device), jax.core.ShapedArray(aval.shape, dtype)
 
     def of_array(found: Any) -> Any:
-        """Where the array lies: a tenth of the time of `jax.device_put`, which does the same after many questions."""
+        """The array as one of JAX, in about a sixth of the time of `jax.device_put`, which calls the same at the end."""
         return xla_client.batched_device_put(known, sharding, [next(found)], [device])
 
     return of_array

@@ -108,10 +108,12 @@ class Importer:
     def finish(self, outputs: Sequence[Operand], names: Sequence[str] = ()) -> Graph:
         """The graph with these outputs, each a value of its own."""
         found: list[Value] = []
-        for x in leaves(outputs):
-            known = {*self.builder.inputs, *self.builder.constants, *found}
-            n = len(found)
-            found.append(self.builder.add(IDENTITY, [x], {}, names[n] if n < len(names) else x.name)[0] if x in known or names else x)
+        taken = {*self.builder.inputs, *self.builder.constants}
+        for n, x in enumerate(leaves(outputs)):
+            if x in taken or names:
+                (x,) = self.builder.add(IDENTITY, [x], {}, names[n] if n < len(names) else x.name)
+            taken.add(x)
+            found.append(x)
         return self.builder.build(found)
 
     def evaluate(self, jaxpr: Any, constants: Sequence[Any], operands: Sequence[Operand]) -> list[Operand]:

@@ -3,18 +3,23 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from tcomp.frontends.jax.context import Context, Operand, Table, leaves, part_types, rebuilt
-from tcomp.ir.graph import IF, LOOP, Graph, Node, Value, loop_attrs
+from tcomp.ir.graph import IF, LOOP, Graph, Node, Value, loop_attrs, materialised
 from tcomp.ops.elementwise import LESS_EQUAL, WHERE
 from tcomp.ops.reduction import REDUCE_MAX
 from tcomp.ops.xla import STOP
 
+if TYPE_CHECKING:
+    from tcomp.frontends.jax.importer import Importer
+
 ENDLESS = 1 << 62  # iterations: more than any run has
 
 
-def _appended(importer: Any, op: Any, inputs: Sequence[Value], types: Sequence[Any], attrs: Any, bodies: Sequence[Graph]) -> list[Value]:
+def _appended(
+    importer: Importer, op: Any, inputs: Sequence[Value], types: Sequence[Any], attrs: Any, bodies: Sequence[Graph]
+) -> list[Value]:
     """The results, of (element type, shape) each, of a node with bodies."""
     builder, name = importer.builder, importer.context.name
     values = [Value(builder.fresh(name), dtype, shape) for dtype, shape in types]
@@ -22,7 +27,7 @@ def _appended(importer: Any, op: Any, inputs: Sequence[Value], types: Sequence[A
     return values
 
 
-def _inside(importer: Any) -> Any:
+def _inside(importer: Importer) -> Importer:
     """The importer of a body."""
     inner = type(importer)("body")
     inner.context.eqn, inner.context.callers = importer.context.eqn, importer.context.callers
@@ -30,12 +35,12 @@ def _inside(importer: Any) -> Any:
     return inner
 
 
-def _inputs(inner: Any, values: Sequence[Value], sliced: bool = False) -> list[Value]:
+def _inputs(inner: Importer, values: Sequence[Value], sliced: bool = False) -> list[Value]:
     return [inner.builder.input(v.name, v.dtype, v.shape[1:] if sliced else v.shape) for v in values]
 
 
 def _scan(
-    importer: Any, *operands: Operand, jaxpr: Any, num_consts: int, num_carry: int, length: int, reverse: bool, **others: Any
+    importer: Importer, *operands: Operand, jaxpr: Any, num_consts: int, num_carry: int, length: int, reverse: bool, **others: Any
 ) -> list[Operand]:
     consts, carry, xs = operands[:num_consts], operands[num_consts : num_consts + num_carry], operands[num_consts + num_carry :]
     inner = _inside(importer)
@@ -51,11 +56,11 @@ def _scan(
     return rebuilt([v.aval for v in importer.context.eqn.outvars], iter(values))
 
 
-def _while(importer: Any, *operands: Operand, cond_jaxpr: Any, body_jaxpr: Any, cond_nconsts: int, body_nconsts: int) -> list[Operand]:
+def _while(importer: Importer, *operands: Operand, cond_jaxpr: Any, body_jaxpr: Any, cond_nconsts: int, body_nconsts: int) -> list[Operand]:
     """The condition comes before the body: a LOOP, whose condition comes after it, stands in an IF."""
     tests, steps = operands[:cond_nconsts], operands[cond_nconsts : cond_nconsts + body_nconsts]
     carry = operands[cond_nconsts + body_nconsts :]
-    (first,) = importer.evaluate(cond_jaxpr.jaxpr, cond_jaxpr.consts, [*tests, *carry])
+    (first,) = leaves(importer.evaluate(cond_jaxpr.jaxpr, cond_jaxpr.consts, [*tests, *carry]))
     inner, count = _inside(importer), len(leaves(carry))
     inner.builder.input("i", "int64", ())
     names = [*leaves(carry), *leaves(tests), *leaves(steps)]
@@ -65,10 +70,10 @@ def _while(importer: Any, *operands: Operand, cond_jaxpr: Any, body_jaxpr: Any, 
     tests_in = rebuilt(cond_jaxpr.in_avals[:cond_nconsts], formal)
     results = inner.evaluate(body_jaxpr.jaxpr, body_jaxpr.consts, [*rebuilt(avals[:body_nconsts], formal), *states])
     if first.shape:  # of a batch: those that are done stay as they are
-        (own,) = inner.evaluate(cond_jaxpr.jaxpr, cond_jaxpr.consts, [*tests_in, *states])
+        (own,) = leaves(inner.evaluate(cond_jaxpr.jaxpr, cond_jaxpr.consts, [*tests_in, *states]))
         kept = [_kept(inner.context, own, new, old) for new, old in zip(leaves(results), leaves(states), strict=True)]
         results = rebuilt(avals[body_nconsts:], iter(kept))
-    goes_on = _any(inner.context, *inner.evaluate(cond_jaxpr.jaxpr, cond_jaxpr.consts, [*tests_in, *results]))
+    goes_on = _any(inner.context, *leaves(inner.evaluate(cond_jaxpr.jaxpr, cond_jaxpr.consts, [*tests_in, *results])))
     body = inner.finish([*results, goes_on])
     types = [(v.dtype, v.shape) for v in leaves(carry)]
     then, otherwise = _inside(importer), _inside(importer)
@@ -89,16 +94,15 @@ def _kept(ctx: Context, condition: Value, new: Value, old: Value) -> Value:
     return ctx.add(WHERE, wide, new, old)
 
 
-def _branch(importer: Any, jaxpr: Any, values: Sequence[Value], unused: int) -> Graph:
+def _branch(importer: Importer, jaxpr: Any, values: Sequence[Value], unused: int) -> Graph:
     """A branch as a body, which is passed `unused` values in front of those that it uses."""
     inner = _inside(importer)
     inner.context.conditional = True
     given = rebuilt(jaxpr.in_avals, iter(_inputs(inner, values)[unused:]))
-    graph: Graph = inner.finish(inner.evaluate(jaxpr.jaxpr, jaxpr.consts, given))
-    return graph
+    return inner.finish(inner.evaluate(jaxpr.jaxpr, jaxpr.consts, given))
 
 
-def _choose(importer: Any, index: Value, branches: Sequence[Any], first: int, values: Sequence[Value]) -> list[Value]:
+def _choose(importer: Importer, index: Value, branches: Sequence[Any], first: int, values: Sequence[Value]) -> list[Value]:
     """The results of branch number `index - first`, or of the nearest one."""
     ctx, (one, *rest) = importer.context, branches
     condition = ctx.add(LESS_EQUAL, ctx.cast(index, "int32"), ctx.number(first, "int32"))
@@ -112,29 +116,29 @@ def _choose(importer: Any, index: Value, branches: Sequence[Any], first: int, va
     return _appended(importer, IF, [condition, *values], [(v.dtype, v.shape) for v in bodies[0].outputs], {}, bodies)
 
 
-def _cond(importer: Any, index: Value, *operands: Operand, branches: Sequence[Any], **others: Any) -> list[Operand]:
+def _cond(importer: Importer, index: Value, *operands: Operand, branches: Sequence[Any], **others: Any) -> list[Operand]:
     avals = [v.aval for v in importer.context.eqn.outvars]
-    known = importer.builder.constants.get(index)
+    known = materialised(importer.builder.constants.get(index))
     if len(branches) == 1 or known is not None:
         one = branches[min(max(int(known), 0), len(branches) - 1) if known is not None else 0]
-        return list(importer.evaluate(one.jaxpr, one.consts, operands))
+        return importer.evaluate(one.jaxpr, one.consts, operands)
     return rebuilt(avals, iter(_choose(importer, index, branches, 0, leaves(operands))))
 
 
-def _platform_index(importer: Any, platforms: Sequence[Sequence[str] | None], **others: Any) -> list[Operand]:
+def _platform_index(importer: Importer, platforms: Sequence[Sequence[str] | None], **others: Any) -> list[Operand]:
     """Which of several definitions is for the CPU."""
     found = [n for n, names in enumerate(platforms) if names is None or "cpu" in names]
     return [importer.context.number(found[0], "int32")]
 
 
-def _linear_solve(importer: Any, *operands: Operand, const_lengths: Any, jaxprs: Any) -> list[Operand]:
+def _linear_solve(importer: Importer, *operands: Operand, const_lengths: Any, jaxprs: Any) -> list[Operand]:
     """By the function that solves, applied to its constants and the right-hand sides."""
     start = const_lengths.matvec + const_lengths.vecmat
     given = [*operands[start : start + const_lengths.solve], *operands[sum(const_lengths) :]]
-    return list(importer.evaluate(jaxprs.solve.jaxpr, jaxprs.solve.consts, given))
+    return importer.evaluate(jaxprs.solve.jaxpr, jaxprs.solve.consts, given)
 
 
-def _callback(importer: Any, *operands: Operand, **params: Any) -> list[Operand]:
+def _callback(importer: Importer, *operands: Operand, **params: Any) -> list[Operand]:
     """In a branch, as libraries report errors: the run ends, and whoever called may let JAX run it instead."""
     ctx = importer.context
     if not ctx.conditional:
