@@ -22,7 +22,7 @@ from tests.fuzz.runner import BLOCK, Tally, generator, run_isolated
 from tests.fuzz.targets import TARGETS
 
 SHARES = {"manifest": 170_000, "host-steps": 50_000, "pattern": 10_000, "plan": 140_000, "artifact": 130_000, "expression": 80_000, "layout": 30_000, "program": 60_000, "kernel": 70_000,
-          "te": 40_000, "graph": 40_000, "onnx": 40_000, "operators": 40_000, "external": 40_000, "database": 40_000,
+          "te": 40_000, "graph": 40_000, "onnx": 40_000, "operators": 30_000, "texts": 10_000, "external": 40_000, "database": 40_000,
           "gguf": 10_000, "config": 10_000}  # fmt: skip
 
 

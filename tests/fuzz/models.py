@@ -36,6 +36,50 @@ def operator_models() -> list[bytes]:
     return [data for data in found if len(data) < 4000]
 
 
+def text_models() -> list[bytes]:
+    """Models of strings, which become host steps."""
+    from tests.frontends.test_host_steps import BOOL, FLOAT, INT, TEXT, classifier, model
+
+    counted = {"mode": "TF", "min_gram_length": 1, "max_gram_length": 1, "max_skip_count": 0, "ngram_counts": [0], "ngram_indexes": [0, 1]}
+    found = [
+        classifier()[0],
+        model(
+            [("StringConcat", ["a", "b"], ["c"]), ("CastLike", ["c", "a"], ["k"]), ("Cast", ["k"], ["d"], {"to": FLOAT})],
+            {"a": (TEXT, ["n"]), "b": (TEXT, ["n"])},
+            {"d": (FLOAT, ["n"])},
+        ),
+        model(
+            [("StringSplit", ["a"], ["c", "m"], {"delimiter": ","}), ("Unsqueeze", ["c", "ax"], ["u"]), ("Squeeze", ["u"], ["v"])],
+            {"a": (TEXT, ["n"])},
+            {"v": (TEXT, None), "m": (INT, ["n"])},
+            {"ax": np.array([0])},
+        ),
+        model(
+            [("Cast", ["x"], ["t"], {"to": TEXT}), ("RegexFullMatch", ["t"], ["r"], {"pattern": "[0-9.]+"})],
+            {"x": (FLOAT, ["n"])},
+            {"r": (BOOL, ["n"])},
+        ),
+        model(
+            [
+                ("ml.OneHotEncoder", ["x"], ["y"], {"cats_strings": ["a", "b"]}),
+                ("TfIdfVectorizer", ["x"], ["z"], {**counted, "pool_strings": ["a", "b"]}),
+            ],
+            {"x": (TEXT, [3])},
+            {"y": (FLOAT, [3, 2]), "z": (FLOAT, [2])},
+        ),
+        model(
+            [
+                ("ml.LabelEncoder", ["x"], ["y"], {"keys_int64s": [1, 2], "values_strings": ["p", "q"]}),
+                ("Constant", [], ["k"], {"value_string": "z"}),
+                ("StringConcat", ["y", "k"], ["w"]),
+            ],
+            {"x": (INT, [3])},
+            {"w": (TEXT, [3])},
+        ),
+    ]
+    return [m.SerializeToString() for m in found]
+
+
 def shown(data: bytes) -> str:
     try:
         return f"{data!r}\n{onnx.printer.to_text(ModelProto.FromString(data))}"

@@ -38,7 +38,7 @@ from tcomp.runtime.plan import Plan, dim_values, evaluate
 from tcomp.runtime.schema import load_json, read
 from tests.fuzz.databases import Databases
 from tests.fuzz.language_models import Configs, GgufFiles
-from tests.fuzz.models import ExternalData, OnnxModels, onnx_files, operator_models
+from tests.fuzz.models import ExternalData, OnnxModels, onnx_files, operator_models, text_models
 from tests.fuzz.mutations import damaged_bytes, damaged_json, damaged_text
 from tests.fuzz.target import Target
 from tests.runtime import native_models
@@ -325,6 +325,7 @@ TARGETS: dict[str, Target] = {
     "layout": Texts(lambda text: parser.parse_layout(text, 4), str, nothing, lambda: ["(a/16,b,c,d,a%16)", "(a,c+1+1,d+1+2,b/4,b%4)"]),
     "onnx": OnnxModels(onnx_files),
     "operators": OnnxModels(operator_models),
+    "texts": OnnxModels(text_models),
     "external": ExternalData(),
     "database": Databases(),
     "gguf": GgufFiles(),

@@ -8,7 +8,7 @@ from tests.fuzz.runner import Tally, run_here
 from tests.fuzz.targets import TARGETS
 
 CASES = {"manifest": 2500, "notes": 500, "host-steps": 1500, "pattern": 200, "plan": 2000, "artifact": 2000, "expression": 800, "layout": 300, "program": 300, "kernel": 300, "te": 150,
-         "graph": 350, "onnx": 800, "external": 800, "database": 400, "gguf": 400, "config": 300}  # fmt: skip
+         "graph": 350, "onnx": 800, "external": 800, "database": 400, "gguf": 400, "config": 300, "texts": 600}  # fmt: skip
 
 
 @pytest.mark.parametrize("target", CASES)

@@ -20,7 +20,7 @@ from onnx.defs import SchemaError
 
 from tcomp.errors import ArtifactError, ImportModelError, InputError, TcompError, UnsupportedError
 from tcomp.frontends.onnx.host_operators import CONVERT, HostNode, constant_step, string_array
-from tcomp.frontends.onnx.names import Reads, check_names, initializers, ordered
+from tcomp.frontends.onnx.names import Reads, check_names, check_text, initializers, ordered
 from tcomp.frontends.onnx.reader import DTYPES, ELEM_TYPES, TensorReader
 from tcomp.frontends.onnx.schema import domain_of, find_schema, opsets_of
 from tcomp.ir.graph import Graph, Value
@@ -158,6 +158,8 @@ class _Splitter:
             where = f"node `{title(node)}` ({node.op_type})"
             if unknown := [name for name in node.input if name not in known]:
                 raise ImportModelError(f"`{unknown[0]}` is used but defined nowhere", where=where)
+            if len(node.input) < (2 if node.op_type == "CastLike" else node.op_type in _ELEMENTWISE):
+                raise ImportModelError(f"{len(node.input)} inputs", where=where)
             if any(a.ref_attr_name for a in node.attribute) or (node.op_type == "Constant" and len(node.attribute) != 1):
                 raise ImportModelError("its attributes give no value", where=where)
             if (schema := find_schema(node.op_type, self._opset(node), domain_of(node.domain))) is not None:
@@ -373,8 +375,8 @@ class _Splitter:
     # ---------------------------------------------------------------- types
 
     def _stand_in(self, node: NodeProto) -> NodeProto:
-        """The node, or one of the same shape: what onnx infers of look-ups crashes where the type of their input is not known."""
-        if node.op_type not in ("LabelEncoder", "CategoryMapper"):
+        """The node, or one of the same shape: onnx's inference crashes for some where the type of their input is not known."""
+        if node.op_type not in ("LabelEncoder", "CategoryMapper", "RegexFullMatch"):
             return node
         number = TensorProto.STRING if node.output[0] in self.text else ELEM_TYPES[_dtype_of(node)]
         return helper.make_node("Cast", node.input[:1], node.output[:1], to=number)
@@ -472,6 +474,7 @@ def _type_of(proto: TypeProto) -> Type:
         return dtype, None
     dims: list[int | str | None] = []
     for d in tensor.shape.dim:
+        check_text(d.dim_param)
         named = d.dim_param if d.dim_param and not d.dim_param.startswith("unk__") else None  # a name that shape inference made up
         dims.append(d.dim_value if d.HasField("dim_value") and d.dim_value >= 0 else named)
     return dtype, dims
