@@ -44,22 +44,22 @@ def compile(
 ) -> LoadedModel:
     """Compile an ONNX model, a module of PyTorch, or a function of JAX, for this machine and load it.
 
-    `model` is a path, the bytes of a file, or a `ModelProto`; or an `nn.Module` with example inputs (`args`, a tuple of tensors), which
-    `torch.export.export` traces with these `dynamic_shapes`; or an `ExportedProgram`, or the path of one (.pt2; reading it has PyTorch
-    evaluate parts of it, so it has to be trusted); or a function with example arguments (`args`), which JAX traces. `target` defaults to
-    this machine. `shapes` fixes input shapes by input name, `dims` fixes (int) or bounds ((lowest, highest)) symbolic dims by name, or
-    lists sizes ([1, 8, 32]) for which kernels that sum get code of their own, chosen when they run; the others stay symbolic. `threads` is
-    the number of threads of `Module.run` (default: all cores the process may use). `values` fixes inputs for good (by name), so that shapes
-    and branches may depend on them; they are no longer inputs then. `progress` is told (stage, done, total). `database` is a file that
-    `tcomp.tune` wrote: kernels that it has records for are scheduled as these say. `direct` does without Winograd's and Strassen's
-    algorithms: slower, more exact, with less memory for weights (see `passes.algorithms`). `max_seconds` and `max_memory` (bytes) limit
-    what compiling may take, for models that nobody trusts: it happens in a process of its own then (see `confined`). `unchecked` code does
-    not report indices that are out of range and integers that are divided by zero (the target's option -unchecked): it takes the
-    nearest element, or 1. `weights` stores large constant matrices of products in fewer bits: "int8" or "int4" in blocks of 32 that share a
-    scale (activations are then rounded to bytes where the target multiplies such), "bf16" or "fp16" (see `passes.quantized_weights`).
-    `state` are pairs {input: output} in which the output is the input with new rows behind it (a cache), or "auto": those that are named
-    so (past, present). They have the axis that grows first then, and share memory if they are run by `tcomp.State`; else the old rows
-    are copied.
+    `model` is a path (also of a GGUF file, or of the folder of a language model: docs/language-models.md), the bytes of a file, or a
+    `ModelProto`; or an `nn.Module` with example inputs (`args`, a tuple of tensors), which `torch.export.export` traces with these
+    `dynamic_shapes`; or an `ExportedProgram`, or the path of one (.pt2; reading it has PyTorch evaluate parts of it, so it has to be
+    trusted); or a function with example arguments (`args`), which JAX traces. `target` defaults to this machine. `shapes` fixes input
+    shapes by input name, `dims` fixes (int) or bounds ((lowest, highest)) symbolic dims by name, or lists sizes ([1, 8, 32]) for which
+    kernels that sum get code of their own, chosen when they run; the others stay symbolic. `threads` is the number of threads of
+    `Module.run` (default: all cores the process may use). `values` fixes inputs for good (by name), so that shapes and branches may depend
+    on them; they are no longer inputs then. `progress` is told (stage, done, total). `database` is a file that `tcomp.tune` wrote: kernels
+    that it has records for are scheduled as these say. `direct` does without Winograd's and Strassen's algorithms: slower, more exact, with
+    less memory for weights (see `passes.algorithms`). `max_seconds` and `max_memory` (bytes) limit what compiling may take, for models that
+    nobody trusts: it happens in a process of its own then (see `confined`). `unchecked` code does not report indices that are out of range
+    and integers that are divided by zero (the target's option -unchecked): it takes the nearest element, or 1. `weights` stores large
+    constant matrices of products in fewer bits: "int8" or "int4" in blocks of 32 that share a scale (activations are then rounded to bytes
+    where the target multiplies such), "bf16" or "fp16" (see `passes.quantized_weights`). `state` are pairs {input: output} in which the
+    output is the input with new rows behind it (a cache), or "auto": those that are named so (past, present). They have the axis that grows
+    first then, and share memory if they are run by `tcomp.State`; else the old rows are copied.
 
     Raises `ImportModelError` for a file that is no valid model, `UnsupportedError` listing everything tcomp cannot compile,
     `TargetError` for an unknown target, `DatabaseError` for a database that cannot be read, `LimitError` where a limit is exceeded.
