@@ -158,12 +158,12 @@ class _Splitter:
             where = f"node `{title(node)}` ({node.op_type})"
             if unknown := [name for name in node.input if name not in known]:
                 raise ImportModelError(f"`{unknown[0]}` is used but defined nowhere", where=where)
-            if len(node.input) < (2 if node.op_type == "CastLike" else node.op_type in _ELEMENTWISE):
-                raise ImportModelError(f"{len(node.input)} inputs", where=where)
             if any(a.ref_attr_name for a in node.attribute) or (node.op_type == "Constant" and len(node.attribute) != 1):
                 raise ImportModelError("its attributes give no value", where=where)
             if (schema := find_schema(node.op_type, self._opset(node), domain_of(node.domain))) is not None:
                 schema.check_form(node, where)
+            elif node.op_type in CONVERT or node.op_type in _CLASSIFIERS or node.op_type in ("OneHotEncoder", "TfIdfVectorizer"):
+                raise UnsupportedError("no such operator is known", where=where, why=f"its domain is `{node.domain}`")
 
     # ---------------------------------------------------------------- borders
 

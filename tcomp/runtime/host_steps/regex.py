@@ -2,9 +2,10 @@
 
 A pattern becomes a nondeterministic automaton, all of whose states are followed at once (Ken Thompson: Regular Expression Search Algorithm.
 Communications of the ACM 11(6), 1968); sets of states are remembered, so that a character usually costs one look-up. There are no groups to
-be captured, since all that is asked is whether a whole text matches. Python's `re` has another syntax and backtracks, exponentially at worst;
-bindings of RE2 itself are machine code, and artifacts run with NumPy alone. Source of the syntax: https://github.com/google/re2/wiki/Syntax, of
-which scripts (\\p{Greek}) and \\C are left out.
+be captured, since all that is asked is whether a whole text matches. Python's `re` has another syntax and backtracks, exponentially at
+worst; bindings of RE2 itself are machine code, and artifacts run with NumPy alone.
+
+Source of the syntax: https://github.com/google/re2/wiki/Syntax, of which scripts (\\p{Greek}) and \\C are left out.
 """
 
 from __future__ import annotations
