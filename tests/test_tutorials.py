@@ -1,4 +1,4 @@
-"""The tutorials run, and say what they promise; so do the examples of the README."""
+"""The tutorials run, and say what they promise; so does the session in docs/schedules.md."""
 
 import doctest
 import os
@@ -33,11 +33,11 @@ def test_tutorial(path, tmp_path):
     assert LAST_WORDS[path.name[:2]] in done.stdout.splitlines()[-1], done.stdout[-500:]
 
 
-def test_readme():
-    """The section on schedules is what happens; the other examples need a model."""
-    text = (ROOT / "README.md").read_text()
+def test_page_of_schedules():
+    """The session in docs/schedules.md prints what the page shows."""
+    text = (ROOT / "docs/schedules.md").read_text()
     section = text.split("## Write your own schedule")[1].split("\n## ")[0]
-    examples = doctest.DocTestParser().get_doctest(section, {}, "README", "README.md", 0)
+    examples = doctest.DocTestParser().get_doctest(section, {}, "schedules", "docs/schedules.md", 0)
     report = []
     failed, tried = doctest.DocTestRunner(optionflags=doctest.ELLIPSIS).run(examples, out=report.append)
     assert not failed and tried > 10, "".join(report)
