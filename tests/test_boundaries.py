@@ -18,6 +18,7 @@ FILES = sorted(ROOT.rglob("*.py"))
 LAYERS: list[set[str]] = [
     {"errors", "garbage"},
     {"runtime"},
+    {"generation"},
     {"cache", "machines", "platforms", "serve"},
     {"target"},
     {"ir"},
@@ -32,7 +33,6 @@ LAYERS: list[set[str]] = [
     {"autotune"},
     {"confined"},
     {"api", "jax", "torch_backend", "verification"},
-    {"generation"},
     {"cli"},
     {"__main__"},
 ]
@@ -70,6 +70,7 @@ THIRD_PARTY = {
     "gguf": {"frontends"},
     "safetensors": {"frontends"},
     "tokenizers": {"generation"},
+    "jinja2": {"generation"},
     "rich": {"cli"},
     "typer": {"cli"},
     "xgboost": {"autotune"},

@@ -33,12 +33,14 @@ def generate(
     stop: Annotated[list[str] | None, opt.option("--stop", "TEXT", "End before this text. May be repeated.")] = None,
     seed: Annotated[int | None, opt.option("--seed", "N", "Of the random numbers. Default: others each time.")] = None,
     threads: opt.Threads = None,
+    chat: Annotated[bool, opt.flag("--chat", "The prompt is a message, written as the folder's template for chats says.")] = False,
     as_json: opt.Json = False,
 ) -> None:
     """Generate text with a language model, as it is computed.
 
-    The prompt is continued as it is, without a chat template.
+    The prompt is continued as it is, unless it is a message of a chat.
     """
+    from tcomp.api import compile
     from tcomp.generation import Generator, Sampling
 
     if not folder.is_dir():
@@ -47,12 +49,13 @@ def generate(
         opt.check_file(artifact, "--artifact")
         if weights is not None:
             raise InputError("--weights is for folders that are compiled", hint="leave out --artifact")
-    sampling = Sampling(temperature, top_k, top_p, min_p, repetition_penalty, seed)
+    sampling = Sampling(temperature, top_k, top_p, min_p, repetition_penalty, seed=seed)
     start = time.perf_counter()
     with output.progress() as tell:
-        options = {} if artifact is not None else {"weights": weights, "progress": tell}
-        generator = Generator.load(folder, artifact, threads, **options)
-    loaded, text = time.perf_counter(), sys.stdin.read() if prompt == "-" else prompt
+        model = artifact or compile(folder, weights=weights, progress=tell, state="auto", threads=threads)
+        generator = Generator.load(folder, model, threads)
+    given = sys.stdin.read() if prompt == "-" else prompt
+    loaded, text = time.perf_counter(), generator.chat_prompt([{"role": "user", "content": given}]) if chat else given
     if as_json:
         found = generator.complete(text, max_tokens, sampling=sampling, stop=tuple(stop or ()), top_logprobs=0)
         record = {"text": found.text, "finish": found.finish, "prompt_tokens": found.prompt_tokens}

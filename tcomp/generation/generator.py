@@ -3,34 +3,23 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from tcomp.errors import ImportModelError, InputError
-from tcomp.frontends.language_models.config import read_config
-from tcomp.generation.sampling import Sampling, choose, log_probabilities
-from tcomp.generation.text import GrowingText
-from tcomp.runtime import Module, State
+from tcomp.errors import InputError
+from tcomp.generation.folder import TOKENIZER, ChatTemplate, chat_template, end_tokens, read_tokenizer
+from tcomp.generation.request import Finish, Piece, Request
+from tcomp.generation.sampling import Sampling
+from tcomp.generation.scheduler import Scheduler
+from tcomp.generation.slots import Slot, checked_model, longest_sequence
+from tcomp.runtime import LoadedModel, Module
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer
-
-CHUNK = 512  # tokens of a prompt that one run takes: memory for activations does not grow with longer ones
-
-
-@dataclass(frozen=True, slots=True)
-class Piece:
-    """One more token: its number, the text that is certain now (maybe none); and, if they were asked for, the logarithm of its
-    probability by the model (before temperature and the like), and those of the likeliest tokens."""
-
-    token: int
-    text: str
-    logprob: float | None = None
-    top: tuple[tuple[int, float], ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,7 +29,7 @@ class Completion:
     text: str
     pieces: tuple[Piece, ...]
     prompt_tokens: int
-    finish: Literal["stop", "length"]
+    finish: Finish
 
 
 class Generator:
@@ -49,50 +38,62 @@ class Generator:
     model: Module, with an input `ids` [1, tokens], an output `logits` [1, vocabulary] of the last token, and state
     tokenizer: what encodes and decodes, as `tokenizers.Tokenizer` does; None where prompts are tokens
     end_tokens: frozenset of int, which end a text
+    chat: ChatTemplate or None, how messages become a prompt
+    context: int, the most tokens of a sequence
 
     A prompt that begins like the last sequence (a chat that goes on) computes only what is new. One thread at a time uses it.
     """
 
     def __init__(
-        self, model: Module, tokenizer: Tokenizer | None = None, end_tokens: Sequence[int] = (), context: int | None = None
+        self,
+        model: LoadedModel,
+        tokenizer: Tokenizer | None = None,
+        end_tokens: Sequence[int] = (),
+        context: int | None = None,
+        chat: ChatTemplate | None = None,
     ) -> None:
-        """`context`: the most tokens of a sequence (default: what the model takes). Raises `InputError` for a model of another kind."""
-        inputs, outputs = ({spec.name: spec for spec in specs} for specs in (model.inputs, model.outputs))
-        fits = set(inputs) - {pair.input for pair in model.manifest.state} == {"ids"} and "logits" in outputs
-        if not fits:
-            hint = 'compile the folder of a language model with state="auto"'
-            raise InputError("this is no language model with state", why="it has to take `ids` and its state, and give `logits`", hint=hint)
-        self.model, self.tokenizer, self.end_tokens = model, tokenizer, frozenset(end_tokens)
-        longest = next((d.max for d in model.manifest.dims if d.name == inputs["ids"].shape[-1]), None)
-        self.context = min(n for n in (context, longest, 1 << 31) if n is not None)
-        self._state, self._tokens = State(model), list[int]()
-        self._logits: np.ndarray[Any, Any] | None = None  # after the last of the tokens
+        """`context` defaults to what the model takes. Raises `InputError` for a model of another kind."""
+        self.model = checked_model(model)
+        longest = longest_sequence(self.model)
+        self.tokenizer, self.end_tokens, self.chat = tokenizer, frozenset(end_tokens), chat
+        self.context = longest if context is None else min(context, longest)
+        self._slot = Slot(self.model)
 
     @classmethod
-    def load(
-        cls, folder: str | os.PathLike[str], artifact: str | os.PathLike[str] | None = None, threads: int | None = None, **options: Any
-    ) -> Generator:
-        """The model in a folder of Hugging Face (config.json, safetensors, tokenizer.json), compiled with these options of
-        `tcomp.compile` (weights="int4", say); or, with `artifact`, what was compiled of it before, with state="auto". Raises as
-        `tcomp.compile` and `tcomp.load` do, and `InputError` for a tokenizer that cannot be read."""
+    def load(cls, folder: str | os.PathLike[str], model: LoadedModel | str | os.PathLike[str], threads: int | None = None) -> Generator:
+        """The language model in a folder of Hugging Face (tokenizer.json, config.json, tokenizer_config.json), as it was compiled of it
+        with state="auto": what `tcomp.compile` returned, or the path of its artifact. Raises as `tcomp.load` does, and `InputError` for a
+        tokenizer or template that cannot be read."""
         path = Path(folder)
-        if artifact is None:
-            from tcomp.api import compile  # only where something is compiled
-
-            model = compile(path, threads=threads, state="auto", **options)
-        else:
+        if not isinstance(model, LoadedModel):
             # Read, not mapped: weights stream up to three times as fast from the large pages that memory of its own has.
-            model = Module.load(os.fspath(artifact), threads=threads, mmap=False)
-        if not isinstance(model, Module):
-            raise InputError("text is generated on CPUs", hint="compile the model for one")
-        return cls(model, read_tokenizer(path / "tokenizer.json"), end_tokens(path))
+            model = Module.load(os.fspath(model), threads=threads, mmap=False)
+        return cls(model, read_tokenizer(path / TOKENIZER), end_tokens(path), chat=chat_template(path))
 
     def encode(self, text: str) -> list[int]:
         """The tokens of a text. Raises `InputError` without a tokenizer."""
-        if self.tokenizer is None:
-            raise InputError("there is no tokenizer", hint="give tokens, or a tokenizer")
-        found: list[int] = self.tokenizer.encode(text).ids
-        return found
+        return self._encode(text, True)
+
+    def chat_prompt(self, messages: Sequence[Mapping[str, Any]]) -> list[int]:
+        """The tokens after which the model answers messages, each with a `role` ("user", say) and `content`. Raises `InputError` where the
+        folder has no template for chats, or it refuses them."""
+        if self.chat is None:
+            raise InputError("the model has no template for chats", why="neither chat_template.jinja nor tokenizer_config.json has one")
+        return self._encode(self.chat.text(messages), False)  # templates write special tokens themselves
+
+    def request(
+        self,
+        prompt: str | Sequence[int],
+        max_tokens: int = 128,
+        sampling: Sampling | None = None,
+        stop: Sequence[str] = (),
+        top_logprobs: int | None = None,
+    ) -> Request:
+        """A text that is asked for, as `stream` describes it, for a `Scheduler`."""
+        tokens = self.encode(prompt) if isinstance(prompt, str) else prompt
+        return Request(
+            tokens, max_tokens, sampling, stop, top_logprobs, decoder=self.tokenizer, end_tokens=self.end_tokens, context=self.context
+        )
 
     def stream(
         self,
@@ -107,90 +108,43 @@ class Generator:
         text, or until there are `max_tokens` or the context is full. The last piece may have text that was held back. `top_logprobs`: how
         many of the likeliest tokens pieces tell besides their own logarithm of probability; None: not that either. `timeout` is in
         seconds, of each run. Raises `InputError` for an empty prompt, or one that does not fit."""
-        yield from self._pieces(self._prompt(prompt), max_tokens, sampling or Sampling(), stop, top_logprobs, timeout)
+        yield from self._pieces(self.request(prompt, max_tokens, sampling, stop, top_logprobs), timeout)
 
-    def complete(self, prompt: str | Sequence[int], max_tokens: int = 128, **options: Any) -> Completion:
+    def complete(self, prompt: str | Sequence[int], max_tokens: int = 128, timeout: float | None = None, **options: Any) -> Completion:
         """As `stream`, all at once."""
-        tokens = self._prompt(prompt)
-        pieces = tuple(self.stream(tokens, max_tokens, **options))
-        ended = len(pieces) < max_tokens and len(tokens) + len(pieces) < self.context
-        ended = ended or bool(pieces) and (pieces[-1].token in self.end_tokens or self._stopped)
-        return Completion("".join(p.text for p in pieces), pieces, len(tokens), "stop" if ended else "length")
+        request = self.request(prompt, max_tokens, **options)
+        return _completion(request, tuple(self._pieces(request, timeout)))
 
-    def _prompt(self, prompt: str | Sequence[int]) -> list[int]:
-        tokens = self.encode(prompt) if isinstance(prompt, str) else [int(t) for t in prompt]
-        if not tokens:
-            raise InputError("the prompt has no tokens")
-        if len(tokens) >= self.context:
-            raise InputError(f"the prompt has {len(tokens)} tokens", why=f"the context of the model has {self.context}")
-        return tokens
-
-    def _pieces(
-        self, prompt: list[int], max_tokens: int, sampling: Sampling, stop: Sequence[str], top: int | None, timeout: float | None
-    ) -> Iterator[Piece]:
-        random, occurred = sampling.generator(), list(prompt)
-        growing = GrowingText(self.tokenizer, prompt, stop) if self.tokenizer is not None else None
-        self._stopped = False
-        logits = self.logits(prompt, timeout)
-        for number in range(min(max_tokens, self.context - len(prompt))):
-            token = choose(logits, occurred, sampling, random)
-            logprob, best = None, tuple[tuple[int, float], ...]()
-            if top is not None:
-                logprobs = log_probabilities(logits)
-                logprob = float(logprobs[token])
-                best = tuple((int(t), float(logprobs[t])) for t in np.argsort(-logprobs, kind="stable")[:top])
-            occurred.append(token)
-            over = token in self.end_tokens
-            text = "" if growing is None or over else growing.add(token)
-            self._stopped = growing is not None and growing.stopped
-            last = over or self._stopped or number + 1 == min(max_tokens, self.context - len(prompt))
-            if last and growing is not None and not self._stopped:
-                text += growing.finish()
-            yield Piece(token, text, logprob, best)
-            if last:
-                return
-            logits = self.logits(occurred, timeout)
+    def complete_all(self, prompts: Sequence[str | Sequence[int]], max_tokens: int = 128, **options: Any) -> list[Completion]:
+        """As `complete` for each prompt, all of them at the same time. Raises what the first that fails does."""
+        requests = [self.request(prompt, max_tokens, **options) for prompt in prompts]
+        pieces: dict[Request, list[Piece]] = {request: [] for request in requests}
+        scheduler = Scheduler(self.model, len(requests))
+        for request in requests:
+            if request.finish is None:
+                scheduler.add(request)
+        while scheduler.running or scheduler.waiting:
+            for progress in scheduler.step():
+                if progress.error is not None:
+                    raise progress.error
+                assert progress.piece is not None
+                pieces[progress.request].append(progress.piece)
+        return [_completion(request, tuple(found)) for request, found in pieces.items()]
 
     def logits(self, tokens: Sequence[int], timeout: float | None = None) -> np.ndarray[Any, Any]:
         """Those of what follows after tokens: float32 [vocabulary]. Only what is new behind the last sequence is computed."""
-        same = 0
-        for a, b in zip(self._tokens, tokens, strict=False):
-            if a != b:
-                break
-            same += 1
-        if same == len(tokens) == len(self._tokens) and self._logits is not None:
-            return self._logits
-        same = min(same, len(tokens) - 1)
-        self._state.truncate(same)
-        self._tokens = list(tokens[:same])
-        for at in range(same, len(tokens), CHUNK):
-            part = list(tokens[at : at + CHUNK])
-            found = self._state.run({"ids": np.array([part], np.int64)}, timeout)["logits"]
-            self._tokens += part
-        self._logits = found[0]
-        return self._logits
+        return self._slot.logits(tokens, timeout)
+
+    def _encode(self, text: str, special: bool) -> list[int]:
+        if self.tokenizer is None:
+            raise InputError("there is no tokenizer", hint="give tokens, or a tokenizer")
+        found: list[int] = self.tokenizer.encode(text, add_special_tokens=special).ids
+        return found
+
+    def _pieces(self, request: Request, timeout: float | None) -> Iterator[Piece]:
+        while request.finish is None:
+            yield request.advance(self._slot.logits(request.tokens, timeout))
 
 
-def read_tokenizer(path: str | os.PathLike[str]) -> Tokenizer:
-    """The tokenizer in a file tokenizer.json. Raises `InputError`."""
-    try:
-        from tokenizers import Tokenizer
-    except ImportError as error:
-        raise InputError("text needs a package to become tokens", why=str(error), hint="pip install 'tcomp[generate]'") from error
-    try:
-        return Tokenizer.from_file(os.fspath(path))
-    except Exception as error:  # noqa: BLE001  the package raises nothing more special
-        raise InputError("the tokenizer cannot be read", where=os.fspath(path), why=str(error)[:200]) from None
-
-
-def end_tokens(folder: Path) -> list[int]:
-    """The tokens that end a text, as generation_config.json or config.json say; none where they do not."""
-    for name in ("generation_config.json", "config.json"):
-        try:
-            value = read_config(folder / name).get("eos_token_id")
-        except ImportModelError:
-            continue
-        listed = value if isinstance(value, list) else [value]
-        if tokens := [t for t in listed if isinstance(t, int) and not isinstance(t, bool)]:
-            return tokens
-    return []
+def _completion(request: Request, pieces: tuple[Piece, ...]) -> Completion:
+    return Completion("".join(p.text for p in pieces), pieces, len(request.prompt), request.finish or "length")

@@ -1,5 +1,5 @@
 """The server's HTTP side: the Open Inference Protocol, version 2, with its extensions for binary tensors, statistics and the model
-repository; plain JSON; pictures; health, metrics and a page for people."""
+repository; plain JSON; pictures; texts (`text`); health, metrics and a page for people."""
 
 from __future__ import annotations
 
@@ -26,6 +26,7 @@ from tcomp.serve.refusals import Refusal, as_refusal, bad_request
 from tcomp.serve.served import ServedModel
 from tcomp.serve.state import CLIENT_GONE, ServerState
 from tcomp.serve.status_page import status_page
+from tcomp.serve.text.endpoints import TextEndpoints, refused as text_refused
 from tcomp.serve.tracing import span
 
 T = TypeVar("T")
@@ -44,6 +45,7 @@ def make_app(state: ServerState) -> Starlette:
     get |= {"/v2/health/live": service.live, "/v2/health/ready": service.ready, "/v2/models/stats": service.statistics}
     post: dict[str, Endpoint] = {"/v2/repository/index": service.index}
     post |= {f"/v2/repository/models/{{name}}/{verb}": getattr(service, verb) for verb in ("load", "unload")}
+    texts = TextEndpoints(state, service.received, _unless_gone)
     post |= {"/v1/models/{name}:predict": service.predict, "/v1/models/{name}/image": service.image}
     for prefix in (model, versioned):
         get |= {f"{prefix}/ready": service.model_ready, f"{prefix}/config": service.config, f"{prefix}/stats": service.statistics}
@@ -52,6 +54,9 @@ def make_app(state: ServerState) -> Starlette:
     post_routes = [Route(path, service.answering(endpoint), methods=["POST"]) for path, endpoint in post.items()]
     get_routes = [Route(path, service.answering(endpoint), methods=["GET"]) for path, endpoint in get.items()]
     routes = [*sorted(post_routes, key=lambda route: not route.path.endswith("/infer")), *get_routes]  # the most frequent first
+    for path, endpoint in (texts.post | texts.get).items():
+        answered = service.answering(endpoint, text_refused)
+        routes.append(Route(path, answered, methods=["POST" if path in texts.post else "GET"]))
     return Starlette(routes=routes, exception_handlers={HTTPException: _not_routed, Exception: _failed})
 
 
@@ -64,8 +69,8 @@ class _Service:
 
     # ------------------------------------------------------------ what is common
 
-    def answering(self, endpoint: Endpoint) -> Endpoint:
-        """The endpoint behind the checks of access; what it raises becomes an answer."""
+    def answering(self, endpoint: Endpoint, body_of: Callable[[Refusal], bytes] | None = None) -> Endpoint:
+        """The endpoint behind the checks of access; what it raises becomes an answer, whose body `body_of` writes."""
 
         async def answered(request: Request) -> Response:
             try:
@@ -74,13 +79,18 @@ class _Service:
                     self._access.check(request.headers.get("authorization", ""), peer)
                 return await endpoint(request)
             except TcompError as error:
-                return _refused(as_refusal(error))
+                return _refused(as_refusal(error), body_of)
             except ClientDisconnect:
                 return Response(status_code=CLIENT_GONE)
             except MemoryError:
-                return _refused(Refusal(HTTPStatus.SERVICE_UNAVAILABLE, "there is no memory for this request"))
+                return _refused(Refusal(HTTPStatus.SERVICE_UNAVAILABLE, "there is no memory for this request"), body_of)
 
         return answered
+
+    async def received(self, request: Request) -> bytes:
+        """The body of a request that is small while it is worked on. Raises Refusal as `_admitted` and `_body`."""
+        with self._access.pending(self._admitted(request)):
+            return await self._body(request)
 
     async def _body(self, request: Request) -> bytes:
         """All of the request's body. Raises Refusal if it is too large or takes too long."""
@@ -269,8 +279,9 @@ def _json(value: Any, status: int = 200) -> Response:
     return Response(dump_json(value), status, media_type=_JSON)
 
 
-def _refused(refusal: Refusal) -> Response:
+def _refused(refusal: Refusal, body_of: Callable[[Refusal], bytes] | None) -> Response:
     headers = {"retry-after": str(max(1, round(refusal.retry_after)))} if refusal.retry_after is not None else {}
     if refusal.status == HTTPStatus.UNAUTHORIZED:
         headers["www-authenticate"] = "Bearer"
-    return Response(dump_json({"error": refusal.message}), int(refusal.status), headers, _JSON)
+    body = dump_json({"error": refusal.message}) if body_of is None else body_of(refusal)
+    return Response(body, int(refusal.status), headers, _JSON)

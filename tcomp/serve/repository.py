@@ -224,7 +224,7 @@ class Repository:
                 async with asyncio.timeout(_CLOSE_SECONDS):
                     while model.users:
                         await asyncio.sleep(0.01)
-            await model.batcher.close()
+            await model.close()
             if forget and (model.name, model.version) not in self._serving:
                 model.metrics.forget()
 

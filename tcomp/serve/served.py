@@ -11,12 +11,16 @@ import numpy as np
 import numpy.typing as npt
 
 from tcomp.errors import InputError, TcompError
+from tcomp.generation import Generator
+from tcomp.generation.folder import TOKENIZER
+from tcomp.generation.slots import is_language_model
 from tcomp.runtime import LoadedModel, Manifest, load, numpy_dtype
 from tcomp.runtime.loaded_model import random_array
 from tcomp.serve.batching import Arrays, Batcher
 from tcomp.serve.metrics import Metrics
 from tcomp.serve.options import ModelOptions
 from tcomp.serve.refusals import bad_request
+from tcomp.serve.text.queue import TextQueue
 from tcomp.serve.wire import WireType
 
 _log = logging.getLogger("tcomp.serve")
@@ -37,12 +41,16 @@ class Loaded:
     inputs, outputs: by name, as clients see them
     batched: whether rows of several requests are computed together; `not_batched` says why they are not
     rows: how many at most
+    generator: what writes text with a language model whose tokenizer lies beside it; None for other models
     """
 
     def __init__(self, path: Path, options: ModelOptions, trusted: Path | None) -> None:
         """Raises ArtifactError for a file that is damaged, not signed by the key, or cannot be served."""
         self.options = options
-        self.model: LoadedModel = load(path, options.threads, verify=True, max_memory=options.max_memory, trusted=trusted)
+        writes = (path.parent / TOKENIZER).is_file()
+        # Weights of language models are read, not mapped: see `Generator.load`.
+        self.model: LoadedModel = load(path, options.threads, verify=True, max_memory=options.max_memory, mmap=not writes, trusted=trusted)
+        self.generator = Generator.load(path.parent, self.model) if writes and is_language_model(self.model) else None
         self.instances = options.instances or min(self.model.threads, _INSTANCES)
         share = max(1, self.model.threads // self.instances)
         one = share == self.model.threads
@@ -60,6 +68,9 @@ class Loaded:
         if self.model.manifest.host is not None:
             self._warm()
             return "the runtime computes steps of it, on strings or images"
+        if self.generator is not None:
+            self._warm()
+            return "texts grow together instead"
         if (dim := batch_dim(self.model.manifest)) is None:
             self._warm()
             return "inputs and outputs do not all begin with one free axis, the same for all"
@@ -146,7 +157,9 @@ class ServedModel:
 
     name, version: as clients ask for it
     loaded: what was loaded; options: how it is served
+    texts: the queue of texts that it writes; None for models that write none
     users: how many requests have it now; it is closed when it was replaced and there are none
+    since: when it was loaded, by time.monotonic
     """
 
     def __init__(self, name: str, version: str, loaded: Loaded, metrics: Metrics, slow: float | None = None) -> None:
@@ -156,10 +169,22 @@ class ServedModel:
         self.metrics = metrics.of(name, version, loaded.instances)
         most, how = loaded.rows if loaded.batched else 1, (loaded.model, loaded.crowded)
         self.batcher = Batcher(f"{name}-{version}", how, most, loaded.instances, loaded.options, self.metrics)
-        self.users = 0
+        self.texts = None if loaded.generator is None else TextQueue(f"{name}-{version}", loaded.generator, loaded.options, self.metrics)
+        self.users, self.since = 0, time.monotonic()
         self._slow, self._traced = slow, -_TRACE_EVERY
         if slow is not None:
             self.batcher.on_slow = self._trace_slow
+
+    @property
+    def waiting(self) -> int:
+        """How many requests wait."""
+        return self.batcher.waiting + (0 if self.texts is None else self.texts.waiting)
+
+    async def close(self) -> None:
+        """Answer what waits, and end all threads."""
+        await self.batcher.close()
+        if self.texts is not None:
+            await self.texts.close()
 
     def ordered(self, inputs: Arrays) -> Arrays:
         """The inputs in the order of the model. Raises Refusal where they are not just those that it takes."""

@@ -196,7 +196,7 @@ async def _sampled(state: ServerState) -> AsyncIterator[None]:
         while True:
             await asyncio.sleep(1)
             for model in state.repository.models:
-                model.metrics.sample(model.batcher.waiting)
+                model.metrics.sample(model.waiting)
 
     task = asyncio.create_task(sampling())
     try:

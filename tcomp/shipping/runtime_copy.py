@@ -24,6 +24,6 @@ def runtime_files(package: str) -> dict[str, str]:
 
 def server_files() -> dict[str, str]:
     """Texts of the files that `tcomp serve` needs, by their paths: the command line, the server and the runtime, not the compiler."""
-    folders = [p for folder in ("cli", "runtime", "serve") for p in sorted((_ROOT / folder).rglob("*.py"))]
+    folders = [p for folder in ("cli", "generation", "runtime", "serve") for p in sorted((_ROOT / folder).rglob("*.py"))]
     paths = [_ROOT / "__init__.py", _ROOT / "cache.py", _ROOT / "errors.py", *folders]
     return {str(path.relative_to(_ROOT.parent)): path.read_text("utf-8") for path in paths}

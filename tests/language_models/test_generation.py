@@ -1,6 +1,7 @@
 """Text from a small model: greedy tokens are those of the reference, sampling follows its rules, text grows by whole characters."""
 
 import json
+from functools import cache
 
 import numpy as np
 import pytest
@@ -12,7 +13,7 @@ from tcomp.errors import InputError
 from tcomp.frontends.language_models.config import decoder_config
 from tcomp.frontends.language_models.decoder import decoder_graph
 from tcomp.generation import Generator, Sampling
-from tcomp.generation.generator import end_tokens
+from tcomp.generation.folder import end_tokens
 from tcomp.generation.sampling import choose, log_probabilities
 from tcomp.generation.text import GrowingText
 from tcomp.options import CompileOptions
@@ -34,10 +35,15 @@ class Bytes:
         return bytes(ids).decode(errors="replace")
 
 
-@pytest.fixture(scope="module")
-def model():
+@cache
+def small_model():
     graph = decoder_graph(decoder_config(CONFIG), lambda name, shape: WEIGHTS[name])
     return tcomp.Module.load(compile_graph(graph, CompileOptions(state="auto")), threads=2)
+
+
+@pytest.fixture
+def model():
+    return small_model()
 
 
 def greedy(prompt, count):
@@ -59,8 +65,9 @@ def test_greedy_tokens_are_those_of_the_reference(model):
 
 def test_a_prompt_that_goes_on_computes_what_is_new(model):
     generator, lengths = Generator(model), []
-    run = generator._state.run
-    generator._state.run = lambda inputs, timeout=None: (lengths.append(np.asarray(inputs["ids"]).shape[1]), run(inputs, timeout))[1]
+    state = generator._slot._state
+    run = state.run
+    state.run = lambda inputs, timeout=None: (lengths.append(np.asarray(inputs["ids"]).shape[1]), run(inputs, timeout))[1]
     first = [p.token for p in generator.complete(PROMPT, 4).pieces]
     longer = [*PROMPT, *first, 9, 9]
     assert [p.token for p in generator.complete(longer, 2).pieces] == greedy(longer, 2)
@@ -116,16 +123,20 @@ def test_sampling_keeps_to_its_rules():
     def drawn(**how):
         sampling = Sampling(temperature=1.0, seed=0, **how)
         random = sampling.generator()
-        return [choose(values, [], sampling, random) for _ in range(400)]
+        return [choose(values, [], 0, sampling, random) for _ in range(400)]
 
     counts = np.bincount(drawn(), minlength=4) / 400
     np.testing.assert_allclose(counts, [0.5, 0.25, 0.15, 0.1], atol=0.08)
     assert set(drawn(top_k=2)) == {0, 1} and set(drawn(top_p=0.7)) == {0, 1} and set(drawn(min_p=0.25)) == {0, 1, 2}
     assert set(drawn(top_p=0.0)) == {0} and drawn() == drawn()
-    assert choose(values, [0], Sampling(repetition_penalty=100.0), Sampling().generator()) == 1
-    assert choose(values, [0], Sampling(), Sampling().generator()) == 0
+    assert choose(values, [0], 1, Sampling(repetition_penalty=100.0), Sampling().generator()) == 1
+    assert choose(values, [0], 1, Sampling(), Sampling().generator()) == 0
+    penalised = Sampling(presence_penalty=0.5, frequency_penalty=0.4)
+    assert [choose(values, [0, *[0] * n], 1, penalised, Sampling().generator()) for n in (0, 1, 2)] == [0, 1, 1]
+    assert choose(values, [1, 0], 2, penalised, Sampling().generator()) == 0  # a prompt does not count
+    assert choose(values, [], 0, Sampling(bias={3: 5.0}), Sampling().generator()) == 3
     with pytest.raises(InputError, match="not finite"):
-        choose(np.array([1, np.nan], np.float32), [], Sampling(), Sampling().generator())
+        choose(np.array([1, np.nan], np.float32), [], 0, Sampling(), Sampling().generator())
     with pytest.raises(InputError, match="top_p is 2"):
         Sampling(top_p=2)
 
