@@ -89,6 +89,11 @@ def root(
     """Compile ONNX models to native code; run, measure and verify them."""
 
 
+def _paragraphs(text: str) -> str:
+    """Help text whose paragraphs are wrapped to the terminal, not as in the source."""
+    return "\n\n".join(" ".join(paragraph.split()) for paragraph in text.split("\n\n"))
+
+
 def _examples(text: str) -> str:
     """Help text that keeps its line breaks."""
     return "\b\nExamples:\n" + indent(inspect.cleandoc(text), "  ")
@@ -103,44 +108,64 @@ app = typer.Typer(
 )
 app.callback()(root)
 
-_COMMANDS: dict[Callable[..., None], str] = {
-    compile: """
-        tcomp compile model.onnx
-        tcomp compile bert.onnx -o bert.tcomp --dim batch=1 --dim seq=1..512
-        tcomp compile net.onnx --shape input=1x3x224x224 --target 'cpu -mcpu=x86-64-v3'
-        tcomp compile net.onnx --emit graph,loops --emit-to -""",
-    run: """
-        tcomp run model.tcomp
-        tcomp run model.tcomp --input image=cat.npy --save out.npz
-        tcomp run bert.onnx --dim batch=1 --dim seq=128 --profile""",
-    bench: """
-        tcomp bench model.onnx
-        tcomp bench model.onnx --against onnxruntime,openvino --threads 1,2
-        tcomp bench model.tcomp --seconds 5 --json""",
-    tune: """
-        tcomp tune model.onnx --budget 60s
-        tcomp tune bert.onnx --dim batch=1 --dim seq=128 --budget 10m --database bert.db
-        tcomp tune --resume""",
-    report: "tcomp report tune.db -o report.html",
-    check: "tcomp check model.onnx\ntcomp check model.onnx --json | jq .missing",
-    verify: "tcomp verify model.onnx\ntcomp verify bert.onnx --dim seq=16 --full",
-    explain: "tcomp explain model.onnx\ntcomp explain model.onnx --target 'cpu -mcpu=znver4'",
-    package: """
-        tcomp package model.onnx --format c -o model-c
-        tcomp package model.tcomp --format c --name classifier --weights-at beside""",
-    sign: """
-        tcomp sign model.tcomp --key private.pem
-        tcomp sign model.tcomp --key private.pem -o signed.tcomp""",
-    generate: """
-        tcomp generate Qwen2-0.5B --weights int8 --prompt 'Once upon a time'
-        tcomp compile Qwen2-0.5B --weights int4 --state auto -o qwen.tcomp
-        tcomp generate Qwen2-0.5B --artifact qwen.tcomp --temperature 0.8 --top-p 0.9 < prompt.txt""",
-    serve: """
-        tcomp serve models/ --port 8000 --grpc-port 8001
-        tcomp serve model.tcomp --max-batch 16 --instances 2
-        curl localhost:8000/v1/models/model:predict -d '{"inputs": {"x": [[1, 2, 3, 4]]}}'""",
-    doctor: "tcomp doctor\ntcomp doctor --json",
-    demo: "tcomp demo\ntcomp demo --model squeezenet --threads 1",
+_COMMANDS: dict[str, dict[Callable[..., None], str]] = {  # by groups of the help, with examples
+    "Compile and run": {
+        compile: """
+            tcomp compile model.onnx
+            tcomp compile bert.onnx -o bert.tcomp --dim batch=1 --dim seq=1..512
+            tcomp compile net.onnx --shape input=1x3x224x224 --target 'cpu -mcpu=x86-64-v3'
+            tcomp compile net.onnx --emit graph,loops --emit-to -""",
+        run: """
+            tcomp run model.tcomp
+            tcomp run model.tcomp --input image=cat.npy --save out.npz
+            tcomp run bert.onnx --dim batch=1 --dim seq=128 --profile""",
+        check: """
+            tcomp check model.onnx
+            tcomp check model.onnx --json | jq .missing""",
+        package: """
+            tcomp package model.onnx --format c -o model-c
+            tcomp package model.tcomp --format c --name classifier --weights-at beside""",
+        demo: """
+            tcomp demo
+            tcomp demo --model squeezenet --threads 1""",
+    },
+    "Measure and tune": {
+        bench: """
+            tcomp bench model.onnx
+            tcomp bench model.onnx --against onnxruntime,openvino --threads 1,2
+            tcomp bench model.tcomp --seconds 5 --json""",
+        tune: """
+            tcomp tune model.onnx --budget 60s
+            tcomp tune bert.onnx --dim batch=1 --dim seq=128 --budget 10m --database bert.db
+            tcomp tune --resume""",
+        report: "tcomp report tune.db -o report.html",
+    },
+    "Look inside and verify": {
+        explain: """
+            tcomp explain model.onnx
+            tcomp explain model.onnx --target 'cpu -mcpu=znver4'""",
+        verify: """
+            tcomp verify model.onnx
+            tcomp verify bert.onnx --dim seq=16 --full""",
+        sign: """
+            tcomp sign model.tcomp --key private.pem
+            tcomp sign model.tcomp --key private.pem -o signed.tcomp""",
+    },
+    "Serve": {
+        serve: """
+            tcomp serve models/ --port 8000 --grpc-port 8001
+            tcomp serve model.tcomp --max-batch 16 --instances 2
+            curl localhost:8000/v1/models/model:predict -d '{"inputs": {"x": [[1, 2, 3, 4]]}}'""",
+        generate: """
+            tcomp generate Qwen2-0.5B --weights int8 --prompt 'Once upon a time'
+            tcomp compile Qwen2-0.5B --weights int4 --state auto -o qwen.tcomp
+            tcomp generate Qwen2-0.5B --artifact qwen.tcomp --temperature 0.8 --top-p 0.9 < prompt.txt""",
+    },
+    "This machine": {
+        doctor: """
+            tcomp doctor
+            tcomp doctor --json""",
+    },
 }
 _DATABASE_COMMANDS: dict[Callable[..., None], str] = {
     show: "tcomp db show tune.db\ntcomp db show tune.db --task 3f9a",
@@ -151,8 +176,10 @@ _DATABASE_COMMANDS: dict[Callable[..., None], str] = {
 database = typer.Typer(no_args_is_help=True, help="Look into databases of tuning records, and move records between them.")
 _CACHE_COMMANDS: dict[Callable[..., None], str] = {cache.show: "tcomp cache show", cache.clean: "tcomp cache clean"}
 kept = typer.Typer(no_args_is_help=True, help="Look into the cache of what was compiled before ($TCOMP_CACHE), and empty it.")
-for typer_group, commands in ((app, _COMMANDS), (database, _DATABASE_COMMANDS), (kept, _CACHE_COMMANDS)):
-    for function, examples in commands.items():
-        typer_group.command(function.__name__.rstrip("_"), epilog=_examples(examples))(guarded(function))
-app.add_typer(database, name="db")
-app.add_typer(kept, name="cache")
+for typer_group, panels in ((app, _COMMANDS), (database, {None: _DATABASE_COMMANDS}), (kept, {None: _CACHE_COMMANDS})):
+    for panel, commands in panels.items():
+        for function, examples in commands.items():
+            name, text = function.__name__.rstrip("_"), _paragraphs(inspect.getdoc(function) or "")
+            typer_group.command(name, help=text, epilog=_examples(examples), rich_help_panel=panel)(guarded(function))
+app.add_typer(database, name="db", rich_help_panel="Measure and tune")
+app.add_typer(kept, name="cache", rich_help_panel="This machine")

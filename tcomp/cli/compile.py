@@ -17,17 +17,18 @@ if TYPE_CHECKING:
     from tcomp.frontends.onnx.importer import NodeRecord
 
 STAGES = ("graph", "te", "schedule", "loops", "llvm", "asm", "cuda", "ptx", "sass-stats")
-_EMIT_TO = "Where: a folder, or - for stdout. Default: next to the artifact."
-_MAX_SECONDS = "For models that nobody trusts: refuse what takes longer to compile (60s, 10m)."
-_MAX_MEMORY = "For models that nobody trusts: refuse what takes more memory to compile (4G, 800M)."
+_EMIT_TO = "The folder for these texts, or - for stdout. Default: the folder of the artifact."
+_MAX_SECONDS = "Stop compiling after this time (60s, 10m), for untrusted models."
+_MAX_MEMORY = "Stop compiling above this memory (4G, 800M), for untrusted models."
 _STYLES = {"missing": "red", "unchecked": "yellow", "decomposed": "cyan", "host step": "magenta"}
 
 
 def check(model: opt.OnnxModel, *, options: opt.CompilationOptions, as_json: opt.Json = False) -> None:
-    """List every node of a model: supported, decomposed into simpler operators, a step of the runtime (strings, images), or missing.
+    """List what tcomp supports of a model, and everything that is missing.
 
-    A node that depends on a missing one is "unchecked". Where none is missing, all passes run for the target, and memory is planned: what
-    `tcomp compile` would refuse is told here. Exit status: 0 if the model can be compiled, 1 if not.
+    Each node is supported, decomposed into simpler operators, a host step (strings, images), or missing; a node that depends on a missing
+    one is "unchecked". If none is missing, all passes run for the target and memory is planned, so that whatever `tcomp compile` would
+    refuse is reported here. Exit status: 0 if the model can be compiled, 1 if not.
     """
     from tcomp.pipeline import check_graph, examine_model
 

@@ -11,32 +11,40 @@ from typing import Annotated
 from tcomp.cli import options as opt, output
 from tcomp.errors import InputError, printable
 
-_FOLDER = "A folder of Hugging Face: config.json, tokenizer.json, safetensors."
-_ARTIFACT = "What `tcomp compile FOLDER --state auto` wrote of it. Default: the folder is compiled."
-_KIND = "Of the folder, where it is compiled: int8, int4, bf16, fp16."
+_FOLDER = "A Hugging Face folder: config.json, tokenizer.json, safetensors."
+_ARTIFACT = "The artifact that `tcomp compile FOLDER --state auto` wrote. Default: compile the folder."
+_KIND = "Store weights as int8, int4, bf16 or fp16 when the folder is compiled."
 
 
 def generate(
     folder: Annotated[Path, opt.argument("FOLDER", _FOLDER)],
     *,
-    prompt: Annotated[str, opt.option("--prompt", "TEXT", "What the text goes on from; - reads it from stdin.")] = "-",
+    prompt: Annotated[str, opt.option("--prompt", "TEXT", "The text to continue; - reads it from stdin.")] = "-",
     artifact: Annotated[Path | None, opt.option("--artifact", "FILE", _ARTIFACT)] = None,
     weights: Annotated[str | None, opt.option("--weights", "KIND", _KIND)] = None,
-    max_tokens: Annotated[int, opt.option("--max-tokens", "N", "The most tokens.", min=1, show_default=True)] = 128,
-    temperature: Annotated[float, opt.option("--temperature", "T", "0: the likeliest token each time.", show_default=True)] = 0.0,
-    top_k: Annotated[int, opt.option("--top-k", "N", "Only the N likeliest tokens; 0: all.", show_default=True)] = 0,
-    top_p: Annotated[float, opt.option("--top-p", "P", "Only the likeliest tokens that reach P together.", show_default=True)] = 1.0,
-    min_p: Annotated[float, opt.option("--min-p", "P", "Only tokens P times as likely as the likeliest.", show_default=True)] = 0.0,
-    repetition_penalty: Annotated[
-        float, opt.option("--repetition-penalty", "X", "Make tokens that occurred less likely.", show_default=True)
+    max_tokens: Annotated[
+        int, opt.option("--max-tokens", "N", "The largest number of tokens to generate.", min=1, show_default=True)
+    ] = 128,
+    temperature: Annotated[
+        float, opt.option("--temperature", "T", "Randomness of the choice; 0: always the likeliest token.", show_default=True)
+    ] = 0.0,
+    top_k: Annotated[int, opt.option("--top-k", "N", "Choose among the N likeliest tokens; 0: all.", show_default=True)] = 0,
+    top_p: Annotated[
+        float, opt.option("--top-p", "P", "Choose among the likeliest tokens whose probabilities add up to P.", show_default=True)
     ] = 1.0,
-    stop: Annotated[list[str] | None, opt.option("--stop", "TEXT", "End before this text. May be repeated.")] = None,
-    seed: Annotated[int | None, opt.option("--seed", "N", "Of the random numbers. Default: others each time.")] = None,
+    min_p: Annotated[
+        float, opt.option("--min-p", "P", "Choose among tokens at least P times as likely as the likeliest.", show_default=True)
+    ] = 0.0,
+    repetition_penalty: Annotated[
+        float, opt.option("--repetition-penalty", "X", "Make tokens that occurred before less likely; 1: no change.", show_default=True)
+    ] = 1.0,
+    stop: Annotated[list[str] | None, opt.option("--stop", "TEXT", "Stop before this text. May be repeated.")] = None,
+    seed: Annotated[int | None, opt.option("--seed", "N", "Seed of the random numbers. Default: a new one each time.")] = None,
     threads: opt.Threads = None,
     chat: Annotated[bool, opt.flag("--chat", "The prompt is a message, written as the folder's template for chats says.")] = False,
     as_json: opt.Json = False,
 ) -> None:
-    """Generate text with a language model, as it is computed.
+    """Generate text with a language model, printed as it is computed.
 
     The prompt is continued as it is, unless it is a message of a chat.
     """

@@ -32,9 +32,9 @@ def option(name: str, metavar: str, help: str, **more: Any) -> Any:
     return typer.Option(name, metavar=metavar, help=help, **{"show_default": False, **more})
 
 
-def flag(name: str, help: str) -> Any:
+def flag(name: str, help: str, **more: Any) -> Any:
     """An option without a value."""
-    return typer.Option(name, help=help)
+    return typer.Option(name, help=help, **more)
 
 
 def argument(metavar: str, help: str) -> Any:
@@ -47,23 +47,27 @@ def out_file(help: str, **more: Any) -> Any:
     return typer.Option("-o", "--output", metavar="FILE", help=help, **{"show_default": False, **more})
 
 
-_INPUT = "The value of an input: a .npy file, or a number that fills it (sr=16000). FILE.npz gives several. May be repeated."
-_VALUE = "Fix an input for good (sr=16000, table=table.npy), so that shapes may depend on it. May be repeated."
-_TARGET = "What to compile for, as in 'cpu -mcpu=skylake-avx512'. Default: this machine."
-_PRECISION = "Of products of float32 matrices, for --target cuda: fp32, tf32, fp16, bf16."
-_DIRECT = "Direct sums only, without Winograd's and Strassen's algorithms: slower, more exact, less memory for weights."
-_STATE = "An output that is an input with new rows behind it, in its memory (a cache); or auto: past and present. May be repeated."
-_WEIGHTS = "Store large matrices of weights as int8, int4 (blocks of 32 with a scale each), bf16 or fp16."
+SIZES, MACHINE, METHODS = ({"rich_help_panel": title} for title in ("Sizes and fixed inputs", "Machine", "Algorithms and storage"))
+"""Groups of options in the help."""
+_INPUT = "The value of an input: a .npy file, or a number that fills it (sr=16000). FILE.npz gives several inputs. May be repeated."
+_VALUE = "Make an input a constant (sr=16000, table=table.npy), so that shapes may depend on it. May be repeated."
+_TARGET = "The machine to compile for, such as 'cpu -mcpu=skylake-avx512'. Default: this machine."
+_ARCH = "With --target cuda: the GPU architectures, such as sm_90a,sm_80."
+_PRECISION = "With --target cuda: the precision of products of float32 matrices (fp32, tf32, fp16, bf16)."
+_DIRECT = "Do not use Winograd's and Strassen's algorithms: slower, but more exact, and weights take less memory."
+_STATE = "Update a cache in place: OUTPUT is INPUT with new rows appended. `auto` finds pairs named past* and present*. May be repeated."
+_WEIGHTS = "Store large weight matrices as int8 or int4 (blocks of 32 with one scale each), bf16 or fp16."
 OnnxModel = Annotated[
-    Path, argument("MODEL.onnx", "An ONNX model, a program of torch.export.save (.pt2), or a folder of a language model.")
+    Path, argument("MODEL.onnx", "An ONNX model, a file of torch.export.save (.pt2), a language model's folder, or a GGUF file.")
 ]
 AnyModel = Annotated[Path, argument("MODEL", "An ONNX model, or an artifact that `tcomp compile` wrote.")]
-_DIM = "Fix a symbolic dim (batch=1), bound it (seq=1..512), or list sizes that get code of their own (batch=1,8,32). May be repeated."
-Dims = Annotated[list[str] | None, option("--dim", "NAME=N", _DIM)]
-Shapes = Annotated[list[str] | None, option("--shape", "INPUT=AxBxC", "The shape of an input (x=1x3x224x224). May be repeated.")]
-Values = Annotated[list[str] | None, option("--value", "INPUT=NUMBER", _VALUE)]
-Tuned = Annotated[Path | None, option("--database", "FILE", "Use the schedules that `tcomp tune` found, where there are any.")]
-Threads = Annotated[int | None, option("--threads", "N", "Number of threads. Default: all physical cores.", min=1, max=MAX_THREADS)]
+_DIM = "Fix a symbolic dim (batch=1), bound it (seq=1..512), or list sizes to optimise for (batch=1,8,32). May be repeated."
+Dims = Annotated[list[str] | None, option("--dim", "NAME=N", _DIM, **SIZES)]
+Shapes = Annotated[list[str] | None, option("--shape", "INPUT=AxBxC", "The shape of an input (x=1x3x224x224). May be repeated.", **SIZES)]
+Values = Annotated[list[str] | None, option("--value", "INPUT=NUMBER", _VALUE, **SIZES)]
+Tuned = Annotated[Path | None, option("--database", "FILE", "Use the schedules that `tcomp tune` found.", **METHODS)]
+_THREADS = "Number of threads. Default: all physical cores."
+Threads = Annotated[int | None, option("--threads", "N", _THREADS, min=1, max=MAX_THREADS, **MACHINE)]
 Inputs = Annotated[list[str] | None, option("--input", "NAME=FILE.npy", _INPUT)]
 Seed = Annotated[int, option("--seed", "N", "Seed of the random inputs.", min=0, show_default=True)]
 Json = Annotated[bool, flag("--json", "Print JSON on stdout, for machines.")]
@@ -76,9 +80,9 @@ class ModelOptions:
 
     dim: Dims = None
     shape: Shapes = None
-    target: Annotated[str | None, option("--target", "TARGET", _TARGET)] = None
-    arch: Annotated[str | None, option("--arch", "NAMES", "GPU architectures for --target cuda, as in sm_90a,sm_80.")] = None
-    precision: Annotated[str | None, option("--precision", "NAME", _PRECISION)] = None
+    target: Annotated[str | None, option("--target", "TARGET", _TARGET, **MACHINE)] = None
+    arch: Annotated[str | None, option("--arch", "NAMES", _ARCH, **MACHINE)] = None
+    precision: Annotated[str | None, option("--precision", "NAME", _PRECISION, **MACHINE)] = None
 
     @property
     def given(self) -> list[str]:
@@ -111,9 +115,9 @@ class CompilationOptions(ModelOptions):
     """The options of commands that compile a model."""
 
     value: Values = None
-    direct: Annotated[bool, flag("--direct", _DIRECT)] = False
-    weights: Annotated[str | None, option("--weights", "KIND", _WEIGHTS)] = None
-    state: Annotated[list[str] | None, option("--state", "INPUT=OUTPUT", _STATE)] = None
+    direct: Annotated[bool, flag("--direct", _DIRECT, **METHODS)] = False
+    weights: Annotated[str | None, option("--weights", "KIND", _WEIGHTS, **METHODS)] = None
+    state: Annotated[list[str] | None, option("--state", "INPUT=OUTPUT", _STATE, **METHODS)] = None
 
     def compile_options(self, **others: Any) -> CompileOptions:
         """As those of `ModelOptions`, with values and algorithms."""

@@ -11,29 +11,28 @@ from tcomp.errors import InputError
 
 FORMATS = ("c", "wheel", "oci", "wasm")
 _WEIGHTS = ("inside", "beside")
-_WHERE = "Inside the library or wheel, or in a file beside it: `inside` or `beside` (wasm: always)."
-_NAME = "Of the package, and so of its functions: letters, digits, underscores. Default: made of the name of the file."
+_WHERE = "Where weights are: `inside` the library or wheel, or in a file `beside` it (always for wasm)."
+_NAME = "Name of the package and its functions: letters, digits, underscores. Default: from the name of the file."
 
 
 def package(
     model: opt.AnyModel,
     *,
-    format: Annotated[str, opt.option("--format", "FORMAT", f"What to make: {', '.join(FORMATS)}.")],
+    format: Annotated[str, opt.option("--format", "FORMAT", f"The kind of package: {', '.join(FORMATS)}.")],
     out: Annotated[Path | None, opt.out_file("The new folder. Default: NAME-FORMAT here.")] = None,
     name: Annotated[str | None, opt.option("--name", "NAME", _NAME)] = None,
-    version: Annotated[str, opt.option("--version", "VERSION", "Of the package.", show_default=True)] = "1.0",
+    version: Annotated[str, opt.option("--version", "VERSION", "Version of the package.", show_default=True)] = "1.0",
     weights_at: Annotated[str, opt.option("--weights-at", "WHERE", _WHERE, show_default=True)] = "inside",
     options: opt.CompilationOptions,
     threads: opt.Threads = None,
     database: opt.Tuned = None,
     as_json: opt.Json = False,
 ) -> None:
-    """Make a package of a model that programs use without tcomp, from an ONNX model or from an artifact.
+    """Package an ONNX model or an artifact for programs that run without tcomp.
 
-    c: a folder with a typed header, a shared and a static library that need the C library alone, an example, and files for CMake and
-    pkg-config. wheel: a package for pip, which needs NumPy alone; `import NAME; NAME.run(x)`. oci: a folder from which container engines
-    build an image that serves the model, as `tcomp serve` does. wasm: a WebAssembly module with what runs it in Node
-    and in pages, and a page that tries it on a picture.
+    c: a folder with a typed header, a shared and a static library that need only the C library, an example, and files for CMake and
+    pkg-config. wheel: a package for pip that needs only NumPy (`import NAME; NAME.run(x)`). oci: a folder from which container engines
+    build an image that runs `tcomp serve`. wasm: a WebAssembly module for Node and browsers, with a page that tries it on a picture.
     """
     from tcomp.api import with_records
     from tcomp.cli.inputs import open_model

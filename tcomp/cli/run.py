@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 _PEERS = ("onnxruntime", "openvino", "torch")
 _AGAINST = f"Some of {','.join(_PEERS)}. Default: ONNX Runtime, where installed."
 _TRACE = "Write when each kernel ran in which thread, in a second run, for https://ui.perfetto.dev or chrome://tracing."
-_TRUSTED = "Run only what the owner of this public key of Ed25519 signed (see `tcomp sign`)."
+_TRUSTED = "Run only artifacts signed with this Ed25519 key (see `tcomp sign`)."
 _SECONDS = "Time for each contender and number of threads."
 MAX_ROWS = 30  # kernels of a profile that get a line of their own: what fits a screen
 

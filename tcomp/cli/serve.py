@@ -8,54 +8,82 @@ from typing import Annotated
 from tcomp.cli import options as opt, output
 from tcomp.errors import InputError
 
+_BATCHES, _LIMITS, _SECURITY, _OPERATION = ({"rich_help_panel": title} for title in ("Batches", "Limits", "Security", "Operation"))
+_REQUEST = "The largest request."
 _MODELS = "A folder of models (NAME.tcomp, NAME/VERSION/*.tcomp), or one artifact."
-_TRUSTED = "Serve only what the owner of this public key of Ed25519 signed (see `tcomp sign`)."
-_DELAY = "How long a request may wait for others of its batch although an instance is free. Default: 0."
-_PREFERRED = "Sizes to which batches are cut, where the model was compiled for certain ones: 1,8,32."
-_DRAIN_DELAY = "After SIGTERM, go on accepting for so long, while not ready any more."
-_SLOW = "Log runs that take longer, with the times of their kernels (one a minute)."
-_INSTANCES = "Runs of a model at the same time. Default: as many as threads, up to 8."
-_TOKENS = "A file of bearer tokens, a line each, one of which every request must bring."
+_TRUSTED = "Serve only artifacts signed with this Ed25519 key (see `tcomp sign`)."
+_DELAY = "How long a request may wait for others to join its batch while an instance is free. Default: 0."
+_PREFERRED = "Batch sizes that the model was compiled for, such as 1,8,32: larger batches are cut to these."
+_DRAIN_DELAY = "After SIGTERM, accept requests for this long while reporting not ready."
+_SLOW = "Log runs that take longer than this, with the time of each kernel (at most one per minute)."
+_INSTANCES = "Runs of one model at the same time. Default: the number of threads, up to 8."
+_TOKENS = "A file of bearer tokens, one per line. Every request must carry one of them."
 
 
 def serve(
     models: Annotated[Path, opt.argument("MODELS", _MODELS)],
     *,
-    host: Annotated[str, opt.option("--host", "ADDRESS", "Where to listen.", show_default=True)] = "127.0.0.1",
-    port: Annotated[int, opt.option("--port", "N", "Of HTTP; 0: any.", min=0, max=65535, show_default=True)] = 8000,
-    grpc_port: Annotated[int | None, opt.option("--grpc-port", "N", "Of gRPC; 0: any. Default: none.", min=0, max=65535)] = None,
-    max_batch: Annotated[int, opt.option("--max-batch", "ROWS", "The most rows that run together.", min=1, show_default=True)] = 32,
-    max_delay: Annotated[int, opt.option("--max-delay", "MICROSECONDS", _DELAY, min=0)] = 0,
-    preferred: Annotated[str | None, opt.option("--preferred", "SIZES", _PREFERRED)] = None,
-    instances: Annotated[int | None, opt.option("--instances", "N", _INSTANCES, min=1)] = None,
+    host: Annotated[str, opt.option("--host", "ADDRESS", "The address to listen at.", show_default=True)] = "127.0.0.1",
+    port: Annotated[int, opt.option("--port", "N", "The HTTP port; 0: any free port.", min=0, max=65535, show_default=True)] = 8000,
+    grpc_port: Annotated[
+        int | None, opt.option("--grpc-port", "N", "The gRPC port; 0: any free port. Default: no gRPC.", min=0, max=65535)
+    ] = None,
+    max_batch: Annotated[int, opt.option("--max-batch", "ROWS", "The largest batch, in rows.", min=1, show_default=True, **_BATCHES)] = 32,
+    max_delay: Annotated[int, opt.option("--max-delay", "MICROSECONDS", _DELAY, min=0, **_BATCHES)] = 0,
+    preferred: Annotated[str | None, opt.option("--preferred", "SIZES", _PREFERRED, **_BATCHES)] = None,
+    instances: Annotated[int | None, opt.option("--instances", "N", _INSTANCES, min=1, **_BATCHES)] = None,
     threads: opt.Threads = None,
-    max_queue: Annotated[int, opt.option("--max-queue", "N", "Requests of a model that may wait.", min=1, show_default=True)] = 256,
-    timeout: Annotated[int | None, opt.option("--timeout", "MILLISECONDS", "Deadline of requests that bring none.", min=1)] = None,
-    max_memory: Annotated[int | None, opt.option("--max-memory", "BYTES", "Of workspace and outputs of a run.", min=0)] = None,
-    poll: Annotated[float, opt.option("--poll", "SECONDS", "Look for changes in the folder; 0: never.", min=0, show_default=True)] = 1.0,
-    management: Annotated[bool, opt.flag("--management", "Clients may load and unload models.")] = False,
-    trusted: Annotated[Path | None, opt.option("--trusted", "PUBLIC.pem", _TRUSTED)] = None,
-    tokens: Annotated[Path | None, opt.option("--tokens", "FILE", _TOKENS)] = None,
-    certificate: Annotated[Path | None, opt.option("--certificate", "FILE.pem", "For TLS.")] = None,
-    private_key: Annotated[Path | None, opt.option("--private-key", "FILE.pem", "For TLS.")] = None,
-    client_ca: Annotated[Path | None, opt.option("--client-ca", "FILE.pem", "Clients need a certificate of this authority.")] = None,
-    max_request: Annotated[int, opt.option("--max-request", "BYTES", "Of one request.", min=1, show_default=True)] = 64 << 20,
-    max_pending: Annotated[int, opt.option("--max-pending", "BYTES", "Of all requests in work.", min=1, show_default=True)] = 1 << 30,
-    max_connections: Annotated[int, opt.option("--max-connections", "N", "At the same time.", min=1, show_default=True)] = 1024,
-    rate: Annotated[float, opt.option("--rate", "N", "Requests per second of a client. Default: no limit.", min=0)] = 0.0,
-    burst: Annotated[int, opt.option("--burst", "N", "Requests that may come at once.", min=1, show_default=True)] = 10,
-    drain_delay: Annotated[float, opt.option("--drain-delay", "SECONDS", _DRAIN_DELAY, min=0, show_default=True)] = 0.0,
+    max_queue: Annotated[
+        int, opt.option("--max-queue", "N", "Requests per model that may wait; more get status 429.", min=1, show_default=True, **_LIMITS)
+    ] = 256,
+    timeout: Annotated[
+        int | None, opt.option("--timeout", "MILLISECONDS", "The deadline of requests that have none.", min=1, **_LIMITS)
+    ] = None,
+    max_memory: Annotated[
+        int | None, opt.option("--max-memory", "BYTES", "The most memory that one run may use for workspace and outputs.", min=0, **_LIMITS)
+    ] = None,
+    poll: Annotated[
+        float,
+        opt.option(
+            "--poll", "SECONDS", "Time between two looks for changes in the folder; 0: never.", min=0, show_default=True, **_OPERATION
+        ),
+    ] = 1.0,
+    management: Annotated[bool, opt.flag("--management", "Let clients load and unload models.", **_SECURITY)] = False,
+    trusted: Annotated[Path | None, opt.option("--trusted", "PUBLIC.pem", _TRUSTED, **_SECURITY)] = None,
+    tokens: Annotated[Path | None, opt.option("--tokens", "FILE", _TOKENS, **_SECURITY)] = None,
+    certificate: Annotated[Path | None, opt.option("--certificate", "FILE.pem", "The TLS certificate.", **_SECURITY)] = None,
+    private_key: Annotated[Path | None, opt.option("--private-key", "FILE.pem", "The private key of the certificate.", **_SECURITY)] = None,
+    client_ca: Annotated[
+        Path | None, opt.option("--client-ca", "FILE.pem", "Require client certificates signed by this authority.", **_SECURITY)
+    ] = None,
+    max_request: Annotated[int, opt.option("--max-request", "BYTES", _REQUEST, min=1, show_default=True, **_LIMITS)] = 64 << 20,
+    max_pending: Annotated[
+        int, opt.option("--max-pending", "BYTES", "The most bytes of all requests in progress.", min=1, show_default=True, **_LIMITS)
+    ] = 1 << 30,
+    max_connections: Annotated[
+        int, opt.option("--max-connections", "N", "The most connections at once.", min=1, show_default=True, **_LIMITS)
+    ] = 1024,
+    rate: Annotated[
+        float, opt.option("--rate", "N", "Requests per second that one client may send. Default: no limit.", min=0, **_LIMITS)
+    ] = 0.0,
+    burst: Annotated[
+        int, opt.option("--burst", "N", "Requests that one client may send at once, with --rate.", min=1, show_default=True, **_LIMITS)
+    ] = 10,
+    drain_delay: Annotated[float, opt.option("--drain-delay", "SECONDS", _DRAIN_DELAY, min=0, show_default=True, **_OPERATION)] = 0.0,
     drain_timeout: Annotated[
-        float, opt.option("--drain-timeout", "SECONDS", "Wait for answers at the end.", min=1, show_default=True)
+        float,
+        opt.option(
+            "--drain-timeout", "SECONDS", "The longest wait for running requests after SIGTERM.", min=1, show_default=True, **_OPERATION
+        ),
     ] = 30.0,
-    slow: Annotated[float | None, opt.option("--slow", "MILLISECONDS", _SLOW, min=0)] = None,
-    log_requests: Annotated[bool, opt.flag("--log-requests", "Log every request.")] = False,
+    slow: Annotated[float | None, opt.option("--slow", "MILLISECONDS", _SLOW, min=0, **_OPERATION)] = None,
+    log_requests: Annotated[bool, opt.flag("--log-requests", "Log every request.", **_OPERATION)] = False,
     as_json: opt.Json = False,
 ) -> None:
     """Serve compiled models over HTTP and gRPC, by the Open Inference Protocol (KServe V2).
 
-    Requests that wait are computed in batches. SIGTERM or Ctrl-C ends the server when all accepted requests are answered. Logs are JSON, on
-    stderr; figures for Prometheus are at /metrics, a page for people at /.
+    Waiting requests are computed in batches. SIGTERM or Ctrl-C stops the server after all accepted requests are answered. Logs are JSON on
+    stderr. /metrics has figures for Prometheus, / a status page.
     """
     try:
         from tcomp.serve.logs import log_to_stderr

@@ -53,7 +53,7 @@ def tune(
     seed: Annotated[int, opt.option("--seed", "N", "Seed of the search.", min=0, show_default=True)] = 0,
     as_json: opt.Json = False,
 ) -> None:
-    """Search for faster schedules of a model's kernels; what wins in the whole model is what `tcomp compile --database` follows.
+    """Search for faster schedules of a model's kernels, for `tcomp compile --database`.
 
     Give the same --target, --arch, --precision, --threads, --dim, --shape, --value and --direct to `tcomp compile`. Ctrl-C ends the search
     and confirms the best so far.
@@ -322,7 +322,7 @@ def report(
     out: Annotated[Path, opt.out_file("The page to write.", show_default=True)] = Path("report.html"),
     as_json: opt.Json = False,
 ) -> None:
-    """Write a page (one file, no scripts) that shows how tuning went: convergence, predictions, gains, the winning schedules."""
+    """Write an HTML page about a tuning: convergence, predictions, gains, the winning schedules."""
     from tcomp.autotune.report import page
     from tcomp.runtime.artifact import replacing
 
