@@ -36,7 +36,7 @@ def plus(server: Running, version: str = "") -> float:
 
 
 def until(true: Any) -> None:
-    end = time.monotonic() + 20
+    end = time.monotonic() + 60
     while not true():
         assert time.monotonic() < end
         time.sleep(0.02)
