@@ -5,15 +5,19 @@ import pytest
 from onnx import TensorProto, helper, numpy_helper
 
 from tcomp.backends import backend_of
-from tcomp.backends.kernel import build_loops, build_versions
+from tcomp.backends.kernel import build_loops, build_versions, operand_layouts
 from tcomp.ir.expr import dim
 from tcomp.ir.graph import GraphBuilder, with_sizes
 from tcomp.ir.interpreters.graph import evaluate_graph
 from tcomp.ops.elementwise import RELU
 from tcomp.ops.matmul import MATMUL
 from tcomp.options import CompileOptions
+from tcomp.passes.layout import with_layouts
 from tcomp.pipeline import compile_model, import_graph
 from tcomp.runtime import Module
+from tcomp.schedules.analysis.access_patterns import nests
+from tcomp.schedules.cpu.contraction import tile_of
+from tcomp.schedules.knobs import Knobs
 
 RNG = np.random.default_rng(3)
 
@@ -87,6 +91,22 @@ def test_versions_are_for_dims_that_may_be_one():
     ((sizes, schedule),) = versions(n := dim("n", 0))
     assert sizes == {n: 1} and schedule.kernel.scalars == () and schedule.kernel.name == "kernel.v0"
     assert versions(5) == versions(dim("n", 2)) == versions(dim("n", 1) * 4) == []
+
+
+def test_a_version_takes_whole_panels():
+    """Weights lie in panels as wide as the register tile for all sizes; few rows alone would have tiles of another width."""
+    backend, n = backend_of("cpu -mcpu=znver4"), dim("n", 0)
+    b = GraphBuilder()
+    x, w = b.input("x", "float32", (n, 16, 512)), b.input("w", "float32", (512, 512))
+    body = b.build(b.add(MATMUL, [x, w]))
+    packed = with_layouts(body, layouts := operand_layouts(body, frozenset({1}), backend))
+
+    def columns(graph):
+        product = next(nest for nest in nests(backend.lower(graph, "kernel")) if nest.is_reduction)
+        return tile_of(product, backend.target, Knobs()).vectors * 16
+
+    panel = layouts[1].pieces[-1].mod
+    assert columns(with_sizes(body, {n: 1})) % panel != 0 == columns(with_sizes(packed, {n: 1})) % panel
 
 
 def test_a_graph_with_fixed_sizes():

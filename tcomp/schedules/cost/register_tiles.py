@@ -45,9 +45,10 @@ def choose_tile(
     outer_options: Iterable[int] = (1,),
     loading: Callable[[int], tuple[float, float]] = lambda vectors: (0.0, 0.0),
     multiple: int = 0,
+    panel: int = 0,
 ) -> Tile:
     """The register tile with the least modelled cycles (`Tile.cycles`) for an outer_rows x rows x columns result, of those with as many
-    outer rows as one of `outer_options` says, whose rows divide `multiple`.
+    outer rows as one of `outer_options` says, whose rows divide `multiple`, and which fit panels of so many vectors (see `tiles`).
 
     More rows than `cached_rows` evict each other from the first-level cache. `loading` says how many cycles it takes to load so many
     vectors of the operand again for other rows: (at least, on top of the rest)."""
@@ -66,7 +67,7 @@ def choose_tile(
 
     best, best_cost = Tile(1, 1), float("inf")
     for outer in outer_options:
-        for tile in tiles(min(rows, MAX_TILE_ROWS), vector_count, registers, outer, core.loads_first):
+        for tile in tiles(min(rows, MAX_TILE_ROWS), vector_count, registers, outer, core.loads_first, panel):
             if multiple % tile.rows == 0:
                 cost = outer_rows // outer * cycles(tile, outer) + cycles(tile, outer_rows % outer)
                 if cost < best_cost * (TILE_GAIN if outer == best.outer_rows else OUTER_ROWS_GAIN):
@@ -79,9 +80,11 @@ def outer_row_counts(outer_rows: int) -> range:
     return range(1, max(1, min(outer_rows, MAX_OUTER_ROWS)) + 1)
 
 
-def tiles(rows: int, vectors: int, registers: int, outer_rows: int = 1, loads_first: bool = False) -> list[Tile]:
+def tiles(rows: int, vectors: int, registers: int, outer_rows: int = 1, loads_first: bool = False, panel: int = 0) -> list[Tile]:
     """All tiles of at most so many rows and vectors, with `outer_rows`, whose accumulators and operands fit into the registers;
-    `loads_first`: the operands of all rows at once, and a product."""
-    sizes = ((r, v) for v in range(1, min(vectors, MAX_TILE_VECTORS) + 1) for r in range(1, rows + 1))
+    `loads_first`: the operands of all rows at once, and a product. Where the lanes walk panels of `panel` vectors, tiles are whole panels
+    or divide them."""
+    widths = (v for v in range(1, min(vectors, MAX_TILE_VECTORS) + 1) if not panel or v % panel == 0 or panel % v == 0)
+    sizes = ((r, v) for v in widths for r in range(1, rows + 1))
     spread = {r: r * outer_rows + 1 if loads_first else 1 for r in range(1, rows + 1)}
     return [Tile(r, v, outer_rows) for r, v in sizes if r * v * outer_rows + v + spread[r] <= registers] or [Tile(1, 1, outer_rows)]

@@ -300,6 +300,7 @@ def tile_of(nest: Nest, target: CpuTarget, knobs: Knobs) -> Tile:
     step = 0 if row is None else max((abs(stride(r, row.var) or 0) * itemsize(r.attr.dtype) for r in nest.reads), default=0)
     in_sets = int(target.l1 // gcd(step, target.core.l1_span) * OPERAND_WAYS)
     registers, cached_rows = target.vector_registers, min(MAX_TILE_ROWS, in_sets) if step else MAX_TILE_ROWS
+    panel = _panel_vectors(nest, lanes)
 
     def loading(vectors: int) -> tuple[float, float]:
         """Cycles for a step's vectors of the operand that the lanes walk, which all rows of tiles read again: (at least, on top of the
@@ -313,16 +314,24 @@ def tile_of(nest: Nest, target: CpuTarget, knobs: Knobs) -> Tile:
         if _overlapping(nest, (outer, row)):  # vectors are loaded once for a window: these need registers as well
             return choose_tile(rows, lanes, lanes, registers // 4 + WINDOW_REGISTERS, target.core, multiple=multiple)
         return choose_tile(
-            rows, columns, lanes, target.tile_registers, target.core, cached_rows, outer_rows, outer_options, loading, multiple
+            rows, columns, lanes, target.tile_registers, target.core, cached_rows, outer_rows, outer_options, loading, multiple, panel
         )
 
     counts = [n for n in outer_row_counts(outer_rows) if outer_multiple % n == 0]
     best = suggested(counts)
     count = 1 if outer is None else knobs.choice((nest.writes.name, "lines"), counts, best.outer_rows)
     best = best if count == best.outer_rows else suggested((count,))
-    possible = tiles(min(rows, MAX_TILE_ROWS), -(-columns // lanes), registers, count)
+    possible = tiles(min(rows, MAX_TILE_ROWS), -(-columns // lanes), registers, count, panel=panel)
     options = [(t.rows, t.vectors) for t in possible if multiple % t.rows == 0]
     return Tile(*knobs.choice((nest.writes.name, "tile"), options, (best.rows, best.vectors)), count)
+
+
+def _panel_vectors(nest: Nest, lanes: int) -> int:
+    """How many vectors wide the panels are in which the operand lies that the lanes walk, packed for other rows, say; 0: in no such."""
+    lane = nest.spatial[-1].var
+    inside = {e.args[1].attr for r in nest.reads for i in r.args for e in E.walk(i) if e.op == "mod" and e.args[0] is lane}
+    widths = {n // lanes for n in inside if isinstance(n, int) and n % lanes == 0}
+    return min(widths, default=0)
 
 
 def _tile_axes(nest: Nest) -> tuple[For | None, For | None]:
