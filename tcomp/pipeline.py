@@ -121,16 +121,21 @@ def _import_jax(model: object, options: CompileOptions) -> Graph:
 
 
 def _import_language_model(path: str | os.PathLike[str], options: CompileOptions) -> Graph:
-    """The language model of a folder (config.json and safetensors), or of a GGUF file."""
-    _refuse_sizes(options, "language models", "the numbers of tokens, and of those before, stay free")
+    """The language model of a folder (config.json and safetensors), or of a GGUF file; with a dim `batch`, for several sequences."""
+    from tcomp.frontends.onnx.signature import size_in
+
+    dims = dict(options.dims or {})
+    batch = size_in(dims.pop("batch", 1), "batch", "batch")
+    hint = "the numbers of tokens, and of those before, stay free; `batch` is the dim of sequences"
+    _refuse_sizes(replace(options, dims=dims), "language models", hint)
     try:
         if os.path.isdir(path):
             from tcomp.frontends.language_models.folder import import_folder
 
-            return import_folder(path)
+            return import_folder(path, batch)
         from tcomp.frontends.language_models.gguf_file import import_gguf
 
-        return import_gguf(path)
+        return import_gguf(path, batch)
     except ImportError as error:
         raise InputError("this language model needs a package to be read", why=str(error), hint="pip install 'tcomp[generate]'") from error
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, TypeGuard
 
 import numpy as np
@@ -14,9 +14,11 @@ CHUNK = 512  # tokens of a prompt that one run takes: memory for activations doe
 
 
 def is_language_model(model: LoadedModel) -> TypeGuard[Module]:
-    """Whether it takes `ids` and its state, gives `logits`, and runs in this process."""
-    names = {spec.name for spec in model.inputs} - {pair.input for pair in model.manifest.state}
-    return isinstance(model, Module) and names == {"ids"} and any(o.name == "logits" for o in model.outputs)
+    """Whether it takes `ids` of a sequence and its state, gives `logits`, and runs in this process."""
+    state = {pair.input for pair in model.manifest.state}
+    shapes = {spec.name: spec.shape for spec in model.inputs if spec.name not in state}
+    fits = shapes.keys() == {"ids"} and shapes["ids"][0] == 1 or shapes.keys() == {"ids", "starts"} and isinstance(shapes["ids"][0], str)
+    return isinstance(model, Module) and bool(state) and fits and any(o.name == "logits" for o in model.outputs)
 
 
 def checked_model(model: LoadedModel) -> Module:
@@ -29,19 +31,44 @@ def checked_model(model: LoadedModel) -> Module:
 
 def longest_sequence(model: Module) -> int:
     """The most tokens of a sequence."""
-    name = next(spec.shape[-1] for spec in model.inputs if spec.name == "ids")
-    return next((d.max for d in model.manifest.dims if d.name == name and d.max is not None), 1 << 31)
+    return _most(model, -1)
+
+
+def largest_batch(model: Module) -> int:
+    """How many sequences it may continue in one run."""
+    return _most(model, 0)
+
+
+def _most(model: Module, axis: int) -> int:
+    size = next(spec.shape[axis] for spec in model.inputs if spec.name == "ids")
+    return next((d.max for d in model.manifest.dims if d.name == size and d.max is not None), 1 << 31) if isinstance(size, str) else size
+
+
+def new_state(model: Module, batch: int, capacity: int = 256) -> State:
+    """An empty state of so many sequences side by side."""
+    size = next(spec.shape[0] for spec in model.inputs if spec.name == "ids")
+    return State(model, capacity, {size: batch} if isinstance(size, str) else None)
+
+
+def run_tokens(state: State, tokens: Sequence[Sequence[int]], starts: Sequence[int], timeout: float | None) -> np.ndarray[Any, Any]:
+    """Continue sequences, which begin at these rows, by tokens: the logits [batch, vocabulary] of what follows. Raises as `State.run`."""
+    inputs = {"ids": np.array(tokens, np.int64)}
+    if any(spec.name == "starts" for spec in state.model.inputs):
+        inputs["starts"] = np.array(starts, np.int64)
+    return state.run(inputs, timeout)["logits"]
 
 
 class Slot:
     """The state of one sequence of a language model, and the tokens that it comes from. One thread at a time uses it."""
 
     def __init__(self, model: Module) -> None:
-        self._state, self.tokens = State(model), list[int]()
+        self._state, self.tokens = new_state(model, 1), list[int]()
         self._logits: np.ndarray[Any, Any] | None = None  # after the last of the tokens
 
     def common(self, tokens: Sequence[int]) -> int:
         """How many tokens begin both these and those that it holds."""
+        if list(tokens[: len(self.tokens)]) == self.tokens:  # as in every step: at the speed of a comparison in C
+            return len(self.tokens)
         pairs = zip(self.tokens, tokens, strict=False)
         return next((n for n, (a, b) in enumerate(pairs) if a != b), min(len(self.tokens), len(tokens)))
 
@@ -55,7 +82,7 @@ class Slot:
         self._state.truncate(same)
         self.tokens, self._logits = list(self.tokens[:same]), None
         part = list(tokens[same : same + CHUNK])
-        found = self._state.run({"ids": np.array([part], np.int64)}, timeout)["logits"]
+        found = run_tokens(self._state, [part], [0], timeout)
         self.tokens += part
         self._logits = found[0]
         return self._logits if len(self.tokens) == len(tokens) else None
@@ -65,3 +92,14 @@ class Slot:
         while (found := self.advance(tokens, timeout)) is None:
             pass
         return found
+
+    def values(self) -> dict[str, np.ndarray[Any, Any]]:
+        """The rows of its state, by the names of inputs."""
+        return self._state.values()
+
+    def hold(self, tokens: Sequence[int], values: Mapping[str, np.ndarray[Any, Any]]) -> None:
+        """Hold these tokens and the rows that come from them."""
+        self._state.truncate(0)
+        for name, view in self._state.extend(len(tokens)).items():
+            view[...] = values[name]
+        self.tokens, self._logits = list(tokens), None

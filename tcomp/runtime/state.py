@@ -74,6 +74,22 @@ class State:
         self.length = length
         self._views = [self._first(view, n, length) for n, view in enumerate(self._views)]
 
+    def extend(self, length: int) -> dict[str, Array]:
+        """Hold so many rows, the new ones being zeros, and return `values`, for the caller to write to. Raises InputError for fewer rows
+        than there are."""
+        if not self.length <= length <= 1 << 40:
+            raise InputError(f"{length} rows in place of {self.length}")
+        old = self._views
+        self._reserve(length)
+        self._views = [self._first(buffer, n, length) for n, buffer in enumerate(self._buffers)]
+        for n, (view, before) in enumerate(zip(self._views, old, strict=True)):
+            kept = self._first(view, n, self.length)
+            if not np.shares_memory(kept, before):
+                kept[...] = before
+            view[(slice(None),) * self._axes[n] + (slice(self.length, length),)] = 0
+        self.length = length
+        return self.values()
+
     def values(self) -> dict[str, Array]:
         """What the state holds, by the names of inputs: views that the next run may change."""
         return {name: self._views[n] for name, n in self._inputs.items()}
@@ -82,14 +98,17 @@ class State:
         """The first rows of an array of state."""
         return array[(slice(None),) * self._axes[number] + (slice(0, length),)]
 
-    def _ready(self, plan: Plan) -> list[Array]:
-        """The outputs of a run: what is no state is new, and state lies in its buffers."""
-        rows = max(plan.outputs[index][0][self._axes[n]] for index, n in self._outputs.items())
+    def _reserve(self, rows: int) -> None:
+        """Have room for so many rows: in other buffers, if they do not fit, which hold nothing yet."""
         if rows > self.capacity:
             self.capacity = max(GROWTH * self.capacity, rows)
             for n, old in enumerate(self._buffers):
                 larger = [self.capacity if d == self._axes[n] else size for d, size in enumerate(old.shape)]
-                self._buffers[n] = np.empty(larger, old.dtype)  # the run copies the old rows
+                self._buffers[n] = np.empty(larger, old.dtype)
+
+    def _ready(self, plan: Plan) -> list[Array]:
+        """The outputs of a run: what is no state is new, and state lies in its buffers."""
+        self._reserve(max(plan.outputs[index][0][self._axes[n]] for index, n in self._outputs.items()))  # the run copies the old rows
         found, fresh = list[Array](), iter(new_arrays(wanted for index, wanted in enumerate(plan.outputs) if index not in self._outputs))
         for index, (shape, _, _) in enumerate(plan.outputs):
             number = self._outputs.get(index)

@@ -9,6 +9,7 @@ import tcomp
 from tcomp.errors import ImportModelError, UnsupportedError
 from tcomp.frontends.language_models.config import decoder_config
 from tcomp.frontends.language_models.decoder import decoder_graph
+from tcomp.ir.expr import dim
 from tcomp.ir.interpreters.graph import evaluate_graph
 from tests.language_models.reference import SMALL, logits, random_weights, write_folder
 
@@ -44,6 +45,21 @@ def test_graphs_compute_what_the_papers_say(family):
     found = step_by_step(lambda inputs: evaluate_graph(graph, inputs), config, 4, 1, 2)
     for number, y in zip((4, 5, 7), found, strict=True):
         np.testing.assert_allclose(y, logits(config, w, IDS[:number]), rtol=1e-4, atol=1e-3)
+
+
+def test_sequences_of_a_batch_are_computed_as_if_alone():
+    config = FAMILIES["mistral"]
+    w = random_weights(config)
+    graph = decoder_graph(decoder_config(config), lambda name, shape: w[name].reshape(shape), dim("batch", 1, 4))
+    past = {name: np.zeros((5, 2, *array.shape[1:]), np.float32) for name, array in empty(config).items()}
+    for column, number in enumerate((5, 2)):  # both end at row 5
+        alone = decoder_graph(decoder_config(config), lambda name, shape: w[name].reshape(shape))
+        for name, array in evaluate_graph(alone, {"ids": IDS[None, :number], **empty(config)}).items():
+            if name != "logits":
+                past[name.replace("present", "past")][5 - number :, column] = array
+    out = evaluate_graph(graph, {"ids": np.array([[IDS[5], IDS[6]], [IDS[2], IDS[3]]]), "starts": np.array([0, 3]), **past})
+    for row, number in zip(out["logits"], (7, 4), strict=True):
+        np.testing.assert_allclose(row, logits(config, w, IDS[:number])[0], rtol=1e-4, atol=1e-3)
 
 
 def test_a_folder_is_compiled(tmp_path):

@@ -12,10 +12,11 @@ from tcomp.cli.app import app
 from tcomp.errors import InputError
 from tcomp.frontends.language_models.config import decoder_config
 from tcomp.frontends.language_models.decoder import decoder_graph
-from tcomp.generation import Generator, Sampling
+from tcomp.generation import Generator, Request, Sampling, Scheduler
 from tcomp.generation.folder import end_tokens
 from tcomp.generation.sampling import choose, log_probabilities
 from tcomp.generation.text import GrowingText
+from tcomp.ir.expr import dim
 from tcomp.options import CompileOptions
 from tcomp.pipeline import compile_graph
 from tests.language_models.reference import SMALL, logits, random_weights, write_folder
@@ -36,8 +37,8 @@ class Bytes:
 
 
 @cache
-def small_model():
-    graph = decoder_graph(decoder_config(CONFIG), lambda name, shape: WEIGHTS[name])
+def small_model(batch=1):
+    graph = decoder_graph(decoder_config(CONFIG), lambda name, shape: WEIGHTS[name], batch)
     return tcomp.Module.load(compile_graph(graph, CompileOptions(state="auto")), threads=2)
 
 
@@ -73,6 +74,35 @@ def test_a_prompt_that_goes_on_computes_what_is_new(model):
     assert [p.token for p in generator.complete(longer, 2).pieces] == greedy(longer, 2)
     assert [p.token for p in generator.complete(PROMPT, 1).pieces] == first[:1]
     assert lengths == [3, 1, 1, 1, 3, 1, 1]
+
+
+@pytest.mark.parametrize("batch", [1, dim("batch", 1, 3)])
+def test_texts_at_the_same_time_are_as_alone(batch):
+    model = small_model(batch)
+    prompts = [[5, 17, 93], [9], [5, 17, 93, 40, 41, 42], [8, 8]]
+    scheduler, pieces, runs = Scheduler(model, 3), {}, []
+    requests = [Request(prompt, most) for prompt, most in zip(prompts, (9, 4, 6, 5), strict=True)]
+    for number, request in enumerate(requests):
+        scheduler.add(request)
+        if number % 2:
+            for progress in scheduler.step():
+                pieces.setdefault(progress.request, []).append(progress.piece.token)
+    model.hook = runs.append
+    while scheduler.running:
+        assert len(scheduler.running) <= 3
+        for progress in scheduler.step():
+            pieces.setdefault(progress.request, []).append(progress.piece.token)
+    model.hook = None
+    assert [pieces[r] for r in requests] == [greedy(p, n) for p, n in zip(prompts, (9, 4, 6, 5), strict=True)]
+    assert [r.finish for r in requests] == ["length"] * 4
+    assert len(runs) == (19 if batch == 1 else 8)
+    longer = Request([*requests[2].tokens, 1], 2)  # goes on from what a slot holds, though it was in a batch
+    scheduler.add(longer)
+    scheduler.step()  # brings the rows of slots back from the batch
+    assert max(slot.common(longer.prompt) for slot in scheduler._slots) == len(longer.prompt)
+    scheduler.step()
+    assert longer.tokens[-2:] == greedy(longer.prompt, 2)
+    assert [c.pieces[-1].token for c in Generator(model).complete_all(prompts, 3)] == [greedy(p, 3)[-1] for p in prompts]
 
 
 def test_text_ends_at_stop_strings_and_end_tokens(model):

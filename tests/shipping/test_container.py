@@ -75,7 +75,15 @@ def test_the_folder(image: Path) -> None:
     copied = re.findall(r"^COPY (\S+)", text, re.MULTILINE)
     assert copied == ["requirements.txt", "tcomp", "net.tcomp"]
     assert (image / ".containerignore").read_text().split() == ["*", *(f"!{name}" for name in copied)]
-    assert {path.name for path in (image / "tcomp").iterdir()} == {"__init__.py", "cache.py", "errors.py", "cli", "generation", "runtime", "serve"}
+    assert {path.name for path in (image / "tcomp").iterdir()} == {
+        "__init__.py",
+        "cache.py",
+        "errors.py",
+        "cli",
+        "generation",
+        "runtime",
+        "serve",
+    }
 
 
 def test_its_packages_are_those_of_the_extra(image: Path) -> None:

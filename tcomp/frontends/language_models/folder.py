@@ -11,14 +11,15 @@ from safetensors import SafetensorError, safe_open
 from tcomp.errors import ImportModelError
 from tcomp.frontends.language_models.config import decoder_config, read_config
 from tcomp.frontends.language_models.decoder import decoder_graph
+from tcomp.ir.expr import Dim
 from tcomp.ir.graph import Graph
 
 _FLOATS = {"F32": "float32", "F16": "float16", "BF16": "bfloat16"}
 
 
-def import_folder(path: str | os.PathLike[str]) -> Graph:
-    """The decoder in a folder, with the inputs and outputs of `decoder`. Raises `ImportModelError` for what is damaged or does not fit,
-    `UnsupportedError` for another architecture."""
+def import_folder(path: str | os.PathLike[str], batch: Dim = 1) -> Graph:
+    """The decoder in a folder, with the inputs and outputs of `decoder`, for a `batch` of sequences. Raises `ImportModelError` for what is
+    damaged or does not fit, `UnsupportedError` for another architecture."""
     folder = Path(path)
     config = decoder_config(read_config(folder / "config.json"), str(folder / "config.json"))
     files = _tensors(folder)
@@ -39,7 +40,7 @@ def import_folder(path: str | os.PathLike[str]) -> Graph:
         except (SafetensorError, OSError, TypeError) as error:
             raise ImportModelError(f"`{name}` cannot be read", where=str(files[name]), why=str(error)) from None
 
-    return decoder_graph(config, weights)
+    return decoder_graph(config, weights, batch)
 
 
 def _tensors(folder: Path) -> dict[str, Path]:

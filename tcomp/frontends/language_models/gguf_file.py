@@ -15,6 +15,7 @@ import numpy as np
 from tcomp.errors import ImportModelError, TcompError, UnsupportedError
 from tcomp.frontends.language_models.config import DecoderConfig, decoder_config
 from tcomp.frontends.language_models.decoder import StoredBlocks, decoder_graph
+from tcomp.ir.expr import Dim
 from tcomp.ir.graph import Graph
 from tcomp.ops.quantization import packed
 
@@ -38,15 +39,15 @@ class _Reader(gguf.GGUFReader):
         return found
 
 
-def import_gguf(path: str | os.PathLike[str]) -> Graph:
-    """The decoder in a file, with the inputs and outputs of `decoder`. Raises `ImportModelError` for what is damaged or does not fit,
-    `UnsupportedError` for another architecture."""
+def import_gguf(path: str | os.PathLike[str], batch: Dim = 1) -> Graph:
+    """The decoder in a file, with the inputs and outputs of `decoder`, for a `batch` of sequences. Raises `ImportModelError` for what is
+    damaged or does not fit, `UnsupportedError` for another architecture."""
     where = os.fspath(path)
     try:
         reader = _Reader(where)
         tensors = {t.name: t for t in reader.tensors}
         config = _config(reader, tensors, where)
-        return decoder_graph(config, lambda name, shape: _weights(config, tensors, name, shape, where))
+        return decoder_graph(config, lambda name, shape: _weights(config, tensors, name, shape, where), batch)
     except TcompError:
         raise
     except Exception as error:  # noqa: BLE001  the package does not say what it raises for damaged files

@@ -67,18 +67,7 @@ def signature(
     def size_of(name: str) -> Dim:
         """A name of the caller's: in `shapes`, those of the model mean nothing (in `x=1,3,h*32,w*32` they may be the same)."""
         variable = variable_of(name)
-        match dims.get(name, name):
-            case str():
-                return variable
-            case int(size) if size >= 0 and not isinstance(size, bool):
-                return size
-            case tuple((int(lo), int(hi))) if 0 <= lo <= hi:
-                return lo if lo == hi else dim(symbols[name], lo, hi)
-            case list(exact) if _are_sizes(exact):
-                return dim(symbols[name], 1, LARGEST, tuple(sorted({*exact})))
-            case given:
-                hint = f"an integer, a pair (lowest, highest), or a list of up to {MAX_EXACT} sizes that get code of their own"
-                raise InputError(f"dim `{name}` is given as {given!r}", hint=hint)
+        return size_in(dims[name], name, symbols[name]) if name in dims else variable
 
     def declared_size(name: str) -> Dim:
         """A name of the model's."""
@@ -99,6 +88,19 @@ def signature(
         if d in dims and d not in symbols and dims[d] != size:
             raise InputError(f"dim `{d}` is given as {dims[d]}, and as {size} by a shape")
     return result
+
+
+def size_in(given: Range, name: str, symbol: str) -> Dim:
+    """The size of a dim for which a range is given, a variable `symbol` where it stays free. Raises `InputError` for what is no range."""
+    match given:
+        case int(size) if size >= 0 and not isinstance(size, bool):
+            return size
+        case tuple((int(lo), int(hi))) if 0 <= lo <= hi:
+            return lo if lo == hi else dim(symbol, lo, hi)
+        case list(exact) if _are_sizes(exact):
+            return dim(symbol, 1, LARGEST, tuple(sorted({*exact})))
+    hint = f"an integer, a pair (lowest, highest), or a list of up to {MAX_EXACT} sizes that get code of their own"
+    raise InputError(f"dim `{name}` is given as {given!r}", hint=hint)
 
 
 def _are_sizes(given: list[int]) -> bool:

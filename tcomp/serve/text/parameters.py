@@ -113,7 +113,7 @@ def _asked(fields: _Fields, generator: Generator, prompts: list[str | list[int]]
     each = fields.integer("n", 1, 1, _MOST_TEXTS) or 1
     if each * len(prompts) > _MOST_TEXTS:
         raise parameter_error("n", "is out of range", f"a request may have {_MOST_TEXTS} texts")
-    given = fields.take("stop", (str, list), [])
+    given: Any = fields.take("stop", (str, list), [])
     stop: list[Any] = [given] if isinstance(given, str) else given
     if len(stop) > _MOST_STOPS or not all(isinstance(s, str) and s for s in stop):
         raise parameter_error("stop", "is wrong", f"up to {_MOST_STOPS} strings can end a text")
