@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from tcomp.frontends.python import assume, program
     from tcomp.functions import build
     from tcomp.generation import Generator
+    from tcomp.operators import operator
     from tcomp.runtime import Module, State, load
     from tcomp.schedules import Schedule
     from tcomp.target import Target
@@ -38,6 +39,7 @@ __all__ = [
     "compile",
     "jax",
     "load",
+    "operator",
     "program",
     "te",
     "tune",
@@ -45,7 +47,7 @@ __all__ = [
 
 _HOMES = {
     "build": "tcomp.functions", "compile": "tcomp.api", "ScheduleError": "tcomp.errors", "TcompError": "tcomp.errors",
-    "State": "tcomp.runtime", "Generator": "tcomp.generation",
+    "operator": "tcomp.operators", "State": "tcomp.runtime", "Generator": "tcomp.generation",
     "Module": "tcomp.runtime", "load": "tcomp.runtime", "program": "tcomp.frontends.python", "assume": "tcomp.frontends.python",
     "Schedule": "tcomp.schedules", "Target": "tcomp.target", "tune": "tcomp.autotune.tuner",
 }  # fmt: skip

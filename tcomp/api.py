@@ -11,6 +11,7 @@ import numpy.typing as npt
 
 from tcomp.backends import Backend
 from tcomp.errors import InputError
+from tcomp.operators import OwnOperator
 from tcomp.options import CompileOptions, Progress, Report
 from tcomp.pipeline import compile_model, from_jax, from_torch
 from tcomp.runtime import Artifact, LoadedModel, Module
@@ -41,6 +42,7 @@ def compile(
     state: Mapping[str, str] | str | None = None,
     args: Sequence[Any] | None = None,
     dynamic_shapes: Any = None,
+    operators: Sequence[OwnOperator] = (),
 ) -> LoadedModel:
     """Compile an ONNX model, a module of PyTorch, or a function of JAX, for this machine and load it.
 
@@ -59,7 +61,8 @@ def compile(
     constant matrices of products in fewer bits: "int8" or "int4" in blocks of 32 that share a scale (activations are then rounded to bytes
     where the target multiplies such), "bf16" or "fp16" (see `passes.quantized_weights`). `state` are pairs {input: output} in which the
     output is the input with new rows behind it (a cache), or "auto": those that are named so (past, present). They have the axis that grows
-    first then, and share memory if they are run by `tcomp.State`; else the old rows are copied.
+    first then, and share memory if they are run by `tcomp.State`; else the old rows are copied. `operators` are those of your own that
+    nodes of an ONNX model have (`tcomp.operator`), by their names in the domain `tcomp`.
 
     Raises `ImportModelError` for a file that is no valid model, `UnsupportedError` listing everything tcomp cannot compile,
     `TargetError` for an unknown target, `DatabaseError` for a database that cannot be read, `LimitError` where a limit is exceeded.
@@ -79,6 +82,7 @@ def compile(
         target = f"{'cpu' if target is None else target} -unchecked"
     options = CompileOptions(target, shapes, dims, threads, values, direct, weights, state)
     options = replace(options, progress=progress) if progress is not None else options
+    options = replace(options, operators={o.name: o.definition for o in operators})
     artifact, _ = compile_limited(source, options, database, max_seconds, max_memory)
     return Module.load(artifact, threads=threads)
 
@@ -101,6 +105,8 @@ def compile_limited(
         return compile_model(model, with_records(options, database))
     if (from_torch(model) or from_jax(model)) and not isinstance(model, str | os.PathLike):
         raise InputError("compiling within limits takes a file", hint="torch.export.save(program, 'model.pt2')")
+    if options.operators:
+        raise InputError("compiling within limits knows no operators of your own", why="it happens in another process")
     from tcomp.confined import Limits, compile_within  # only where it is needed
 
     return compile_within(Limits(max_seconds, max_memory), model, options, database)

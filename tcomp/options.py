@@ -19,6 +19,7 @@ from tcomp.errors import InputError
 from tcomp.ir.expr import Dim
 from tcomp.ir.fallback import Fallback
 from tcomp.ir.graph import Graph
+from tcomp.ops.expression import TensorFunction
 from tcomp.passes.algorithms import Sizes
 from tcomp.passes.quantized_weights import QuantizedWeight, check_kind
 from tcomp.passes.rewrite import Notes
@@ -51,7 +52,8 @@ class CompileOptions:
     """How a model is compiled.
 
     `target` is a `Target`, its line of text, or a backend (default: this machine). `shapes`, `dims`, `values`, `threads`, `direct`,
-    `weights` and `state` are those of `tcomp.compile`. `decide` says how kernels are scheduled (default: as the analytic model suggests).
+    `weights` and `state` are those of `tcomp.compile`, `operators` those of the caller, by name. `decide` says how kernels are scheduled
+    (default: as the analytic model suggests).
     `emit` names stages whose text goes into the report: graph, te, schedule, loops, and those of the backend. `progress` is told (stage,
     done, total). The artifact is written to `file`, open for writing and reading, from its start (default: an unnamed one), and mapped
     from there. `dump` is a folder for the text of every stage, `verify` checks the graph after every pass.
@@ -65,6 +67,7 @@ class CompileOptions:
     direct: bool = False
     weights: str | None = None
     state: Mapping[str, str] | str | None = None
+    operators: Mapping[str, TensorFunction] = field(default_factory=dict)
     decide: Decide | None = None
     emit: Sequence[str] = ()
     progress: Progress = lambda stage, done, total: None

@@ -28,7 +28,7 @@ LAYERS: list[set[str]] = [
     {"backends"},
     {"options", "packaging", "shipping"},
     {"pipeline"},
-    {"functions"},
+    {"functions", "operators"},
     {"calibration"},
     {"autotune"},
     {"confined"},
@@ -55,7 +55,7 @@ KNOT = 3
 MOST_FILES = 20  # in one folder, without __init__.py
 
 THIRD_PARTY = {
-    "numpy": {"ir", "ops", "passes", "schedules", "codegen", "frontends", "runtime", "options", "packaging", "shipping", "pipeline", "functions", "calibration",
+    "numpy": {"ir", "ops", "passes", "schedules", "codegen", "frontends", "runtime", "options", "packaging", "shipping", "pipeline", "functions", "operators", "calibration",
               "autotune", "confined", "generation", "api", "jax", "verification", "cli", "serve"},
     "ml_dtypes": {"ir", "runtime"},
     "llvmlite": {"cache", "codegen", "target", "autotune", "cli"},

@@ -9,6 +9,7 @@ from typing import Any
 from tcomp.ir.broadcasting import HALF
 from tcomp.ir.graph import GraphBuilder, Operator, Value
 from tcomp.ops.elementwise import CAST
+from tcomp.ops.expression import EXPRESSION, TensorFunction
 
 
 @dataclass
@@ -29,6 +30,10 @@ class GraphContext(ABC):
     def add(self, op: Operator, *inputs: Value | None, **attrs: Any) -> Value:
         """The first result of one more operator."""
         return self.results(op, *inputs, **attrs)[0]
+
+    def own(self, function: TensorFunction, *inputs: Value) -> tuple[Value, ...]:
+        """The results of an operator that a user has defined."""
+        return self.results(EXPRESSION, *inputs, **function.attributes([(v.dtype, v.shape) for v in inputs]))
 
     def cast(self, x: Value, dtype: str) -> Value:
         """The value in another element type."""

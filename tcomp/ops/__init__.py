@@ -4,8 +4,8 @@ from tcomp.ir.graph import STRUCTURAL, Operator
 from tcomp.ops import (
     bilinear,
     counting,
-    derivative,
     elementwise,
+    expression,
     image,
     interpolation,
     matmul,
@@ -25,7 +25,7 @@ from tcomp.ops import (
 )
 
 _FAMILIES = (
-    bilinear, counting, elementwise, image, interpolation, matmul, ml, movement, nn,
+    bilinear, counting, elementwise, expression, image, interpolation, matmul, ml, movement, nn,
     quantization, random, recurrent, reduction, signal, stored_weights, text, training, trees, xla,
 )  # fmt: skip
 
@@ -33,5 +33,3 @@ OPERATORS: dict[str, Operator] = {
     op.name: op for op in (*STRUCTURAL, *(op for family in _FAMILIES for op in vars(family).values() if isinstance(op, Operator)))
 }
 """Every operator by name: what printed graphs refer to."""
-
-VJP = OPERATORS["vjp"] = derivative.vjp_of(OPERATORS)

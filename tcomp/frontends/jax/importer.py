@@ -29,6 +29,7 @@ from tcomp.frontends.jax.handlers import (
     special,
     windows,
 )
+from tcomp.frontends.jax.operators import FUNCTIONS
 from tcomp.ir.graph import Graph, GraphBuilder, Value
 from tcomp.ops.movement import IDENTITY
 
@@ -156,6 +157,8 @@ class Importer:
             inner = params[INLINED[name]]
             return self.evaluate(getattr(inner, "jaxpr", inner), getattr(inner, "consts", ()), operands)
         try:
+            if eqn.primitive in FUNCTIONS:
+                return ctx.own(FUNCTIONS[eqn.primitive], *leaves(operands))
             if name in control.TABLE:
                 return list(control.TABLE[name](self, *operands, **params))
             handler = complexes.handler(name, eqn, operands, HANDLERS)

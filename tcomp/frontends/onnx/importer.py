@@ -13,6 +13,7 @@ from copy import deepcopy
 from dataclasses import dataclass, field, replace
 from functools import partial
 from os import PathLike
+from types import MappingProxyType
 from typing import Any
 
 import numpy as np
@@ -50,6 +51,7 @@ from tcomp.ir.broadcasting import HINT
 from tcomp.ir.equations import Contradiction, Sizes
 from tcomp.ir.expr import Dim, Expr, bounds, variables
 from tcomp.ir.graph import Graph, Inputs, Node, Value
+from tcomp.ops.expression import EXPRESSION, TensorFunction
 from tcomp.ops.movement import IDENTITY
 
 MAX_DEPTH = 24  # functions inside functions, and sub-graphs inside sub-graphs
@@ -74,6 +76,9 @@ Source = str | PathLike[str] | bytes | ModelProto
 Shapes = Mapping[str, Shape]  # by the name of an input
 Dims = Mapping[str, Range]  # by the name of a dim
 Values = Mapping[str, np.ndarray]  # by the name of an input
+Own = Mapping[str, TensorFunction]  # by the name of an operator of the domain OWN
+
+OWN = "tcomp"
 
 
 @dataclass(frozen=True)
@@ -91,18 +96,20 @@ class NodeRecord:
     reason: str = ""
 
 
-def import_model(source: Source, shapes: Shapes | None = None, dims: Dims | None = None, values: Values | None = None) -> Graph:
+def import_model(
+    source: Source, shapes: Shapes | None = None, dims: Dims | None = None, values: Values | None = None, own: Own = MappingProxyType({})
+) -> Graph:
     """The graph of an ONNX model.
 
     `shapes` gives inputs another shape: ints, and names (or formulas such as "32*h") for symbolic dims. `dims` fixes a symbolic dim
     (int), bounds it (lowest, highest), or lists sizes for which kernels get code of their own. Symbolic dims have the name the model gives
     them; open ones are called `<input>_<axis>`. `values` fixes inputs for good: they are constants of the graph, and shapes may depend on
-    them.
+    them. `own` are operators that the caller has defined, by name: those of the domain `tcomp`.
 
     Raises `ImportModelError` for what is no valid model, `InputError` for shapes and dims that do not fit it, and `UnsupportedError`
     naming every node that cannot be compiled.
     """
-    graph, records = examine_model(source, shapes, dims, values)
+    graph, records = examine_model(source, shapes, dims, values, own)
     missing = [r for r in records if r.status == MISSING]
     if missing:
         lines = [f"{r.name} ({r.domain + '.' if r.domain else ''}{r.op_type}, opset {r.opset}): {r.reason}" for r in missing]
@@ -118,25 +125,25 @@ def check_model(source: Source, shapes: Shapes | None = None, dims: Dims | None 
 
 
 def examine_model(
-    source: Source, shapes: Shapes | None = None, dims: Dims | None = None, values: Values | None = None
+    source: Source, shapes: Shapes | None = None, dims: Dims | None = None, values: Values | None = None, own: Own = MappingProxyType({})
 ) -> tuple[Graph | None, list[NodeRecord]]:
     """The graph of a model, None where something of it cannot be compiled, and one record per node. Otherwise as `import_model`."""
     model, tensors = reader.read_model(source)
     hosted = split(model, tensors, shapes or {}, dims or {}, values or {})
     if hosted is None:
-        return _import_graph(model, tensors, shapes, dims, values)
-    graph, records = _import_graph(hosted.model, tensors, hosted.shapes, hosted.dims, hosted.values)
+        return _import_graph(model, tensors, shapes, dims, values, own)
+    graph, records = _import_graph(hosted.model, tensors, hosted.shapes, hosted.dims, hosted.values, own)
     steps = [(NodeRecord(title(node), node.op_type, node.domain, opset, (), HOST), early) for node, opset, early in hosted.nodes]
     records = [*(r for r, early in steps if early), *records, *(r for r, early in steps if not early)]
     return (None if graph is None else replace(graph, host=hosted.steps(graph))), records
 
 
 def _import_graph(
-    model: ModelProto, tensors: reader.TensorReader, shapes: Shapes | None, dims: Dims | None, values: Values | None
+    model: ModelProto, tensors: reader.TensorReader, shapes: Shapes | None, dims: Dims | None, values: Values | None, own: Own
 ) -> tuple[Graph | None, list[NodeRecord]]:
     sizes, distinct = Sizes(LARGEST), False
     for _ in range(MAX_ROUNDS):  # equations that a walk over the nodes finds are solved for the next one, which sees sizes as they are
-        importer, solved = _Importer(model, tensors, sizes, distinct), len(sizes.values)
+        importer, solved = _Importer(model, tensors, sizes, distinct, own), len(sizes.values)
         try:
             graph = importer.run(shapes or {}, dims or {}, values or {})
         except RecursionError as error:
@@ -216,8 +223,8 @@ class Frame:
 
 
 class _Importer:
-    def __init__(self, model: ModelProto, tensors: reader.TensorReader, sizes: Sizes, distinct: bool) -> None:
-        self.model, self.tensors, self.sizes, self.distinct = model, tensors, sizes, distinct
+    def __init__(self, model: ModelProto, tensors: reader.TensorReader, sizes: Sizes, distinct: bool, own: Own) -> None:
+        self.model, self.tensors, self.sizes, self.distinct, self.own = model, tensors, sizes, distinct, own
         self.records: list[NodeRecord] = []
         self.reported: set[str] = set()  # names in the records
         self.reads = Reads()
@@ -357,6 +364,10 @@ class _Importer:
                 raise ImportModelError(f"domain `{domain or 'ai.onnx'}` is used but not imported", where=where)
             if domain == "" and opset > (newest := onnx.defs.onnx_opset_version()):
                 raise UnsupportedError(f"opset {opset} is newer than any known here ({newest})", where=where, hint="update `onnx`")
+            if domain == OWN and node.op_type in self.own:
+                given = [v for v in inputs if v is not None]
+                expression = self.own[node.op_type].attributes([(v.dtype, v.shape) for v in given])
+                return SUPPORTED, frame.scope.add(EXPRESSION, given, expression, name)
             if (found := find_schema(node.op_type, opset, domain)) is None:
                 why = (
                     LAYOUTS

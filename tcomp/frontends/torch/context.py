@@ -14,7 +14,7 @@ from torch.fx import Node
 from tcomp.errors import UnsupportedError
 from tcomp.frontends.context import GraphContext
 from tcomp.ir.dtypes import to_numpy
-from tcomp.ir.expr import Dim, Expr, as_expr, dim, maximum, minimum
+from tcomp.ir.expr import OPERATORS, Dim, Expr, as_expr, dim, maximum, minimum
 from tcomp.ir.graph import Value
 from tcomp.ir.simplify import as_dim
 from tcomp.ops.movement import DIMS
@@ -38,11 +38,23 @@ def dtype_name(dtype: torch.dtype) -> str:
     return DTYPES[dtype]
 
 
+def array_of(tensor: torch.Tensor) -> np.ndarray:
+    """The elements of a tensor where they lie, if they are contiguous, else a copy."""
+    tensor = tensor.detach().resolve_neg().contiguous()
+    return tensor.view(torch.int16).numpy().view(to_numpy("bfloat16")) if tensor.dtype == torch.bfloat16 else tensor.numpy()
+
+
+def tensor_of(array: np.ndarray) -> torch.Tensor:
+    """An array as a tensor of the same memory."""
+    return torch.from_numpy(array.view(np.int16)).view(torch.bfloat16) if array.dtype.name == "bfloat16" else torch.from_numpy(array)
+
+
 class Dims:
     """Symbolic sizes of PyTorch, which are formulas of sympy, as those of tcomp. `ranges` of symbols come before those of the trace."""
 
     def __init__(self, ranges: Mapping[Any, Any] | None = None) -> None:
         self.symbols: dict[str, Expr] = {}
+        self.given: dict[Expr, tuple[Any, Any]] = {}  # symbols as PyTorch has them, and where from
         self.ranges = ranges or {}
 
     def __call__(self, size: Any) -> Dim:
@@ -56,7 +68,9 @@ class Dims:
             known = self.ranges.get(e) or env.var_to_range.get(e)
             low, high = (int(b) if b.is_Integer else None for b in (known.lower, known.upper)) if known else (None, None)
             least = 1 if e in self.ranges else 0  # without any limit, what is empty is no input that there is code for
-            return self.symbols.setdefault(str(e), dim(str(e), max(low or 0, least), None if high is None or high >= UNBOUNDED else high))
+            found = self.symbols.setdefault(str(e), dim(str(e), max(low or 0, least), None if high is None or high >= UNBOUNDED else high))
+            self.given[found] = e, env
+            return found
         args = [self._formula(a, env) for a in e.args]
         match type(e).__name__:
             case "Add":
@@ -76,6 +90,15 @@ class Dims:
                     result = pick(result, a)
                 return result
         raise UnsupportedError(f"a size is {e}, which tcomp has no formula for")
+
+    def symint(self, size: Dim) -> Any:
+        """A size of tcomp's as PyTorch has it: the inverse of a call."""
+        if not isinstance(size, Expr) or size.op == "const":
+            return size.attr if isinstance(size, Expr) else size
+        if size.op == "var":
+            symbol, env = self.given[size]
+            return env.create_symintnode(symbol, hint=None)
+        return OPERATORS[size.op](*map(self.symint, size.args))
 
 
 @dataclass
@@ -133,4 +156,4 @@ def widened(handler: Handler) -> Handler:
     return lambda ctx, *args, **others: handler(ctx, *map(ctx.wide, args), **{k: ctx.wide(x) for k, x in others.items()})
 
 
-__all__ = ["KIND", "Context", "Dims", "Handler", "Operand", "Table", "dtype_name", "widened"]
+__all__ = ["KIND", "Context", "Dims", "Handler", "Operand", "Table", "array_of", "dtype_name", "tensor_of", "widened"]

@@ -2,27 +2,25 @@
 
 from __future__ import annotations
 
-import operator
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cache
+from operator import getitem
 from typing import Any
 
-import numpy as np
 import torch
 from torch.fx import GraphModule, Node
 from torch.fx.node import map_arg
 
 from tcomp.errors import TcompError, UnsupportedError
-from tcomp.frontends.torch.context import DTYPES, Context, Dims, Table, dtype_name
+from tcomp.frontends.torch.context import DTYPES, Context, Dims, Table, array_of, dtype_name
 from tcomp.frontends.torch.handlers import elementwise, indexing, movement, nn, reduction
-from tcomp.ir.dtypes import to_numpy
+from tcomp.frontends.torch.operators import FUNCTIONS
 from tcomp.ir.expr import Expr
 from tcomp.ir.graph import Graph, GraphBuilder, Value
 from tcomp.ops.movement import IDENTITY
 
 HANDLERS: Table = {op: handler for family in (elementwise, indexing, movement, nn, reduction) for op, handler in family.TABLE.items()}
-Array = np.ndarray
 aten = torch.ops.aten
 
 
@@ -44,17 +42,6 @@ def decompositions() -> dict[Any, Any]:
     more = (aten.adaptive_max_pool3d, aten.as_strided_copy, aten.bucketize, aten.dist, aten.narrow_copy, aten.unbind_copy)
     table |= torch._decomp.get_decompositions([*more, aten._batch_norm_with_update_functional])
     return {op: f for op, f in table.items() if getattr(op, "overloadpacket", None) not in HANDLERS}
-
-
-def array_of(tensor: torch.Tensor) -> Array:
-    """The elements of a tensor where they lie, if they are contiguous, else a copy."""
-    tensor = tensor.detach().resolve_neg().contiguous()
-    return tensor.view(torch.int16).numpy().view(to_numpy("bfloat16")) if tensor.dtype == torch.bfloat16 else tensor.numpy()
-
-
-def tensor_of(array: Array) -> torch.Tensor:
-    """An array as a tensor of the same memory."""
-    return torch.from_numpy(array.view(np.int16)).view(torch.bfloat16) if array.dtype.name == "bfloat16" else torch.from_numpy(array)
 
 
 def import_fx(
@@ -166,14 +153,16 @@ class _Importer:
         if not self.foreign.isdisjoint(node.all_input_nodes):
             raise UnsupportedError("an operand is of a type that is not supported", where=node.name)
         args, kwargs = map_arg(node.args, self.values.__getitem__), map_arg(node.kwargs, self.values.__getitem__)
-        if node.target is operator.getitem:
+        if node.target is getitem:
             if args[0][args[1]] is None and example is not None:
                 raise UnsupportedError(f"result {args[1]} of `{node.args[0]}` is not computed", where=node.name)
             return args[0][args[1]]
         if isinstance(example, int | torch.SymInt) and not isinstance(example, bool):
             return self.context.dims(example)
-        handler = HANDLERS.get(getattr(node.target, "overloadpacket", node.target))
-        if handler is None:
+        operator = getattr(node.target, "overloadpacket", node.target)
+        if operator in FUNCTIONS:
+            return self.context.own(FUNCTIONS[operator], *args[0])
+        if (handler := HANDLERS.get(operator)) is None:
             raise UnsupportedError(f"`{node.target}` is not supported", where=node.name)
         try:
             result = handler(self.context, *args, **kwargs)

@@ -48,9 +48,12 @@ def parse_instruction(text: str) -> Instruction:
     return (parser := _Parser(text)).whole(parser.instruction)
 
 
-def parse_te(text: str) -> tuple[Tensor, ...]:
-    """The outputs of tensor expressions printed by `print_te`."""
-    return (parser := _Parser(text)).whole(parser.tensors)
+def parse_te(text: str, given: Mapping[str, Any] | None = None) -> tuple[Tensor, ...]:
+    """The outputs of tensor expressions printed by `print_te`. `given` are tensors and sizes to stand for placeholders and symbolic
+    dims, by printed name."""
+    parser = _Parser(text)
+    parser.given = given or {}
+    return parser.whole(parser.tensors)
 
 
 def parse_program(text: str) -> P.Program:
@@ -76,6 +79,7 @@ class _Parser(Tokens):
 
     operators: Mapping[str, Operator]  # of graphs, as are the constants
     constants: Mapping[str, np.ndarray]
+    given: Mapping[str, Any]  # to tensor expressions
 
     def __init__(self, text: str) -> None:
         super().__init__(text)
@@ -376,7 +380,9 @@ class _Parser(Tokens):
         return L.Accumulate(b, indices, value, self.reducer(name, value.dtype, start))
 
     def tensors(self) -> tuple[Tensor, ...]:
-        self.sequence("te", self.dims, "{", self.reducer_declarations)
+        self.sequence("te", self.dims)
+        self.variables |= {name: d for name, d in self.given.items() if name in self.variables}
+        self.sequence("{", self.reducer_declarations)
         while not self.accept("return"):
             if self.peek(",", 1) or self.peek("=", 1):
                 self.extern()
@@ -384,7 +390,8 @@ class _Parser(Tokens):
             name = self.name()
             if self.accept(":"):
                 dtype = self.dtype()
-                self.arrays[name] = Tensor(name, self.shape(), dtype)
+                declared = Tensor(name, self.shape(), dtype)
+                self.arrays[name] = self.given.get(name, declared)
                 continue
             with self.scope():
                 axes, body = self.sequence(lambda: self.bracketed(self.binding, "[]"), "=", self.expression)

@@ -218,11 +218,11 @@ WITHOUT = [
     "byte_blocks",
     "byte_block_product",
     "wide_product",
-    "vjp",
+    "expression",
 ]
 """What has no derivative: graphs in graphs; bools and bits; positions and counts; numbers of no inputs of floats; roundings. `tree_scores` is
 `leaf_scores` of `tree_leaves`; `couple` iterates until it has converged, which is refused;
-products of bytes, and of narrow numbers in a wider type, are what passes make of others; `vjp` is a derivative itself."""
+products of bytes, and of narrow numbers in a wider type, are what passes make of others; `expression` is what its text says."""
 
 
 def test_no_operator_is_left_out():

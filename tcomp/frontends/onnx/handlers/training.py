@@ -3,12 +3,16 @@ the derivatives of the graph before it, node by node in reverse (`te.vjp` of eac
 
 from __future__ import annotations
 
+from functools import partial
+
 from tcomp.errors import IRError
 from tcomp.frontends.onnx.context import Context, Handler, Reader, Table, attribute
 from tcomp.ir.dtypes import is_float
-from tcomp.ir.graph import STRUCTURAL, Operator, Value
-from tcomp.ops import VJP, training as ops
+from tcomp.ir.graph import STRUCTURAL, Node, Operator, Value
+from tcomp.ir.te import Tensor
+from tcomp.ops import training as ops
 from tcomp.ops.elementwise import ADD, FULL
+from tcomp.ops.expression import EXPRESSION, TensorFunction
 
 
 def _optimiser(op: Operator, per_tensor: int, **readers: Reader) -> Handler:
@@ -33,6 +37,12 @@ def _nesterov(ctx: Context) -> bool:
     return bool(mode == "nesterov")
 
 
+def _applied(node: Node, *tensors: Tensor) -> tuple[Tensor, ...]:
+    """The results of a node for its inputs, but those left out."""
+    given = iter(tensors)
+    return node.tensors([None if v is None else next(given) for v in node.inputs])
+
+
 def _gradient(ctx: Context) -> tuple[Value, ...]:
     """The derivatives of `y`, or of the sum of its elements, for each of `xs`."""
     names, y = ctx.attrs["xs"], ctx.bodies.value(ctx.attrs["y"])
@@ -49,21 +59,20 @@ def _gradient(ctx: Context) -> tuple[Value, ...]:
     adjoints = {y: ctx.add(FULL, [], shape=y.shape, value=1.0, dtype=y.dtype)}
     for node in reversed(nodes):
         given = [adjoints.get(v) for v in node.outputs]
-        wrt = [n for n, v in enumerate(node.inputs) if v is not None and v in depend and is_float(v.dtype)]
-        if not any(given) or not wrt or depend.isdisjoint(node.outputs):
+        if not any(given) or depend.isdisjoint(node.outputs) or not any(v in depend and is_float(v.dtype) for v in node.inputs if v):
             continue
         if node.op in STRUCTURAL or not all(is_float(v.dtype) for v in node.outputs):
             raise ctx.unsupported(f"`y` depends on {node.outputs[0]}, which is computed by `{node.op.name}`: its derivative is not known")
         full = [g or ctx.add(FULL, [], shape=v.shape, value=0.0, dtype=v.dtype) for g, v in zip(given, node.outputs, strict=True)]
-        attrs = {"op": node.op.name, "attrs": tuple(node.attrs.items()), "outputs": len(full)}
-        for n in wrt:
-            try:
-                (part,) = ctx.scope.add(VJP, [*node.inputs, *full], {**attrs, "wrt": n}, ctx.name)
-            except IRError as error:
-                raise ctx.unsupported(f"the derivative of `{node.op.name}` is not known: {error.reason}") from error
-            v = node.inputs[n]
-            assert v is not None
-            adjoints[v] = ctx.add(ADD, [adjoints[v], part]) if v in adjoints else part
+        inputs = [v for v in node.inputs if v is not None]
+        wrt = tuple(n for n, v in enumerate(inputs) if v in depend and is_float(v.dtype))
+        function, operands = TensorFunction(node.op.name, partial(_applied, node)).derivative(len(inputs), wrt), [*inputs, *full]
+        try:
+            parts = ctx.scope.add(EXPRESSION, operands, function.attributes([(v.dtype, v.shape) for v in operands]), ctx.name)
+        except IRError as error:
+            raise ctx.unsupported(f"the derivative of `{node.op.name}` is not known: {error.reason}") from error
+        for n, part in zip(wrt, parts, strict=True):
+            adjoints[inputs[n]] = ctx.add(ADD, [adjoints[inputs[n]], part]) if inputs[n] in adjoints else part
     return tuple(adjoints[x] if x in adjoints else ctx.add(FULL, [], shape=x.shape, value=0.0, dtype=x.dtype) for x in xs)
 
 
