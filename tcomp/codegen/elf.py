@@ -190,7 +190,7 @@ class _Linker:
             if index:
                 address = _up(address, self.machine.page) + offset % self.machine.page
             for output in members:
-                if output.align > self.machine.page:
+                if index and output.align > self.machine.page:  # in the first segment, addresses are offsets
                     raise CodegenError(f"section {output.name} wants an alignment of {output.align} bytes, more than a page")
                 padding = _up(address, output.align) - address
                 output.offset, output.address = offset + padding, address + padding
@@ -322,7 +322,8 @@ class _Linker:
             first, last = members[0], members[-1]
             start, begin = (first.offset, first.address) if index else (0, 0)
             stored, used = last.offset + len(last.data) - start, last.address + last.size - begin
-            programs.append((1, protection, start, begin, begin, stored, used, self.machine.page))
+            align = max(self.machine.page, *(output.align for output in members))
+            programs.append((1, protection, start, begin, begin, stored, used, align))
         dynamic, stack = self.out[".dynamic"], (0x6474E551, 6, 0, 0, 0, 0, 0, 16)  # PT_GNU_STACK: not executable
         programs += [(2, 6, dynamic.offset, dynamic.address, dynamic.address, dynamic.size, dynamic.size, 8), stack]
         file[_EHDR.size : _EHDR.size + len(programs) * _PHDR.size] = b"".join(_PHDR.pack(*program) for program in programs)

@@ -20,7 +20,7 @@ _PROGBITS, _SYMTAB, _STRTAB, _RELATAB, _NOBITS = 1, 2, 3, 4, 8
 _ALLOC, _INFO_LINK = 2, 0x40
 _GLOBAL, _OBJECT = 1, 1
 _KEPT = (".rodata", ".eh_frame", ".text", ".data", ".bss")  # what came from objects; the rest is made by linking
-_MOST_ALIGNED = 1 << 16  # bytes: the largest page
+_MOST_ALIGNED = 2 << 20  # bytes: a huge page
 MACHINES = {"x86_64": 62, "aarch64": 183}  # ELF's numbers
 
 

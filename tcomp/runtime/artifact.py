@@ -46,7 +46,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager, suppress
 from functools import cache, cached_property
 from itertools import chain, islice, pairwise
-from mmap import MAP_SHARED, PROT_READ
+from mmap import MADV_HUGEPAGE, MAP_SHARED, PROT_READ
 from pathlib import Path
 from typing import Any, BinaryIO, Literal, TypeAlias, TypeVar, cast
 
@@ -55,6 +55,7 @@ import numpy.typing as npt
 
 from tcomp.errors import ArtifactError, TcompError
 from tcomp.runtime.manifest import FORMAT, MANIFEST_LIMIT, Manifest, dump_json, parse_manifest, parse_notes
+from tcomp.runtime.workspace import HUGE_PAGE
 
 Bytes: TypeAlias = npt.NDArray[np.uint8]
 T = TypeVar("T")
@@ -136,6 +137,7 @@ def write_artifact(
             _write_at(descriptor, weights_at + offsets[number], content)
 
         os.ftruncate(descriptor, notes_at)
+        _make_huge_pages(descriptor, [weights_at + offset for offset in offsets], notes_at)
         _write_at(descriptor, notes_at, memoryview(notes))
         _in_threads(put, sorted(range(len(names)), key=lambda number: -sizes[number]))  # so that no large one is left over at the end
         final = text(checksums)
@@ -263,7 +265,8 @@ class Artifact:
         """Write the artifact to a file, atomically; with a signature (see `tcomp.runtime.signing`) in place of the one that it has. Raises
         ArtifactError if it cannot be written."""
         with replacing(Path(path)) as (file,):
-            file.write(self.image)
+            for start in range(0, self.image.nbytes, HUGE_PAGE):  # as copies: Linux writes memory without pages yet in smaller pieces
+                _write_at(file.fileno(), start, memoryview(bytes(self.image[start : start + HUGE_PAGE])))
             file.seek(_SIGNATURE.start)
             file.write(self.signature if signature is None else signature)
 
@@ -285,6 +288,15 @@ def _write_at(descriptor: int, offset: int, content: memoryview) -> None:
     while content.nbytes:
         written = os.pwrite(descriptor, content, offset)  # no more than 2 GiB at once
         content, offset = content[written:], offset + written
+
+
+def _make_huge_pages(descriptor: int, places: Sequence[int], size: int) -> None:
+    """Have Linux keep a file of `size` bytes in huge pages of its cache, which are mapped as such: it takes one for a write that fills it.
+    Those in which anything begins, at `places`, are filled with zeros, as the writes that follow do not fill them."""
+    zeros = memoryview(bytes(HUGE_PAGE))
+    for page in sorted({at // HUGE_PAGE for at in places}):
+        if (page + 1) * HUGE_PAGE <= size:
+            _write_at(descriptor, page * HUGE_PAGE, zeros)
 
 
 def _as_bytes(name: str, buffer: Any) -> memoryview:
@@ -320,21 +332,23 @@ def _size(descriptor: int) -> int:
 
 
 @cache
-def _libc() -> tuple[Callable[..., int | None], Callable[..., int]]:
-    """mmap and munmap."""
+def _libc() -> tuple[Callable[..., int | None], Callable[..., int], Callable[..., int]]:
+    """mmap, munmap and madvise."""
     library = ctypes.CDLL(None, use_errno=True)
     library.mmap.restype = ctypes.c_void_p
     library.mmap.argtypes = ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int, ctypes.c_int, ctypes.c_int, ctypes.c_long
     library.munmap.argtypes = ctypes.c_void_p, ctypes.c_size_t
-    return library.mmap, library.munmap
+    library.madvise.argtypes = ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int
+    return library.mmap, library.munmap, library.madvise
 
 
 def _mapped(descriptor: int) -> Bytes:
     """A file, mapped for as long as an array over it lives. By the C library, since Python's `mmap` keeps a copy of the descriptor."""
-    size, (mmap, munmap) = _size(descriptor), _libc()
+    size, (mmap, munmap, madvise) = _size(descriptor), _libc()
     address = mmap(None, size, PROT_READ, MAP_SHARED, descriptor, 0)
     if address in (None, ctypes.c_void_p(-1).value):
         raise OSError(ctypes.get_errno(), os.strerror(ctypes.get_errno()))
+    madvise(address, size, MADV_HUGEPAGE)  # what is not in memory yet is read in huge pages; other kernels refuse, and are only slower
     room = (ctypes.c_uint8 * size).from_address(address)
     weakref.finalize(room, munmap, address, size).atexit = False
     return np.frombuffer(memoryview(room).toreadonly(), np.uint8)

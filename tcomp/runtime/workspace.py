@@ -15,7 +15,7 @@ from tcomp.errors import InputError
 
 IDLE_BYTES = 256 << 20  # in all: the workspaces of about a dozen vision models at batch size 1
 MAX_IDLE = 64  # workspaces, which are searched one by one
-_HUGE = 2 << 20  # bytes of a huge page of x86-64 and AArch64
+HUGE_PAGE = 2 << 20  # bytes, of x86-64 and AArch64
 
 
 class Workspace:
@@ -25,14 +25,14 @@ class Workspace:
 
     def __init__(self, size: int) -> None:
         self.size = size
-        large = size >= 2 * _HUGE
+        large = size >= 2 * HUGE_PAGE
         try:
-            self._memory = mmap.mmap(-1, size + _HUGE if large else max(size, 1), flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+            self._memory = mmap.mmap(-1, size + HUGE_PAGE if large else max(size, 1), flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
         except (OSError, OverflowError) as problem:
             raise InputError(f"no memory for a workspace of {size >> 20} MiB", why=str(problem), hint="run with smaller inputs") from None
         self.address = ctypes.addressof(ctypes.c_char.from_buffer(self._memory))
         if large:
-            self.address = -(-self.address // _HUGE) * _HUGE
+            self.address = -(-self.address // HUGE_PAGE) * HUGE_PAGE
             with suppress(AttributeError, OSError):  # a kernel without huge pages: only slower
                 self._memory.madvise(mmap.MADV_HUGEPAGE)
 

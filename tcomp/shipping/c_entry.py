@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from tcomp.runtime.workspace import HUGE_PAGE
 from tcomp.shipping.c_interface import CODES, FIRST_OWN, CInterface
 
 _CALL = ("inputs", "outputs", "weights", "workspace", "dims", "pool", "status", "call_index", "call_extent")  # tcomp_call
@@ -16,7 +17,6 @@ PRIVATE = (*_CALL, "own", "own_bytes", "mapped", "mapped_bytes", "threads")
 _WORDS = {name: n for n, name in enumerate((*PUBLIC, *PRIVATE))}
 _CODE = {name: n for n, (name, _) in enumerate(CODES)}
 SLACK = 64  # bytes of an arena beyond what the model needs, since it may begin anywhere
-HUGE_PAGE = 2 << 20  # bytes, of x86-64 and AArch64: arenas of two and more are made of them, as a first run touches all of its arena
 _HUGE = 14  # MADV_HUGEPAGE of Linux
 WEIGHTS = "tcomp_weights"  # the symbol of weights inside the library
 

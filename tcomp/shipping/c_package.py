@@ -16,6 +16,7 @@ from tcomp.codegen.llvm.thread_pool import IMPORTS
 from tcomp.codegen.relocatable import archive, data_object, relocatable
 from tcomp.errors import InputError, TargetError
 from tcomp.runtime import Artifact
+from tcomp.runtime.workspace import HUGE_PAGE
 from tcomp.shipping import c_text
 from tcomp.shipping.c_cross import build_commands, check_cross, cross_libraries
 from tcomp.shipping.c_entry import LIBRARY, WEIGHTS, entry_ir
@@ -75,7 +76,8 @@ def _libraries(artifact: Artifact, c: CInterface) -> dict[str, bytes]:
     target = CpuTarget.baseline(artifact.manifest.triple)
     objects = [relocatable(artifact.code), compile_ir(entry_ir(c), target)]
     if c.weights and not c.beside:
-        objects.append(data_object(target.arch, WEIGHTS, artifact.weights.data, 64))
+        align = HUGE_PAGE if c.weights >= 8 * HUGE_PAGE else 64  # huge pages may be mapped as such, where the file's cache has them
+        objects.append(data_object(target.arch, WEIGHTS, artifact.weights.data, align))
     shared = elf.link(objects, c.exports, imports=[*IMPORTS, *LIBRARY], soname=f"lib{c.name}.so")
     return {f"lib/lib{c.name}.so": shared, f"lib/lib{c.name}.a": archive([("model.o", relocatable(shared), c.exports)])}
 

@@ -90,7 +90,7 @@ def failing(fails: int, code: int) -> Iterator[Shim]:
         original_start(thread)
 
     original_start = threading.Thread.start
-    library_map, library_unmap = artifact._libc()
+    library_map, *others = artifact._libc()
 
     def mapped(*args: Any) -> int | None:
         if shim.due("mmap of a file"):
@@ -108,7 +108,7 @@ def failing(fails: int, code: int) -> Iterator[Shim]:
             (mmap, "mmap", shim.wrapped("mmap", mmap.mmap)),
             (ctypes, "CDLL", shim.wrapped("dlopen", ctypes.CDLL)),
             (threading.Thread, "start", start),
-            (artifact, "_libc", lambda: (mapped, library_unmap)),
+            (artifact, "_libc", lambda: (mapped, *others)),
         ):
             stack.enter_context(patch.object(place, name, value))
         yield shim

@@ -186,6 +186,23 @@ def test_large_weights_are_checked_by_several_threads_or_by_one_if_need_be(monke
     assert pack([("w", bytes(3 << 20)), ("v", bytes(10))])
 
 
+def test_large_files_are_mapped_in_huge_pages(tmp_path: Path) -> None:
+    """Where Linux has them for the files of this folder, that is: then for a copy made by one large write, too."""
+    weights = [(str(n), np.full(size, n, np.uint8)) for n, size in enumerate((3 << 20, 100, 5 << 20, 1 << 20, 77, 4 << 20))]
+    written, saved, plain = tmp_path / "written", tmp_path / "saved", tmp_path / "plain"
+    write_artifact(written, CODE, weights, models.AFFINE_MANIFEST)
+    read_artifact(written).save(saved)
+    plain.write_bytes(written.read_bytes())
+    assert saved.read_bytes() == plain.read_bytes()
+    huge = {}
+    for path in (written, saved, plain):
+        artifact = read_artifact(path)
+        artifact.verify()
+        mapping = Path("/proc/self/smaps").read_text().partition(str(path))[2]
+        huge[path] = int(mapping.partition("FilePmdMapped:")[2].split()[0]) if "FilePmdMapped:" in mapping else 0
+    assert huge[written] >= huge[plain] and huge[saved] >= huge[plain]
+
+
 def test_without_mapping_a_file_may_change(tmp_path: Path) -> None:
     path = tmp_path / "model.tcomp"
     path.write_bytes(_LONG)

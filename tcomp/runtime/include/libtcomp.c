@@ -276,7 +276,7 @@ static int read_file(tcomp_model *m, const char *path, errors e) {
   close(file);
   if (!regular) return fail(e, TCOMP_CANNOT_READ, "cannot read %.200s: it is empty, or no regular file", path);
   if (at == MAP_FAILED) return fail(e, TCOMP_CANNOT_READ, "cannot map %.200s: %s", path, strerror(problem));
-  m->image = at, m->size = (size_t)status.st_size;
+  m->image = at, m->size = (size_t)status.st_size, (void)madvise(at, m->size, MADV_HUGEPAGE); /* huge pages where the system has any */
   return TCOMP_OK;
 }
 
