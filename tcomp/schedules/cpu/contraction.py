@@ -110,7 +110,7 @@ def schedule(s: Schedule, result: str, acc: str, target: CpuTarget, knobs: Knobs
                 sizes = {b: common.size_of(b) for b in (*(r.attr for r in nest.reads), out.writes)}
                 if sizes[out.writes] > target.l2 and common.is_streamed(s, out.writes, target, knobs):
                     del sizes[out.writes]
-                _prefetch_next(s, sizes, around[-2], column, target.l2, common.STREAM_CACHES * target.l2, knobs)
+                _prefetch_next(s, sizes, around[-2], [column], target.l2, common.STREAM_CACHES * target.l2, knobs)
     shared = common.partition_tails(s, around, cuts)
     for x in list(walk(s.kernel.body)):  # the last tile of a row sums up whole vectors, if that does no harm
         if isinstance(x, For) and x.kind == VECTORIZED and isinstance(x.body, If) and isinstance(x.body.then, Accumulate):
@@ -214,15 +214,20 @@ def _prefetch_next_tile(s: Schedule, nest: Nest, out: Nest, loop: str, loops: Se
     if not common.is_streamed(s, out.writes, target, knobs):  # such stores would have to evict what was prefetched
         sizes[out.writes] = bytes_of(out.writes)
     sizes = {b: n for b, n in sizes.items() if all(isinstance(d, int) for d in b.shape)}  # else a cache may hold it
-    _prefetch_next(s, sizes, loop, loops[-1], target.l2 * PREFETCHABLE_SHARE, target.l2 * PREFETCHED_SHARE, knobs)
+    _prefetch_next(s, sizes, loop, loops, target.l2 * PREFETCHABLE_SHARE, target.l2 * PREFETCHED_SHARE, knobs)
 
 
-def _prefetch_next(s: Schedule, sizes: Mapping[Buffer, int], loop: str, at: str, least: float, usual: float, knobs: Knobs) -> None:
-    """Prefetch, in the loop `at`, what the next iteration of `loop` touches of buffers of more than `usual` bytes (tuner: `least`)."""
+def _prefetch_next(
+    s: Schedule, sizes: Mapping[Buffer, int], loop: str, places: Sequence[str], least: float, usual: float, knobs: Knobs
+) -> None:
+    """Prefetch what the next iteration of `loop` touches of buffers of more than `usual` bytes (tuner: `least`), in the outermost of the
+    loops `places` that has enough iterations: further inside, the same lines would be prefetched several times."""
     for buffer, size in sizes.items():
         if size > least and knobs.flag((buffer.name, "ahead"), size > usual):
-            with suppress(ScheduleError):  # the next iteration has it too, or there are too few steps to prefetch all of it
-                s.prefetch(buffer.name, loop, 1, at)
+            for at in places:
+                with suppress(ScheduleError):  # the next iteration has it too, or there are too few steps to prefetch all of it
+                    s.prefetch(buffer.name, loop, 1, at)
+                    break
 
 
 def _unroll_steps(s: Schedule, acc: str, loops: Sequence[str], steps: int, knobs: Knobs) -> None:

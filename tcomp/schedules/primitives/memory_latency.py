@@ -3,12 +3,12 @@ that bypass the caches."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import replace
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from math import prod
 
 from tcomp.ir import expr as E, loops as L
-from tcomp.ir.access import accesses, stride
+from tcomp.ir.access import accesses, affine, stride
 from tcomp.ir.dtypes import itemsize
 from tcomp.ir.expr import Expr, as_expr, loop_var
 from tcomp.ir.layout import LINE
@@ -18,6 +18,7 @@ from tcomp.schedules.primitives import editing
 from tcomp.schedules.primitives.editing import find_buffer, find_loop, reads, refuse, refuse_if, replaced, sequence, writes
 
 UNKNOWN_ITERATIONS = 8  # of a loop of unknown extent, among which prefetches are shared out: with fewer, the last ones are not prefetched
+MAX_TOGETHER = 8  # prefetches of one operand that an iteration makes one after the other: bounds the length of the code
 
 
 def pipeline(kernel: L.Kernel, loop: Loop, stages: int, *buffers: Stage) -> tuple[L.Kernel, str]:
@@ -120,7 +121,7 @@ def _check_fills(target: L.For, buffers: Sequence[L.Buffer], items: Sequence[L.S
 def prefetch(kernel: L.Kernel, buffer: Stage, loop: Loop, distance: int, at: Loop = "") -> L.Kernel:
     """Every iteration of a serial loop first prefetches the elements of `buffer` that it will read or write `distance` iterations later,
     one for each vector. With `at`, a serial loop inside of it, the prefetches are spread evenly over all iterations of that one, in order,
-    one for each cache line.
+    one for each cache line, at most `MAX_TOGETHER` an iteration.
 
     Legal where no index is read from memory: a prefetch reads nothing, and may point behind the end. Good for operands that no cache
     holds, such as weights: the hardware prefetcher stops at the end of a page. It costs an instruction for each vector, so it hurts where
@@ -160,41 +161,78 @@ def prefetch(kernel: L.Kernel, buffer: Stage, loop: Loop, distance: int, at: Loo
     hints = []
     for indices, inner in places.items():
         loops = [x for x in inner if x.kind != L.VECTORIZED]
-        unrolled = [x for x in loops if x.kind == L.UNROLLED and x in together]
+        copied = [x for x in loops if x.kind == L.UNROLLED and x in together and not around]  # loops that are run through at once
+        copies = {x.var: loop_var(editing.fresh(kernel, f"{x.var.name}.p"), x.extent) for x in copied}
         moves = {x: abs(stride(E.read(source, indices), x.var) or 0) * itemsize(source.dtype) for x in loops}  # bytes an iteration
         steps = {x: max(1, LINE // size) if size and around else 1 for x, size in moves.items()}  # iterations that read one cache line
-        options = [*([[]] if around else []), unrolled]  # loops that are run through at once
-        shares = ((at_once, _share(around, [(x, steps[x]) for x in loops if x not in at_once])) for at_once in options)
-        copied, share = next(((at_once, share) for at_once, share in shares if share is not None), ([], None))
+        walks = _lines(indices, [x for x in loops if x not in copied], steps)
+        share = None if walks is None else _share(around, walks, editing.fresh(kernel, f"{inside.var.name}.p"))
         if share is None:
             raise refuse(f"what `{loop}` reads of `{buffer}` depends on a loop inside it", "prefetch in that loop, or `at` one inside that")
-        copies = {x.var: loop_var(editing.fresh(kernel, f"{x.var.name}.p"), x.extent) for x in copied}
-        moved = {target.var: target.var + distance, **{x.var: copies.get(x.var, as_expr(0)) for x in inner}, **share}
+        moved = {target.var: target.var + distance, **{x.var: copies.get(x.var, as_expr(0)) for x in inner}, **share.places}
         hint = L.Prefetch(source, tuple(simplify(E.substitute(i, moved)) for i in indices))
-        hints.append(editing.enclose([L.For(copies[x.var], x.extent, hint, L.UNROLLED) for x in copied], hint))
+        repeated = [L.For(copies[x.var], x.extent, hint, L.UNROLLED) for x in copied]
+        repeated += [L.For(v, share.each, hint, L.UNROLLED) for v in share.repeats]
+        hints.append(editing.enclose(repeated, hint))
     return replaced(kernel, {inside: replace(inside, body=L.block(*hints, inside.body))})
 
 
-def _share(around: Sequence[L.For], walked: Sequence[tuple[L.For, int]]) -> dict[Expr, Expr] | None:
-    """For the loops that a read walks, in the given steps, the iteration whose element an iteration of the loops around prefetches: shared
-    out evenly, in order (over `UNKNOWN_ITERATIONS` of a loop of unknown extent, repeated). None if these are too few."""
-    if not walked:
-        return {}
-    if not all(isinstance(x.extent, int) for x, _ in walked):
+@dataclass(frozen=True, slots=True)
+class _Walk:
+    """A loop that stands for all those that walk along an index: its iterations from 0 in `count` steps, beyond its extent if need be."""
+
+    loop: L.For
+    count: int
+    step: int
+
+
+def _lines(indices: Sequence[Expr], loops: Sequence[L.For], steps: Mapping[L.For, int]) -> list[_Walk] | None:
+    """How a read at `indices` walks the cache lines that it touches in `loops`, of which so many iterations read one line. Where a window
+    moves along an index, `[row + tap]`, each of its elements is counted once, whichever row reads it. None where extents are not known."""
+    extents = {x.var: x.extent for x in loops if isinstance(x.extent, int)}
+    if len(extents) < len(loops):
         return None
+    loop_of, walks = {x.var: x for x in loops}, {x.var: _Walk(x, -(-extents[x.var] // steps[x]), steps[x]) for x in loops}
+    for i in indices:
+        moving = {v: c for v, c in form.terms.items() if v in walks} if (form := affine(i)) is not None else {}
+        alone = all(v not in E.variables(other) for v in moving for other in indices if other is not i)
+        if len(moving) > 1 and alone and min(moving.values()) > 0:
+            finest, *others = sorted(moving, key=moving.__getitem__)
+            unit, step = moving[finest], steps[loop_of[finest]]
+            count = -(-(sum(c * (extents[v] - 1) for v, c in moving.items()) // unit + 1) // step)
+            if all(c % unit == 0 for c in moving.values()) and count < prod(walks[v].count for v in moving):
+                walks |= {finest: _Walk(loop_of[finest], count, step), **{v: _Walk(loop_of[v], 1, 1) for v in others}}
+    return list(walks.values())
+
+
+@dataclass(frozen=True, slots=True)
+class _Share:
+    """What an iteration prefetches: the iterations of the walks, by loop variable, `each` of them together (variable `repeats`)."""
+
+    places: dict[Expr, Expr]
+    each: int = 1
+    repeats: tuple[Expr, ...] = ()
+
+
+def _share(around: Sequence[L.For], walks: Sequence[_Walk], name: str) -> _Share | None:
+    """The walks shared out evenly, in order, among the iterations of the loops around (`UNKNOWN_ITERATIONS` of a loop of unknown extent,
+    repeated); a loop over those of one iteration is called `name`. None if each had more than `MAX_TOGETHER`."""
+    if not walks:
+        return _Share({})
     given = {x: x.extent if isinstance(x.extent, int) else UNKNOWN_ITERATIONS for x in around}
-    counts = {x: -(-int(x.extent) // step) for x, step in walked}
-    rows = prod(counts.values())
-    if not 0 < rows <= (total := prod(given.values())):
+    lines, total = prod(w.count for w in walks), prod(given.values())
+    each = -(-lines // max(1, total))
+    if not around or not lines or not total or each > MAX_TOGETHER:
         return None
     number: Expr = as_expr(0)
     for x, n in given.items():
         number = number * n + (x.var if n == x.extent else x.var % n)
-    number = E.minimum(number // (total // rows), as_expr(rows - 1))
-    found: dict[Expr, Expr] = {}
-    for x, step in reversed(walked):
-        found[x.var], number = number % counts[x] * step, number // counts[x]
-    return found
+    repeats = (loop_var(name, each),) if each > 1 else ()
+    number = number * each + repeats[0] if repeats else number // (total // lines)
+    number, found = E.minimum(number, as_expr(lines - 1)), dict[Expr, Expr]()
+    for w in reversed(walks):
+        found[w.loop.var], number = number % w.count * w.step, number // w.count
+    return _Share(found, each, repeats)
 
 
 def stream(kernel: L.Kernel, buffer: Stage) -> L.Kernel:

@@ -74,8 +74,8 @@ def test_the_iterations_of_an_inner_loop_ask_for_all_of_the_next_panel() -> None
     s.vectorize("C.j.i")
     s.prefetch("B", "C.j.o", 1, at="C.k.o")
     assert hints(s.kernel) == ["prefetch B[min(C.i.o * 5 + C.k.o, 19), C.j.o * 16 + 16]"]
-    with pytest.raises(ScheduleError, match="depends on a loop inside it"):
-        s.prefetch("B", "C.j.o", 1, at="C.i.o")  # which has not iterations enough
+    s.prefetch("B", "C.j.o", 1, at="C.i.o")
+    assert "prefetch B[C.i.o * 4 + C.i.o.p, C.j.o * 16 + 16]" in hints(s.kernel)  # four lines together
     with pytest.raises(ScheduleError, match="`C.j.o` is not inside `C.k.o`"):
         s.prefetch("B", "C.k.o", 1, at="C.j.o")
     agree(p, s.kernel)
@@ -95,6 +95,25 @@ def test_what_is_written_is_asked_for_as_well_and_once_for_each_line() -> None:
         "prefetch A[C.i.o * 3 + min(11, C.k // 5) % 3 + 3, min(11, C.k // 5) // 3 * 16]",
         "prefetch C[C.i.o * 3 + min(2, C.k // 21) + 3, C.j.o * 16]",
     ]
+    agree(p, s.kernel)
+
+
+def test_each_line_under_a_window_is_asked_for_once() -> None:
+    x, k = te.placeholder((8, 50, 16), name="x"), [te.reduce_axis(n, name=f"k{i}") for i, n in enumerate((3, 3, 16))]
+    p = Program((x,), (te.compute((6, 48), lambda i, j: te.sum(x[i + k[0], j + k[1], k[2]], k), name="y"),), {})
+    s = Schedule(lower("p", p.inputs, p.outputs))
+    s.split("y.j", 4)
+    s.reorder("y.i", "y.j.o", "y.k0", "y.k1", "y.k2", "y.j.i", reassociate=True)
+    s.unroll("y.j.i")
+    for at in ("y.k2", "y.k1", "y.k0"):
+        s.prefetch("x", "y.j.o", 1, at=at)
+    assert hints(s.kernel) == [  # six pixels, a line each, of a row
+        "prefetch x[y.i + y.k0, y.j.o * 4 + y.k0.p + 4, 0]",
+        "prefetch x[y.i + y.k0, y.j.o * 4 + y.k1 * 2 + y.k1.p + 4, 0]",
+        "prefetch x[y.i + y.k0, y.j.o * 4 + y.k1 * 2 + y.k2 // 8 + 4, 0]",
+    ]
+    with pytest.raises(ScheduleError, match="depends on a loop inside it"):
+        s.prefetch("x", "y.i", 1, at="y.j.o")  # 150 lines in 12 iterations
     agree(p, s.kernel)
 
 
