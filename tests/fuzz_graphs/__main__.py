@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import argparse
 import multiprocessing
+import os
 import sys
 import time
 from collections import Counter
@@ -56,6 +57,7 @@ def main() -> int:
     parser.add_argument("--jobs", type=int, default=2)
     parser.add_argument("--save", type=Path, help="a folder for the models of the findings")
     args = parser.parse_args()
+    os.environ.setdefault("TCOMP_JOBS", "1")  # each graph would start compilers of its own, for several times what its few kernels take
     outcomes, operators, started, kinds = Counter[str](), Counter[str](), time.monotonic(), Counter[str]()
     for some, ops, found in batches(args.seed, args.start, args.cases, args.jobs):
         outcomes += some
