@@ -8,7 +8,7 @@ integer divided by zero gives 0 with remainder 0; shifts by the width or more pu
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from functools import partial
+from functools import cache, partial
 from typing import Any
 
 import numpy as np
@@ -25,12 +25,17 @@ def literal(value: Any, dtype: str) -> Array:
     return np.array(value, to_numpy(dtype))
 
 
+@cache
+def _name(dtype: np.dtype[Any]) -> str:
+    return dtype.name  # which NumPy finds anew each time, for half of what an operator takes on a single element
+
+
 def apply(op: str, dtype: str, args: Sequence[Array]) -> Array:
     """The value of `op` (one of `ARITY`, "cast", "bitcast") with result type `dtype`.
 
     Operands broadcast. Raises `IRError` where `op` is not defined for the operands' type.
     """
-    kind = args[0].dtype.name
+    kind = _name(args[0].dtype)
     with np.errstate(all="ignore"):
         match op:
             case "cast":

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from math import prod
 
-from tcomp.ir.expr import Dim
+from tcomp.ir.expr import Dim, reads
 from tcomp.ir.layout import Layout
 from tcomp.ir.loops import Buffer, perfect
 from tcomp.schedules.analysis.access_patterns import contiguous_reduction, extent_of, nests, result_nest, row_loops, stage_axes
@@ -41,7 +41,9 @@ def schedule(s: Schedule, group: Group, target: CpuTarget, knobs: Knobs) -> None
     for name in group.inside:
         if name in reductions and (axis := contiguous_reduction(reductions[name])) is not None:
             width = nest_lanes(target, reductions[name])
-            wide = min(width * MAX_VECTORS, MAX_LANES) if extent_of(axis.extent) >= width * MAX_VECTORS else width
+            gathered = any(reads(*r.args) for r in reductions[name].reads)  # one after the other, which takes longer than additions
+            most = MAX_LANES if gathered else min(width * MAX_VECTORS, MAX_LANES)
+            wide = most if extent_of(axis.extent) >= most else width
             lanes = knobs.choice((name, "lanes"), tuple(width << n for n in range(4) if width << n <= MAX_LANES), wide)
             partials[name] = (s.rfactor(name, axis.var.name, lanes), axis.extent, lanes)
     if not leading:  # one row is the whole result: stages stay where they are, each in vector lanes

@@ -358,9 +358,18 @@ def test_boosted_trees(library, classes):
 
 def test_many_trees_and_a_free_number_of_rows():
     """Lanes run along the trees of a row, whose features stay in registers, with links and thresholds in one table."""
-    made = model("TreeEnsembleRegressor", [X], [F], n_targets=1, **forest(80, 4))
+    made = model("TreeEnsembleRegressor", [X], [F], n_targets=1, **forest(80, 6))
     graph, module = import_model(made), tcomp.compile(made, threads=2)
     assert any(a.dtype == np.int64 for a in graph.constants.values())
     for rows in (1, 2, 23, 50):
         x = np.resize(X, (rows, 5))
         np.testing.assert_allclose(module.run({"x0": x})["y0"], evaluate_graph(graph, {"x0": x})["y0"], rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize("every", [False, True])
+def test_many_trees_of_odd_shapes(every):
+    """The first levels of all trees are tested abreast, also of those that end before; walks that go on for long are loops."""
+    attrs, far = forest(140, 5, ids=(0, 1), missing=True, every=every), {**chain(40), "nodes_missing_value_tracks_true": [0] * 81}
+    for name, values in far.items():
+        attrs[name] = attrs[name] + ([140] * len(values) if name.endswith("treeids") else values)
+    check("TreeEnsembleRegressor", [np.where(HOLES > 1, HOLES * 30, HOLES)[:4]], [F], native=True, n_targets=2, **attrs)

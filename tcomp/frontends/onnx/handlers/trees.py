@@ -190,7 +190,8 @@ def _scores(ctx: Context, nodes: tuple[_Forest, np.ndarray, _Weights], targets: 
     combine = {"MIN": np.minimum, "MAX": np.maximum}.get(aggregate, np.add)
     combine.at(values, (weights.leaf, weights.target) if shape else weights.leaf, weights.weight)
     walk = {"trees": len(roots), "steps": tables.steps, "feature_bits": tables.feature_bits, "missing": tables.missing}
-    operands = [x, ctx.constant(tables.links), None if tables.thresholds is None else ctx.constant(tables.thresholds)]
+    arrays = tables.links, tables.thresholds, tables.tests, tables.limits
+    operands = [x, *(None if a is None else ctx.constant(a) for a in arrays)]
     values_of = ctx.constant(values[tables.slots])
     if groups is not None:
         scores = ctx.add(ops.TREE_SCORES, [*operands, values_of], targets=targets, aggregate=aggregate, **walk)
