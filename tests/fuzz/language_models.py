@@ -13,6 +13,7 @@ import numpy as np
 from tcomp.errors import ImportModelError
 from tcomp.frontends.language_models.config import decoder_config, read_config
 from tcomp.frontends.language_models.decoder import decoder_graph
+from tcomp.frontends.language_models.families import FAMILIES
 from tcomp.frontends.language_models.gguf_file import import_gguf
 from tcomp.ir.verify import verify_graph
 from tests.fuzz.mutations import damaged_bytes, damaged_json
@@ -56,8 +57,10 @@ class Configs(Folders):
             "high_freq_factor": 4.0,
             "original_max_position_embeddings": 16,
         }
-        others = {"model_type": "llama", "rope_scaling": scaling}, {"model_type": "mistral", "sliding_window": 3}, {"model_type": "qwen2"}
-        return [packed({CONFIG_NAME: json.dumps({**SMALL, **other}).encode()}) for other in ({}, *others)]
+        experts = {"num_local_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 16, "mlp_only_layers": [0]}
+        others: list[dict[str, object]] = [{"model_type": family, **experts} for family in FAMILIES]
+        others += [{"model_type": "llama", "rope_scaling": scaling}, {"model_type": "mistral", "sliding_window": 3}]
+        return [packed({CONFIG_NAME: json.dumps({**SMALL, **other}).encode()}) for other in others]
 
     def damage(self, rng: Random, data: bytes) -> bytes:
         return packed({CONFIG_NAME: damaged_json(rng, unpacked(data)[CONFIG_NAME])})

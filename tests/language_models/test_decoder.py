@@ -98,7 +98,10 @@ def test_what_a_folder_lacks_is_named(tmp_path):
     ("change", "kind", "what"),
     [
         ({"model_type": "mamba"}, UnsupportedError, "mamba"),
-        ({"hidden_act": "gelu"}, UnsupportedError, "gelu"),
+        ({"hidden_act": "tanh"}, UnsupportedError, "tanh"),
+        ({"model_type": "falcon", "alibi": True}, UnsupportedError, "alibi"),
+        ({"model_type": "gemma2", "sliding_window": 4, "layer_types": ["full_attention"]}, UnsupportedError, "types"),
+        ({"model_type": "mixtral", "num_local_experts": 2, "num_experts_per_tok": 3}, ImportModelError, "num_experts_per_tok"),
         ({"num_key_value_heads": 3}, ImportModelError, "groups"),
         ({"vocab_size": 10**12}, ImportModelError, "vocab_size"),
         ({"num_hidden_layers": 1 << 24}, ImportModelError, "num_hidden_layers"),

@@ -1,18 +1,20 @@
-"""What a config.json says of a decoder, checked: Llama, Mistral, Qwen2 and Qwen3, which differ in little."""
+"""What a config.json says of a decoder, checked."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from tcomp.errors import ImportModelError, UnsupportedError
+from tcomp.frontends.language_models.families import FAMILIES
 
-FAMILIES = ("llama", "mistral", "qwen2", "qwen3")
 MAX_CONFIG_BYTES = 1 << 20
 MAX_SIZE = 1 << 24  # of anything that is counted: of more, a file is no config
+ACTIVATIONS = ("silu", "gelu", "gelu_new", "gelu_pytorch_tanh", "gelu_fast", "relu")
+MAX_EXPERTS = 1 << 12  # likewise: each is a tensor of its own in files
 MAX_LAYERS = 1 << 10  # each of them has inputs and outputs of the graph, before any weight is looked for
 
 
@@ -28,8 +30,23 @@ class RotaryScaling:
 
 
 @dataclass(frozen=True, slots=True)
+class Experts:
+    """Experts of a layer: `count` of them, of which each token has `chosen`, with `size` elements inside; `normalised`: whether the shares
+    of those chosen are made to sum to 1; `shared`: the elements inside of one that all tokens have, 0 without it; `layers`: which layers
+    have experts."""
+
+    count: int
+    chosen: int
+    size: int
+    normalised: bool
+    shared: int
+    layers: frozenset[int]
+
+
+@dataclass(frozen=True, slots=True)
 class DecoderConfig:
-    """Sizes of a decoder: `heads` of queries, `kv_heads` of keys and values, each of `head_size`; `positions`: the longest context."""
+    """Sizes of a decoder: `heads` of queries, `kv_heads` of keys and values, each of `head_size`; `positions`: the longest context; and
+    what it does otherwise than Llama."""
 
     family: str
     vocabulary: int
@@ -47,6 +64,25 @@ class DecoderConfig:
     normalised_heads: bool = False
     scaling: RotaryScaling | None = None
     window: int = 0  # positions that a query sees, its own included; 0: all
+    windowed: frozenset[int] | None = None  # layers that have the window; None: all
+    rotated: int | None = None  # elements of a head that are turned by positions, the first ones; None: all
+    alibi: bool = False  # positions are told by biases of scores (Press et al. 2021)
+    positions_from: int | None = None  # positions are told by vectors, the first of which stands in this row of a table
+    layer_norm: bool = False  # else norms by the root mean square
+    unit_offset: bool = False  # scales of norms are those stored, and 1
+    activation: str = "silu"
+    gated: bool = True
+    output_bias: bool = False  # of what attention gives
+    mlp_bias: bool = False
+    parallel: bool = False  # the MLP reads what attention does, and both are added
+    shared_norm: bool = False  # they even have one norm
+    post_norms: bool = False  # what attention and the MLP give is normalised, too
+    normalised_embedding: bool = False
+    scaled_embedding: bool = False  # by the root of the hidden size
+    query_scalar: float | None = None  # scores are divided by the root of it; None: of the size of a head
+    score_cap: float = 0.0  # scores s are cap * tanh(s / cap); 0: as they are
+    logit_cap: float = 0.0
+    experts: Experts | None = None
 
 
 def read_config(path: Path) -> dict[str, Any]:
@@ -62,11 +98,16 @@ def read_config(path: Path) -> dict[str, Any]:
     return found
 
 
-def decoder_config(given: Mapping[str, Any], where: str = "config.json") -> DecoderConfig:
+def decoder_config(found: Mapping[str, Any], where: str = "config.json") -> DecoderConfig:
     """The decoder that a config describes. Raises `UnsupportedError` for another architecture, `ImportModelError` for impossible sizes."""
-    family = given.get("model_type")
-    if family not in FAMILIES:
-        raise UnsupportedError(f"models of the type {family!r:.40} are not read from their config", where=where, hint=_hint())
+    name = found.get("model_type")
+    family = FAMILIES.get(name) if isinstance(name, str) else None
+    if family is None:
+        raise UnsupportedError(f"models of the type {name!r:.40} are not read from their config", where=where, hint=_hint())
+    said = {key: value for key, value in found.items() if value is not None}
+    given = {**family.defaults, **said, **{ours: said[theirs] for ours, theirs in family.keys.items() if theirs in said}}
+    if other := [key for key, value in family.neutral.items() if found.get(key, value) not in (value, None)]:
+        raise UnsupportedError(f"`{other[0]}` is {found[other[0]]!r:.40}", where=where, why="there is no code for it", hint=_hint())
 
     def number(name: str, default: int | None = None, most: int = MAX_SIZE) -> int:
         value = given.get(name)
@@ -81,14 +122,29 @@ def decoder_config(given: Mapping[str, Any], where: str = "config.json") -> Deco
             raise ImportModelError(f"`{name}` is {value!r:.40}", where=where, why="a positive number is needed")
         return float(value)
 
-    heads, hidden = number("num_attention_heads"), number("hidden_size")
+    def flag(name: str) -> bool:
+        return given.get(name) is True
+
+    features = dict(family.features)
+    heads, hidden, layers = number("num_attention_heads"), number("hidden_size"), number("num_hidden_layers", most=MAX_LAYERS)
     kv_heads, size = number("num_key_value_heads", heads), number("head_dim", max(1, hidden // heads))
+    if name == "falcon":
+        kv_heads = number("num_kv_heads", heads) if flag("new_decoder_architecture") else 1 if given.get("multi_query", True) else heads
+        both = given.get("num_ln_in_parallel_attn", 2 if flag("new_decoder_architecture") else 1) == 2
+        features |= {"shared_norm": flag("parallel") and not both, **dict.fromkeys(("bias", "output_bias", "mlp_bias"), flag("bias"))}
+    if name == "opt":
+        features |= dict.fromkeys(("bias", "output_bias", "mlp_bias"), given.get("enable_bias", True) is True)
+    if name in ("llama", "mistral", "qwen3"):
+        features |= {"bias": flag("attention_bias"), "output_bias": flag("attention_bias"), "mlp_bias": flag("mlp_bias")}
+    elif flag("mlp_bias"):
+        raise UnsupportedError("biases of projections", where=where, hint=_hint())
     if heads % kv_heads or size % 2:
         raise ImportModelError(f"{heads} heads of {size} do not divide into groups for {kv_heads} of keys", where=where)
-    if given.get("hidden_act", "silu") != "silu":
-        raise UnsupportedError(f"the activation {given['hidden_act']!r:.40}", where=where, hint="silu is supported")
-    if given.get("mlp_bias") or (given.get("attention_bias") and family != "qwen2"):
-        raise UnsupportedError("biases of projections", where=where, hint=_hint())
+    if given.get("word_embed_proj_dim", hidden) != hidden:
+        raise UnsupportedError("embeddings of another size than the layers", where=where, hint=_hint())
+    activation = given.get("hidden_act", "silu")
+    if activation not in ACTIVATIONS:
+        raise UnsupportedError(f"the activation {activation!r:.40}", where=where, hint=f"{', '.join(ACTIVATIONS)} are supported")
     parameters = given.get("rope_parameters") or given.get("rope_scaling") or {}
     if not isinstance(parameters, Mapping):
         raise ImportModelError("the parameters of rotary positions are no JSON object", where=where)
@@ -104,18 +160,22 @@ def decoder_config(given: Mapping[str, Any], where: str = "config.json") -> Deco
         scaling = RotaryScaling(real(parameters, "factor"))
     elif kind != "default":
         raise UnsupportedError(f"rotary positions of the type {kind!r:.40}", where=where, hint="default, linear and llama3 are supported")
+    share = real(parameters if "partial_rotary_factor" in parameters else given, "partial_rotary_factor", 1.0)
+    rotated = int(size * share)
+    if not 0 < share <= 1 or rotated % 2:
+        raise ImportModelError(f"{share:g} of the elements of a head are turned", where=where)
     if scaling is not None and scaling.factor < 1:
         raise ImportModelError("the scaling of rotary positions is less than 1", where=where)
-    windowed = family == "mistral" or bool(given.get("use_sliding_window"))
-    window = number("sliding_window") if windowed and given.get("sliding_window") is not None else 0
-    if window and family != "mistral":
-        raise UnsupportedError("windows that only some layers have", where=where, hint="set use_sliding_window to false")
+    window, windowed = 0, None
+    if given.get("sliding_window") is not None and given.get("use_sliding_window", not str(name).startswith("qwen")):
+        window = number("sliding_window")
+        windowed = _windowed(given, str(name), layers, where)
     return DecoderConfig(
-        family=str(family),
+        family=str(name),
         vocabulary=number("vocab_size"),
         hidden=hidden,
-        intermediate=number("intermediate_size"),
-        layers=number("num_hidden_layers", most=MAX_LAYERS),
+        intermediate=number("intermediate_size", None if "intermediate_size" in given or features.get("gated", True) else 4 * hidden),
+        layers=layers,
         heads=heads,
         kv_heads=kv_heads,
         head_size=size,
@@ -123,11 +183,41 @@ def decoder_config(given: Mapping[str, Any], where: str = "config.json") -> Deco
         epsilon=real(given, "rms_norm_eps", 1e-6),
         theta=theta,
         tied=bool(given.get("tie_word_embeddings", False)),
-        bias=family == "qwen2",
-        normalised_heads=family == "qwen3",
         scaling=scaling,
         window=window,
+        windowed=windowed,
+        rotated=rotated,
+        activation=activation,
+        parallel=flag("parallel"),
+        query_scalar=real(given, "query_scalar") if "query_scalar" in given else None,
+        score_cap=real(given, "attn_logit_softcapping", 0.0),
+        logit_cap=real(given, "final_logit_softcapping", 0.0),
+        experts=_experts(given, layers, number) if "expert_size" in family.keys else None,
+        **features,
     )
+
+
+def _windowed(given: Mapping[str, Any], name: str, layers: int, where: str) -> frozenset[int] | None:
+    """The layers that have a window."""
+    kinds = given.get("layer_types")
+    if kinds is not None:
+        if not isinstance(kinds, list) or len(kinds) != layers or {*map(str, kinds)} - {"sliding_attention", "full_attention"}:
+            raise UnsupportedError("layers of other types than full_attention and sliding_attention", where=where)
+        return frozenset(n for n, kind in enumerate(kinds) if kind == "sliding_attention")
+    if name == "gemma2":
+        return frozenset(range(0, layers, 2))
+    if name.startswith("qwen"):
+        first = given.get("max_window_layers", 0)
+        return frozenset(range(first, layers)) if isinstance(first, int) else frozenset()
+    return None
+
+
+def _experts(given: Mapping[str, Any], layers: int, number: Callable[..., int]) -> Experts:
+    count, step, dense = number("num_experts", most=MAX_EXPERTS), number("decoder_sparse_step", 1), given.get("mlp_only_layers")
+    own = frozenset(n for n in range(layers) if (n + 1) % step == 0 and not (isinstance(dense, list) and n in dense))
+    shared = number("shared_expert_intermediate_size") if "shared_expert_intermediate_size" in given else 0
+    chosen = number("num_experts_per_tok", most=count)
+    return Experts(count, chosen, number("expert_size"), given.get("norm_topk_prob") is True, shared, own)
 
 
 def _hint() -> str:

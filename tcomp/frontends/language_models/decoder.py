@@ -16,20 +16,22 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import partial
 from math import sqrt
 from typing import Any
 
 import numpy as np
 
-from tcomp.frontends.language_models.config import DecoderConfig
+from tcomp.frontends.language_models.config import DecoderConfig, Experts
 from tcomp.ir.expr import Dim, as_expr, dim
 from tcomp.ir.graph import Graph, GraphBuilder, Operator, Value
 from tcomp.ir.simplify import as_dim
 from tcomp.ops import elementwise as ew
 from tcomp.ops.matmul import MATMUL
-from tcomp.ops.movement import ARANGE, CONCAT, GATHER, RESHAPE, SLICE, TRANSPOSE
+from tcomp.ops.movement import ARANGE, CONCAT, GATHER, RESHAPE, SLICE, TOP_K, TRANSPOSE, product
+from tcomp.ops.nn import EXPERT_DENSE
 from tcomp.ops.quantization import BLOCK_PRODUCT
-from tcomp.ops.reduction import RMS_NORM, SOFTMAX
+from tcomp.ops.reduction import LAYER_NORM, REDUCE_SUM, RMS_NORM, SOFTMAX
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,10 +61,10 @@ class _Decoder:
     def add(self, op: Operator, inputs: list[Value | None], name: str = "", **attrs: Any) -> Value:
         return self.g.add(op, inputs, attrs, name)[0]
 
-    def floats(self, name: str, *shape: int) -> Value:
+    def floats(self, name: str, *shape: int, offset: float = 0.0) -> Value:
         found = self.weights(name, shape)
         assert isinstance(found, np.ndarray), name
-        return self.g.constant(np.ascontiguousarray(found.astype(np.float32)), name)
+        return self.g.constant(np.ascontiguousarray(found.astype(np.float32) + np.float32(offset)), name)
 
     def linear(self, x: Value, name: str, columns: int, bias: bool = False, result: str = "") -> Value:
         """x [..., in] times weights [columns, in]; the name of the product is `result`, or that of the weights."""
@@ -78,8 +80,24 @@ class _Decoder:
         return self.add(ew.ADD, [y, self.floats(f"{name}.bias", columns)], f"{name}.bias") if bias else y
 
     def norm(self, x: Value, name: str) -> Value:
-        scale = self.floats(f"{name}.weight", int(x.shape[-1]))
-        return self.add(RMS_NORM, [x, scale], name, axis=len(x.shape) - 1, epsilon=self.config.epsilon)
+        c, size = self.config, int(x.shape[-1])
+        scale, axis = self.floats(f"{name}.weight", size, offset=float(c.unit_offset)), len(x.shape) - 1
+        if c.layer_norm:
+            return self.add(LAYER_NORM, [x, scale, self.floats(f"{name}.bias", size)], name, axis=axis, epsilon=c.epsilon)
+        return self.add(RMS_NORM, [x, scale], name, axis=axis, epsilon=c.epsilon)
+
+    def activated(self, x: Value) -> Value:
+        match self.config.activation:
+            case "silu":
+                return self.add(ew.SWISH, [x], alpha=1.0)
+            case "relu":
+                return self.add(ew.RELU, [x])
+            case name:
+                return self.add(ew.GELU, [x], approximate="none" if name == "gelu" else "tanh")
+
+    def capped(self, x: Value, cap: float, name: str = "") -> Value:
+        """cap * tanh(x / cap)"""
+        return self.add(ew.SCALE, [self.add(ew.TANH, [self.add(ew.SCALE, [x], factor=1 / cap)])], name, factor=cap) if cap else x
 
     def heads(self, x: Value, prefix: str, which: str, count: int) -> Value:
         """A projection as [..., heads, size]."""
@@ -89,13 +107,18 @@ class _Decoder:
         return self.norm(y, f"{prefix}.{which}_norm") if c.normalised_heads and which != "v" else y
 
     def rotated(self, x: Value, cos: Value, sin: Value) -> Value:
-        """x [..., heads, size] turned by angles [..., 1, size / 2], pairs being of the two halves."""
-        half, rank = self.config.head_size // 2, len(x.shape)
-        shape = (*x.shape[:-1], half)
-        a, b = (self.add(SLICE, [x], starts=(0,) * (rank - 1) + (first,), steps=(1,) * rank, shape=shape) for first in (0, half))
+        """x [..., heads, size] turned by angles [..., 1, rotated / 2], pairs being of the two halves of what is turned."""
+        size, rank = self.config.head_size, len(x.shape)
+        turned = size if self.config.rotated is None else self.config.rotated
+        half = turned // 2
+
+        def part(first: int, count: int) -> Value:
+            return self.add(SLICE, [x], starts=(0,) * (rank - 1) + (first,), steps=(1,) * rank, shape=(*x.shape[:-1], count))
+
+        a, b, rest = part(0, half), part(half, half), [part(turned, size - turned)] if turned < size else []
         left = self.add(ew.SUB, [self.add(ew.MUL, [a, cos]), self.add(ew.MUL, [b, sin])])
         right = self.add(ew.ADD, [self.add(ew.MUL, [b, cos]), self.add(ew.MUL, [a, sin])])
-        return self.add(CONCAT, [left, right], axis=rank - 1)
+        return self.add(CONCAT, [left, right, *rest], axis=rank - 1)
 
     def graph(self) -> Graph:
         c, g = self.config, self.g
@@ -114,49 +137,109 @@ class _Decoder:
         if starts is not None:
             starts = self.add(RESHAPE, [starts], shape=(*several, 1))
             own = self.add(ew.SUB, [place, starts], "own_places")
-        positions = self.add(RESHAPE, [self.add(ew.CAST, [own], "positions", dtype="float32")], shape=(*several, tokens, 1, 1))
-        angle = self.add(ew.MUL, [positions, g.constant(_frequencies(c), "frequencies")], "angles")
-        cos, sin = self.add(ew.COS, [angle], "cos"), self.add(ew.SIN, [angle], "sin")
+        turn: Callable[[Value], Value] = lambda x: x
+        if not c.alibi and c.positions_from is None:
+            positions = self.add(RESHAPE, [self.add(ew.CAST, [own], "positions", dtype="float32")], shape=(*several, tokens, 1, 1))
+            angle = self.add(ew.MUL, [positions, g.constant(_frequencies(c), "frequencies")], "angles")
+            cos, sin = self.add(ew.COS, [angle], "cos"), self.add(ew.SIN, [angle], "sin")
+            turn = partial(self.rotated, cos=cos, sin=sin)
         at = self.add(RESHAPE, [place], shape=(tokens, 1))
         key = self.add(ARANGE, [], "keys", start=0, step=1, count=length, dtype="int64")
         seen = self.add(ew.LESS_EQUAL, [key, at], "seen")
-        if c.window:
-            first = self.add(ew.SUB, [at, g.constant(np.array(c.window), "window")])
-            seen = self.add(ew.AND, [seen, self.add(ew.LESS, [first, key])])
         if starts is not None:
             begun = self.add(ew.LESS_EQUAL, [self.add(RESHAPE, [starts], shape=(*several, 1, 1, 1, 1)), key], "begun")
             seen = self.add(ew.AND, [seen, begun])
         zero, hidden = (g.constant(np.array(n, np.float32), name) for n, name in ((0, "zero"), (HIDDEN, "hidden")))
-        mask = self.add(ew.WHERE, [seen, zero, hidden], "mask")
+        near = seen
+        if c.window:
+            first = self.add(ew.SUB, [at, g.constant(np.array(c.window), "window")])
+            near = self.add(ew.AND, [seen, self.add(ew.LESS, [first, key])])
+        windowed = [c.windowed is None or n in c.windowed for n in range(c.layers)]
+        masks = {
+            which: self.add(ew.WHERE, [near if which else seen, zero, hidden], "near_mask" if which else "mask")
+            for which in sorted({*windowed})
+        }
+        if c.alibi:
+            slopes = g.constant(_slopes(c.heads).reshape(c.kv_heads, -1, 1, 1), "slopes")
+            bias = self.add(ew.MUL, [slopes, self.add(ew.CAST, [key], dtype="float32")], "biases")
+            masks = {which: self.add(ew.ADD, [mask, bias]) for which, mask in masks.items()}
 
         rows = self.weights("model.embed_tokens.weight", (c.vocabulary, c.hidden))
         assert isinstance(rows, np.ndarray)
         table = g.constant(rows, "model.embed_tokens.weight")
         x = self.add(GATHER, [table, ids if several else self.add(RESHAPE, [ids], shape=(tokens,))], "embedding", axis=0)
         x = x if x.dtype == "float32" else self.add(ew.CAST, [x], dtype="float32")
+        if c.scaled_embedding:
+            x = self.add(ew.SCALE, [x], factor=sqrt(c.hidden))
+        if c.positions_from is not None:
+            vectors = self.floats("model.positions.weight", c.positions + c.positions_from, c.hidden)
+            row = own if not c.positions_from else self.add(ew.ADD, [own, g.constant(np.array(c.positions_from), "first_position")])
+            x = self.add(ew.ADD, [x, self.add(GATHER, [vectors, row], axis=0)], "placed")
+        if c.normalised_embedding:
+            x = self.norm(x, "model.embed_norm")
         present = list[Value]()
         for n, cache in enumerate(caches):
             prefix = f"model.layers.{n}"
             h = self.norm(x, f"{prefix}.input_layernorm")
-            y, grown = self.attention(h, f"{prefix}.self_attn", n, cache, cos, sin, mask)
+            y, grown = self.attention(h, f"{prefix}.self_attn", n, cache, turn, masks[windowed[n]])
             present += grown
-            x = self.add(ew.ADD, [x, self.linear(y, f"{prefix}.self_attn.o_proj", c.hidden)], f"{prefix}.attended")
-            h = self.norm(x, f"{prefix}.post_attention_layernorm")
-            gate, up = (self.linear(h, f"{prefix}.mlp.{which}_proj", c.intermediate) for which in ("gate", "up"))
-            h = self.add(ew.MUL, [self.add(ew.SWISH, [gate], alpha=1.0), up], f"{prefix}.mlp.gated")
-            x = self.add(ew.ADD, [x, self.linear(h, f"{prefix}.mlp.down_proj", c.hidden)], f"{prefix}.out")
+            y = self.linear(y, f"{prefix}.self_attn.o_proj", c.hidden, c.output_bias)
+            y = self.norm(y, f"{prefix}.self_attn.norm") if c.post_norms else y
+            if not c.parallel:
+                x = self.add(ew.ADD, [x, y], f"{prefix}.attended")
+            h = h if c.shared_norm else self.norm(x, f"{prefix}.post_attention_layernorm")
+            z = (
+                self.mixture(h, f"{prefix}.mlp", c.experts)
+                if c.experts and n in c.experts.layers
+                else self.mlp(h, f"{prefix}.mlp", c.intermediate)
+            )
+            z = self.norm(z, f"{prefix}.mlp.norm") if c.post_norms else z
+            z = self.add(ew.ADD, [y, z]) if c.parallel else z
+            x = self.add(ew.ADD, [x, z], f"{prefix}.out")
         axes, end = len(x.shape), as_dim(as_expr(tokens) - 1)
         last = self.add(SLICE, [x], "last", starts=(*(0 for _ in several), end, 0), steps=(1,) * axes, shape=(*several, 1, c.hidden))
         y = self.norm(self.add(RESHAPE, [last], shape=(*several, c.hidden)) if several else last, "model.norm")
+        result = "" if c.logit_cap else "logits"
         if c.tied:
             head = self.floats("model.embed_tokens.weight", c.vocabulary, c.hidden)
-            logits = self.add(MATMUL, [y, head], "logits", transpose_a=False, transpose_b=True)
+            logits = self.add(MATMUL, [y, head], result, transpose_a=False, transpose_b=True)
         else:
-            logits = self.linear(y, "lm_head", c.vocabulary, result="logits")
-        return g.build([logits, *present])
+            logits = self.linear(y, "lm_head", c.vocabulary, result=result)
+        return g.build([self.capped(logits, c.logit_cap, "logits"), *present])
+
+    def mlp(self, x: Value, prefix: str, size: int) -> Value:
+        """A layer of `size` elements inside, of x [..., hidden]."""
+        c = self.config
+        h = self.activated(self.linear(x, f"{prefix}.{'gate' if c.gated else 'up'}_proj", size, c.mlp_bias))
+        if c.gated:
+            h = self.add(ew.MUL, [h, self.linear(x, f"{prefix}.up_proj", size, c.mlp_bias)], f"{prefix}.gated")
+        return self.linear(h, f"{prefix}.down_proj", c.hidden, c.mlp_bias)
+
+    def mixture(self, x: Value, prefix: str, experts: Experts) -> Value:
+        """The layers of the experts that each row of x [..., hidden] has, by their shares; only those are computed."""
+        c, e = self.config, experts
+        shares = self.add(SOFTMAX, [self.linear(x, f"{prefix}.gate", e.count)], f"{prefix}.shares", axes=(len(x.shape) - 1,))
+        rows, slots = product(x.shape[:-1]), (product(x.shape[:-1]), e.chosen)
+        shares = self.add(RESHAPE, [shares], shape=(rows, e.count))
+        best, choice = self.g.add(TOP_K, [shares], {"k": e.chosen, "axis": 1, "largest": True}, f"{prefix}.best")
+        if e.normalised:
+            best = self.add(ew.DIV, [best, self.add(REDUCE_SUM, [best], axes=(1,), keepdims=True)])
+
+        def dense(rows: Value, which: str, out: int, size: int) -> Value:
+            matrices = self.floats(f"{prefix}.experts.{which}_proj.weight", e.count, out, size)
+            return self.add(EXPERT_DENSE, [rows, matrices, choice], f"{prefix}.experts.{which}_proj")
+
+        flat = self.add(RESHAPE, [x], shape=(rows, 1, c.hidden))
+        h = self.add(ew.MUL, [self.activated(dense(flat, "gate", e.size, c.hidden)), dense(flat, "up", e.size, c.hidden)])
+        y = self.add(ew.MUL, [dense(h, "down", c.hidden, e.size), self.add(RESHAPE, [best], shape=(*slots, 1))])
+        y = self.add(RESHAPE, [self.add(REDUCE_SUM, [y], axes=(1,), keepdims=False)], prefix, shape=x.shape)
+        if not e.shared:
+            return y
+        gate = self.add(ew.SIGMOID, [self.linear(x, f"{prefix}.shared_expert_gate", 1)])
+        return self.add(ew.ADD, [y, self.add(ew.MUL, [gate, self.mlp(x, f"{prefix}.shared_expert", e.shared)])])
 
     def attention(
-        self, x: Value, prefix: str, layer: int, cache: tuple[Value, ...], cos: Value, sin: Value, mask: Value
+        self, x: Value, prefix: str, layer: int, cache: tuple[Value, ...], turn: Callable[[Value], Value], mask: Value
     ) -> tuple[Value, list[Value]]:
         """(attention of x [..., hidden] as [..., heads * size], the longer cache)"""
         c, lead = self.config, x.shape[:-1]
@@ -166,15 +249,14 @@ class _Decoder:
         def after(*axes: int) -> tuple[int, ...]:
             return (*first, *(a + len(first) for a in axes))
 
-        q = self.rotated(self.heads(x, prefix, "q", c.heads), cos, sin)
-        k = self.rotated(self.heads(x, prefix, "k", c.kv_heads), cos, sin)
+        q, k = turn(self.heads(x, prefix, "q", c.heads)), turn(self.heads(x, prefix, "k", c.kv_heads))
         v = self.heads(x, prefix, "v", c.kv_heads)
         rows = (k, v) if not several else [self.add(TRANSPOSE, [new], perm=(1, 0, 2, 3)) for new in (k, v)]
         grown = [
             self.add(CONCAT, [old, new], f"present.{layer}.{kind}", axis=0)
             for kind, old, new in zip(("key", "value"), cache, rows, strict=True)
         ]
-        q = self.add(ew.SCALE, [q], factor=1 / sqrt(c.head_size))
+        q = self.add(ew.SCALE, [q], factor=1 / sqrt(c.query_scalar or c.head_size))
         q = self.add(TRANSPOSE, [self.add(RESHAPE, [q], shape=(*lead, c.kv_heads, group, c.head_size))], perm=after(1, 2, 0, 3))
         by_head = (1, 2, 0, 3) if several else (1, 0, 2)
         keys, values = (
@@ -182,7 +264,9 @@ class _Decoder:
             for part in grown
         )
         scores = self.add(MATMUL, [q, keys], f"{prefix}.scores", transpose_a=False, transpose_b=True)
-        weights = self.add(SOFTMAX, [self.add(ew.ADD, [scores, mask])], f"{prefix}.weights", axes=(len(scores.shape) - 1,))
+        weights = self.add(
+            SOFTMAX, [self.add(ew.ADD, [self.capped(scores, c.score_cap), mask])], f"{prefix}.weights", axes=(len(scores.shape) - 1,)
+        )
         y = self.add(MATMUL, [weights, values], f"{prefix}.values", transpose_a=False, transpose_b=False)
         y = self.add(TRANSPOSE, [y], perm=after(2, 0, 1, 3))
         return self.add(RESHAPE, [y], prefix, shape=(*lead, c.heads * c.head_size)), grown
@@ -196,8 +280,9 @@ def decoder_graph(config: DecoderConfig, weights: Weights, batch: Dim = 1) -> Gr
 
 def _frequencies(config: DecoderConfig) -> np.ndarray:
     """Angles of a position, float32 [size / 2]. Su et al. 2021, scaled as `RotaryScaling` says."""
-    even = np.arange(0, config.head_size, 2, dtype=np.int64).astype(np.float32)
-    found: np.ndarray = (1.0 / np.float32(config.theta) ** (even / np.float32(config.head_size))).astype(np.float32)
+    size = config.head_size if config.rotated is None else config.rotated
+    even = np.arange(0, size, 2, dtype=np.int64).astype(np.float32)
+    found: np.ndarray = (1.0 / np.float32(config.theta) ** (even / np.float32(size))).astype(np.float32)
     s = config.scaling
     if s is None:
         return found
@@ -209,3 +294,10 @@ def _frequencies(config: DecoderConfig) -> np.ndarray:
     scaled = np.where(wavelength > s.original / s.low, found / s.factor, found)
     middle = (wavelength >= s.original / s.high) & (wavelength <= s.original / s.low)
     return np.where(middle, between, scaled).astype(np.float32)
+
+
+def _slopes(heads: int) -> np.ndarray:
+    """How much less a head sees of a position for each step away, float32 [heads]. Press et al. 2021."""
+    most = 1 << (heads.bit_length() - 1)
+    found = [2 ** (-8 * (n + 1) / most) for n in range(most)] + [2 ** (-4 * (2 * n + 1) / most) for n in range(heads - most)]
+    return np.array(found, np.float32)

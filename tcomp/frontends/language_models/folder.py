@@ -11,6 +11,7 @@ from safetensors import SafetensorError, safe_open
 from tcomp.errors import ImportModelError
 from tcomp.frontends.language_models.config import decoder_config, read_config
 from tcomp.frontends.language_models.decoder import decoder_graph
+from tcomp.frontends.language_models.families import FAMILIES, stored_weights
 from tcomp.ir.expr import Dim
 from tcomp.ir.graph import Graph
 
@@ -24,7 +25,7 @@ def import_folder(path: str | os.PathLike[str], batch: Dim = 1) -> Graph:
     config = decoder_config(read_config(folder / "config.json"), str(folder / "config.json"))
     files = _tensors(folder)
 
-    def weights(name: str, shape: tuple[int, ...]) -> np.ndarray:
+    def read(name: str, shape: tuple[int, ...]) -> np.ndarray:
         if name not in files:
             raise ImportModelError(
                 f"the weights lack `{name}`", where=str(folder), hint="files *.safetensors of the whole model are needed"
@@ -40,7 +41,7 @@ def import_folder(path: str | os.PathLike[str], batch: Dim = 1) -> Graph:
         except (SafetensorError, OSError, TypeError) as error:
             raise ImportModelError(f"`{name}` cannot be read", where=str(files[name]), why=str(error)) from None
 
-    return decoder_graph(config, weights, batch)
+    return decoder_graph(config, stored_weights(FAMILIES[config.family], config, files, read), batch)
 
 
 def _tensors(folder: Path) -> dict[str, Path]:
