@@ -132,6 +132,19 @@ def test_loop_carried_values_are_read_again() -> None:
         np.testing.assert_array_equal(b[1:], np.cumprod(a, dtype=np.float32))
 
 
+def test_an_address_is_found_anew_where_part_of_its_index_was_written() -> None:
+    n = E.dim("n")
+    x, at, out = Buffer("x", "float32", (n, 2)), Buffer("at", "int64", (1,)), Buffer("out", "float32", (n,))
+
+    def row(i: Expr) -> Stmt:
+        further = If(x[i, at[0]] < x[i, 1], store(at, (0,), 1))
+        return Allocate(at, block(store(at, (0,), 0), further, store(out, (i,), x[i, at[0]])))
+
+    native, a, got = compile_kernel(kernel("k", [x], [out], loop("i", n, row), [n])), floats(6, 2), np.zeros(6, np.float32)
+    native(a, got, 6)
+    assert_same(got, a.max(axis=1))
+
+
 @pytest.mark.parametrize("chain", [True, False])
 def test_an_accumulation_that_waits_for_itself_waits_for_no_multiplication(chain: bool) -> None:
     """sums[0] += x[i] y[i] in a loop of its own adds; with other elements in between, the multiply-add is shorter."""

@@ -154,12 +154,13 @@ class Addresses(Builder, ABC):
             return found.ref
         if buffer not in self.pointers:
             raise self.error(f"buffer `{buffer.name}` is used but is neither parameter nor allocated")
-        ref, scalar = self.pointers[buffer], self.module.memory_type(buffer.dtype)
+        ref, scalar, sources = self.pointers[buffer], self.module.memory_type(buffer.dtype), list[Buffer]()
         for n, (monomial, c) in enumerate(terms, start=1):
             key = (buffer, terms[:n])
+            sources += [b for a in monomial for b in self.module.buffers(a)]
             if (found := self.find(key)) is None:
                 found = Value(self.op(f"getelementptr {scalar}, ptr {ref}, i64 {self.scaled(monomial, c).ref}"), "ptr")
-                self.remember(key, found, [b for a in monomial for b in self.module.buffers(a)])
+                self.remember(key, found, sources)
             ref = found.ref
         if offset:
             forward = ""
@@ -168,7 +169,7 @@ class Addresses(Builder, ABC):
                 # would lose it in loops, did it know where the address comes from.
                 ref, forward = self.opaque(buffer, terms, ref), "nuw "
             ref = self.op(f"getelementptr {forward}{scalar}, ptr {ref}, i64 {offset}")
-        self.remember(whole, Value(ref, "ptr"), [b for monomial, _ in terms for a in monomial for b in self.module.buffers(a)])
+        self.remember(whole, Value(ref, "ptr"), sources)
         return ref
 
     def opaque(self, buffer: Buffer, terms: tuple[Term, ...], ref: str) -> str:
