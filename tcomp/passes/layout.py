@@ -262,9 +262,10 @@ def _fastest(
     if wish is not None and not (fixed and (wish.is_identity or _is_narrow(result, wish))):
         wished = with_layouts(body, {}, {0: wish})
         ways.append((wished, [_copy(wished.outputs[0], row_major.outputs[0])] if fixed else [], {}))
-    if first := _strided_inputs(body):
-        from_rows = with_layouts(row_major, first)
-        ways.append((from_rows, [_copy(body.inputs[n], from_rows.inputs[n]) for n in first], first))
+    for computed, copies in [(row_major, list[Node]()), *((computed, copies) for computed, copies, _ in ways if copies)]:
+        if first := _strided_inputs(computed, constants):
+            from_rows = with_layouts(computed, first)
+            ways.append((from_rows, [*copies, *(_copy(body.inputs[n], from_rows.inputs[n]) for n in first)], first))
 
     def time(way: tuple[Graph, list[Node], dict[int, Layout]]) -> float:
         computed, copies, first = way
@@ -275,13 +276,16 @@ def _fastest(
     return best.outputs[0].layout, first
 
 
-def _strided_inputs(body: Graph) -> dict[int, Layout]:
-    """The inputs, by number, that reductions read across their rows when lanes run along the last axis of the results: row-major."""
-    found: dict[int, Layout] = {}
+def _strided_inputs(body: Graph, constants: frozenset[int]) -> dict[int, Layout]:
+    """The inputs, by number, that reductions read across their rows, as lanes run along the last axis of the result's layout: with the axis
+    at the end that lanes run along."""
+    found, (result,) = dict[int, Layout](), body.outputs
     for _, t, number, reads in _input_reads(body, True):
-        layout, lane, across = body.inputs[number].layout, t.axes[-1], [r for r in reads if t.axes[-1] in E.variables(*r.args)]
-        if layout is not None and not layout.pads and any(lane not in E.variables(r.args[layout.pieces[-1].axis]) for r in across):
-            found[number] = Layout.identity(layout.rank).with_halo({p.axis: (p.before, p.after) for p in layout.pieces})
+        layout = body.inputs[number].layout or Layout.identity(len(body.inputs[number].shape))
+        lane = t.axes[-1 if result.layout is None else result.layout.pieces[-1].axis]
+        along = {d for r in reads for d, i in enumerate(r.args) if lane in E.variables(i)}
+        if along and number not in constants and not layout.pads and layout.pieces and layout.pieces[-1].axis not in along:
+            found[number] = _last(max(along), layout.rank).with_halo({p.axis: (p.before, p.after) for p in layout.pieces})
     return found
 
 

@@ -264,7 +264,8 @@ def pack(s: Schedule, acc: str, lanes: int, target: CpuTarget, knobs: Knobs, wid
     for r in nest.reads:
         step = stride(r, lane.var)
         dims = [d for d, i in enumerate(r.args) if lane.var in E.variables(i)]
-        if row.var in E.variables(*r.args) or step in (0, None) or len(dims) != 1 or r.args[dims[0]] is not lane.var:
+        computed = r.attr.name in s.stages  # by this kernel
+        if computed or row.var in E.variables(*r.args) or step in (0, None) or len(dims) != 1 or r.args[dims[0]] is not lane.var:
             continue
         # Large: successive rows of lanes lie on different pages, and the operand exceeds the first-level cache.
         row_stride = min((abs(n) for x in nest.reduction_loops if (n := stride(r, x.var))), default=0) * itemsize(r.attr.dtype)

@@ -51,7 +51,8 @@ def schedule(kernel: Kernel, target: CpuTarget, knobs: Knobs | None = None) -> S
     split_row_sums(s, target)
     shaped = block_dot_products.in_registers(s, target, knobs)
     rest = flash_attention.in_one_pass(s, lambda found: flash_attention.schedule(s, found, target, knobs)) - shaped
-    for group in (group for group in _groups(s, target) if group.result in rest):
+    shaped = set(s.stages) - rest
+    for group in (group for group in _groups(s, target) if group.result not in shaped):
         with s.attempt(group.result, FallbackKind.LEFT_AS_LOWERED):
             if group.shape == "elementwise":
                 elementwise.schedule(s, group.result, target, knobs)
@@ -128,6 +129,10 @@ def _groups(s: Schedule, target: CpuTarget, packable: frozenset[str] = frozenset
             inside = (*inside, s.cache_write(result, f"{result}.acc"))
         if (shape := _shape(s, result, inside, target, packable)) is not None:
             return [Group(result, inside, shape)]
+        read = {r.attr.name for n in patterns.nests(s.kernel) if n.writes.name == result for r in n.reads}
+        near, far = (tuple(name for name in inside if (name in read) == wanted) for wanted in (True, False))
+        if far and (shape := _shape(s, result, near, target, packable)) is not None:  # what its reductions read is stored whole
+            return [*(g for name in far for g in formed(name, ())), Group(result, near, shape)]
         # The structure does not allow one nest for all: every stage is stored whole.
         return [*(g for name in inside for g in formed(name, ())), Group(result, (), "elementwise")]
 
