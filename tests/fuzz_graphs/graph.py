@@ -48,6 +48,7 @@ class Graph:
         self.nodes: list[NodeProto] = []
         self.inputs: list[Value] = []
         self.constants: list[Value] = []
+        self.tuples: set[str] = set()  # values whose last size, on which the rank of a result depends, has no name
         self.count = 0
 
     def fresh(self) -> str:
@@ -156,7 +157,13 @@ class Graph:
             return {}
         shared = self.chance(0.5)
         name = (lambda v, axis: f"n{v.shape[axis]}") if shared else (lambda v, axis: f"{v.name}_{axis}")
-        return {v.name: [d if self.chance(0.5) or d < 2 else name(v, axis) for axis, d in enumerate(v.shape)] for v in inputs}
+        return {
+            v.name: [
+                d if self.chance(0.5) or d < 2 or (v.name in self.tuples and axis == len(v.shape) - 1) else name(v, axis)
+                for axis, d in enumerate(v.shape)
+            ]
+            for v in inputs
+        }
 
 
 def broadcast(a: Sequence[int], b: Sequence[int]) -> bool:

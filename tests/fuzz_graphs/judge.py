@@ -32,7 +32,8 @@ TOLERANCE = {
 }  # of the largest magnitude: float64 is computed as float32 by some references
 
 
-SLOW = 60  # seconds after which a case has failed
+SLOW = 60  # seconds of the processor after which a case has failed
+STUCK = 10 * SLOW  # likewise, of the clock
 FINDINGS = (WRONG, DISPUTED, REFUSED, ERROR)
 Found = list[tuple[int, str, str]]  # number, outcome, detail
 
@@ -137,9 +138,11 @@ def by_onnxruntime(model: onnx.ModelProto, feeds: dict[str, np.ndarray]) -> dict
 def batch(seed: int, first: int, count: int) -> tuple[Counter[str], Counter[str], Found]:
     """Outcomes, operators and findings of some cases."""
     outcomes, operators, found = Counter[str](), Counter[str](), Found()
-    signal.signal(signal.SIGALRM, _too_slow)
+    for limit in (signal.SIGALRM, signal.SIGPROF):
+        signal.signal(limit, _too_slow)
     for number in range(first, first + count):
-        signal.alarm(SLOW)
+        signal.alarm(STUCK)
+        signal.setitimer(signal.ITIMER_PROF, SLOW)
         try:
             verdict = judged(build(seed, number))
             outcome, detail = verdict.outcome, verdict.detail
@@ -147,6 +150,7 @@ def batch(seed: int, first: int, count: int) -> tuple[Counter[str], Counter[str]
         except Exception:  # noqa: BLE001  a raw exception is a finding
             outcome, detail = ERROR, traceback.format_exc()[-1500:]
         signal.alarm(0)
+        signal.setitimer(signal.ITIMER_PROF, 0)
         outcomes[outcome] += 1
         if outcome in FINDINGS or (outcome == RIGHT and detail):
             found.append((number, outcome, detail))

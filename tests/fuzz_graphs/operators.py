@@ -207,7 +207,9 @@ def gather_nd(g: Graph) -> None:
     if 0 in v.shape:
         raise Unfit
     least = min(v.shape[:width])
-    g.add("GatherND", [v, g.new("int64", (*g.shape(g.rng.randint(0, 2)), width), -least, least - 1)])
+    indices = g.new("int64", (*g.shape(g.rng.randint(0, 2)), width), -least, least - 1)
+    g.tuples.add(indices.name)
+    g.add("GatherND", [v, indices])
 
 
 def scatter_elements(g: Graph) -> None:
