@@ -48,6 +48,7 @@ class StoredBlocks:
 
 # (name as in Hugging Face's files, shape) -> float32 or 16-bit floats; of matrices of products also blocks
 Weights = Callable[[str, tuple[int, ...]], np.ndarray | StoredBlocks]
+PROMPT_PART = 512  # tokens of a prompt that `tcomp.generation` gives at a time
 HIDDEN = -1e30  # added to the score of a position that a query must not see
 
 
@@ -123,8 +124,9 @@ class _Decoder:
     def graph(self) -> Graph:
         c, g = self.config, self.g
         several = () if self.batch == 1 else (self.batch,)
-        # Where there is a batch, rows of products are its sequences: one token of each has code of its own.
-        tokens, past = dim("tokens", 1, c.positions, exact=(1,) if several else ()), dim("past", 0, c.positions)
+        # Where there is a batch, it is the outermost size: one token of each sequence has code of its own, and so has a part of a prompt.
+        own_code = (1, min(PROMPT_PART, c.positions)) if several else ()
+        tokens, past = dim("tokens", 1, c.positions, own_code), dim("past", 0, c.positions)
         length = as_dim(as_expr(past) + tokens)
         ids = g.input("ids", "int64", (*(several or (1,)), tokens))
         starts = g.input("starts", "int64", several) if several else None
