@@ -453,13 +453,14 @@ def _lanes_last(t: Tensor, body: E.Expr, constants: set[Tensor]) -> Layout | Non
 
 
 def _inherited(t: Tensor, body: E.Expr, layouts: Mapping[Tensor, Layout]) -> Layout | None:
-    """The order of the largest input's axes, carried over to the axes of the result that index them; of an input of higher rank, the last
-    one. None where lanes would run across separate products: where both operands of one have the last axis, and others for themselves."""
+    """The order of the largest input's axes, carried over to the axes of the result that index them; where it has another rank (tokens that
+    become an image), the last one. None where lanes would run across separate products: where both operands of one have the last axis, and others for themselves."""
     place, found = {a: n for n, a in enumerate(t.axes)}, list[tuple[int, Layout]]()
-    otherwise: Layout | None = None
-    for r in E.reads(simplify(body)):
+    reads, otherwise = E.reads(simplify(body)), None
+    largest = max(map(_bytes, reads), default=0)
+    for r in reads:
         layout = layouts.get(r.attr)
-        if r.attr.ndim > t.ndim and layout is None and r.args[-1] in t.axes[:-1]:
+        if r.args and r.attr.ndim != t.ndim and layout is None and _bytes(r) == largest and r.args[-1] in t.axes[:-1]:
             otherwise = _last(t.axes.index(r.args[-1]), t.ndim)
         if layout is None or r.attr.ndim != t.ndim or layout.pads:
             continue

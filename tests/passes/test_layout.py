@@ -273,6 +273,26 @@ def test_channels_of_grouped_convolutions_are_last_at_any_batch(unchanged, batch
     assert found["y"] == CHANNELS_LAST
 
 
+def test_tokens_that_become_an_image_have_channels_last(unchanged):
+    b = GraphBuilder("net")
+    t = b.input("t", "float32", (1, 36, 16))
+    (y,) = b.add(ew.RELU, [t], name="tokens")
+    (y,) = b.add(mv.TRANSPOSE, [y], {"perm": (0, 2, 1)}, "turned")
+    (y,) = b.add(mv.RESHAPE, [y], {"shape": (1, 16, 6, 6)}, "image")
+    (y,) = b.add(mv.PAD, [y, None], {"before": (0, 0, 1, 1), "after": (0, 0, 1, 1)}, "padded")
+    w = b.constant(random(16, 1, 3, 3), "w")
+    (y,) = b.add(CONV, [y, w], {"strides": (1, 1), "dilations": (1, 1), "group": 16}, "window")
+    found = layouts(chosen(unchanged, b.build(b.add(ew.NEG, [y]))))
+    assert found["padded"] == CHANNELS_LAST
+
+
+def test_a_bias_has_no_say_in_the_order_of_an_image(unchanged):
+    b = GraphBuilder("net")
+    (y,) = b.add(ADD_CHANNELS, [b.input("x", "float32", (1, 16, 6, 6)), b.input("bias", "float32", (16,))], name="sum")
+    z = [b.add(op, [y], name=op.name)[0] for op in (ew.EXP, ew.NEG)]
+    assert layouts(chosen(unchanged, b.build(z)))["sum"] is None
+
+
 def test_channels_stay_last_through_a_resize(unchanged):
     """Its rows and columns are windows too, looked up in a table."""
     b = GraphBuilder("resized")
