@@ -454,9 +454,11 @@ def _lanes_last(t: Tensor, body: E.Expr, constants: set[Tensor]) -> Layout | Non
 
 def _inherited(t: Tensor, body: E.Expr, layouts: Mapping[Tensor, Layout]) -> Layout | None:
     """The order of the largest input's axes, carried over to the axes of the result that index them; where it has another rank (tokens that
-    become an image), the last one. None where lanes would run across separate products: where both operands of one have the last axis, and others for themselves."""
+    become an image), the last one. None where lanes would run across separate products: where both operands of one have the last axis, and
+    others for themselves."""
     place, found = {a: n for n, a in enumerate(t.axes)}, list[tuple[int, Layout]]()
-    reads, otherwise = E.reads(simplify(body)), None
+    otherwise: Layout | None = None
+    reads = E.reads(simplify(body))
     largest = max(map(_bytes, reads), default=0)
     for r in reads:
         layout = layouts.get(r.attr)
