@@ -62,8 +62,7 @@ def test_blocks_are_those_of_the_package(kind):
     of, rng = gguf.GGMLQuantizationType[kind], np.random.default_rng(0)
     data = gguf.quantize(rng.normal(size=(6, 96)).astype(np.float32), of)
     blocks, b = stored_blocks(data, kind), GraphBuilder()
-    zeros = np.full(blocks.scales.shape, blocks.zero, np.uint8)
-    given = [b.constant(a, n) for n, a in {"w": blocks.numbers, "s": blocks.scales, "z": zeros}.items()]
+    given = [b.constant(a, n) for n, a in {"w": blocks.numbers, "s": blocks.scales, "z": blocks.zeros}.items()]
     unit = b.input("x", "float32", (96, 96))  # rows of the unit matrix: the product is the matrix
     graph = b.build(b.add(BLOCK_PRODUCT, [unit, *given, None], {"bits": blocks.bits, "block": blocks.block}, "y"))
     (found,) = evaluate_graph(graph, {"x": np.eye(96, dtype=np.float32)}).values()

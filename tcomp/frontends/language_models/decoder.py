@@ -23,6 +23,7 @@ from typing import Any
 import numpy as np
 
 from tcomp.frontends.language_models.config import DecoderConfig, Experts
+from tcomp.frontends.language_models.stored import StoredBlocks
 from tcomp.ir.expr import Dim, as_expr, dim
 from tcomp.ir.graph import Graph, GraphBuilder, Operator, Value
 from tcomp.ir.simplify import as_dim
@@ -32,19 +33,6 @@ from tcomp.ops.movement import ARANGE, CONCAT, GATHER, RESHAPE, SLICE, TOP_K, TR
 from tcomp.ops.nn import EXPERT_DENSE
 from tcomp.ops.quantization import BLOCK_PRODUCT
 from tcomp.ops.reduction import LAYER_NORM, REDUCE_SUM, RMS_NORM, SOFTMAX
-
-
-@dataclass(frozen=True, slots=True)
-class StoredBlocks:
-    """A matrix [out, in] in few bits: `numbers` uint8 [out, bytes], the lowest bits first, `scales` [out, blocks], and the number that
-    stands for zero. See `ops.quantization.block_product`."""
-
-    numbers: np.ndarray
-    scales: np.ndarray
-    zero: int
-    bits: int
-    block: int
-
 
 # (name as in Hugging Face's files, shape) -> float32 or 16-bit floats; of matrices of products also blocks
 Weights = Callable[[str, tuple[int, ...]], np.ndarray | StoredBlocks]
@@ -71,14 +59,17 @@ class _Decoder:
         """x [..., in] times weights [columns, in]; the name of the product is `result`, or that of the weights."""
         found = self.weights(f"{name}.weight", (columns, int(x.shape[-1])))
         if isinstance(found, StoredBlocks):
-            zeros = np.full(found.scales.shape, found.zero, np.uint8)
-            parts = {"weight": found.numbers, "scales": found.scales, "zeros": zeros}
-            stored = [self.g.constant(np.ascontiguousarray(a), f"{name}.{part}") for part, a in parts.items()]
-            y = self.add(BLOCK_PRODUCT, [x, *stored, None], result or name, bits=found.bits, block=found.block, activations="int8")
+            y = self.block_product(x, found, name, result or name)
         else:
             matrix = self.g.constant(np.ascontiguousarray(found.astype(np.float32)), f"{name}.weight")
             y = self.add(MATMUL, [x, matrix], result or name, transpose_a=False, transpose_b=True)
         return self.add(ew.ADD, [y, self.floats(f"{name}.bias", columns)], f"{name}.bias") if bias else y
+
+    def block_product(self, x: Value, found: StoredBlocks, name: str, result: str, choice: Value | None = None) -> Value:
+        parts = {"weight": found.numbers, "scales": found.scales, "zeros": found.zeros}
+        stored = [self.g.constant(np.ascontiguousarray(a), f"{name}.{part}") for part, a in parts.items()]
+        how = {"bits": found.bits, "block": found.block, "activations": "int8"}
+        return self.add(BLOCK_PRODUCT, [x, *stored, choice], result, **how)
 
     def norm(self, x: Value, name: str) -> Value:
         c, size = self.config, int(x.shape[-1])
@@ -228,8 +219,11 @@ class _Decoder:
             best = self.add(ew.DIV, [best, self.add(REDUCE_SUM, [best], axes=(1,), keepdims=True)])
 
         def dense(rows: Value, which: str, out: int, size: int) -> Value:
-            matrices = self.floats(f"{prefix}.experts.{which}_proj.weight", e.count, out, size)
-            return self.add(EXPERT_DENSE, [rows, matrices, choice], f"{prefix}.experts.{which}_proj")
+            name = f"{prefix}.experts.{which}_proj"
+            found = self.weights(f"{name}.weight", (e.count, out, size))
+            if isinstance(found, StoredBlocks):
+                return self.block_product(rows, found, name, name, choice)
+            return self.add(EXPERT_DENSE, [rows, self.g.constant(found.astype(np.float32), f"{name}.weight"), choice], name)
 
         flat = self.add(RESHAPE, [x], shape=(rows, 1, c.hidden))
         h = self.add(ew.MUL, [self.activated(dense(flat, "gate", e.size, c.hidden)), dense(flat, "up", e.size, c.hidden)])

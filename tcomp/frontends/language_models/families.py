@@ -6,11 +6,14 @@ matrix.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal, Protocol
 
 import numpy as np
+
+from tcomp.errors import UnsupportedError
+from tcomp.frontends.language_models.stored import StoredBlocks
 
 
 @dataclass(frozen=True, slots=True)
@@ -159,16 +162,18 @@ class Sizes(Protocol):
         """Elements of each."""
 
 
-def stored_weights(
-    family: Family, sizes: Sizes, names: Mapping[str, object], read: Callable[[str, tuple[int, ...]], np.ndarray]
-) -> Callable[[str, tuple[int, ...]], np.ndarray]:
+Matrix = np.ndarray | StoredBlocks
+Read = Callable[[str, tuple[int, ...]], Matrix]  # (name, shape) -> weights
+
+
+def stored_weights(family: Family, sizes: Sizes, names: Mapping[str, object], read: Read) -> Read:
     """Weights by Llama's names and shapes, of a family's files that have tensors of these names, which `read` gives by name and shape."""
 
     def found(name: str, other: str = "") -> str:
         """The name that there is; files may leave out the first part of it."""
         return next((n for n in (name, name.partition(".")[2], other) if n in names), name)
 
-    def get(name: str, shape: tuple[int, ...]) -> np.ndarray:
+    def get(name: str, shape: tuple[int, ...]) -> Matrix:
         base, _, kind = name.rpartition(".")
         if base.startswith("model.layers."):
             _, _, layer, part = base.split(".", 3)
@@ -177,27 +182,41 @@ def stored_weights(
             part, start = base, family.outer if base in family.names and base != "lm_head" else ""
         theirs = family.names.get(part, part.replace("experts.", "experts.{}."))
         if len(shape) == 3:
-            return np.stack([read(found(f"{start}{theirs.format(n)}.{kind}"), shape[1:]) for n in range(shape[0])])
+            return _stacked([read(found(f"{start}{theirs.format(n)}.{kind}"), shape[1:]) for n in range(shape[0])])
         own = found(f"{start}{theirs}.{kind}", f"{start}{family.others.get(part, part)}.{kind}")
         sharing = [p for p in family.names if family.names[p] == theirs and p.partition(".")[0] == part.partition(".")[0] != "model"]
-        if len(sharing) < 2:
-            return _read(read, own, shape, family.transposed and part.endswith("_proj"))
-        group = sizes.heads // sizes.kv_heads
-        if part.startswith("mlp."):
-            whole = _read(read, own, (len(sharing) * shape[0], *shape[1:]), family.transposed)
-            at = sharing.index(part) * shape[0]
-            return whole[at : at + shape[0]]
-        rows = (sizes.heads + 2 * sizes.kv_heads) * sizes.head_size
-        whole = _read(read, own, (rows, *shape[1:]), family.transposed)
-        which = part[len("self_attn.")]
-        if family.fused == "rows":
-            at = {"q": 0, "k": sizes.heads, "v": sizes.heads + sizes.kv_heads}[which] * sizes.head_size
-            return whole[at : at + shape[0]]
-        groups = whole.reshape(sizes.kv_heads, group + 2, sizes.head_size, *shape[1:])
-        return groups[:, {"q": slice(0, group), "k": slice(group, group + 1), "v": slice(group + 1, None)}[which]].reshape(shape)
+        rows = _rows(family, sizes, part, shape[0], sharing) if len(sharing) > 1 else None
+        whole = shape if rows is None else (rows[1], *shape[1:])
+        matrix = _turned(read(own, whole[::-1])) if family.transposed and part.endswith("_proj") else read(own, whole)
+        return matrix if rows is None else matrix[rows[0]]
 
     return get
 
 
-def _read(read: Callable[[str, tuple[int, ...]], np.ndarray], name: str, shape: tuple[int, ...], transposed: bool) -> np.ndarray:
-    return read(name, shape[::-1]).T if transposed else read(name, shape)
+def _rows(family: Family, sizes: Sizes, part: str, count: int, sharing: Sequence[str]) -> tuple[np.ndarray, int]:
+    """The rows of a matrix that several share which belong to one of them, and how many it has."""
+    if part.startswith("mlp."):
+        return np.arange(count) + sharing.index(part) * count, len(sharing) * count
+    group, total = sizes.heads // sizes.kv_heads, (sizes.heads + 2 * sizes.kv_heads) * sizes.head_size
+    which, rows = "qkv".index(part[len("self_attn.")]), np.arange(total)
+    if family.fused == "rows":
+        first = (0, sizes.heads, sizes.heads + sizes.kv_heads)[which] * sizes.head_size
+        return rows[first : first + count], total
+    inside = (slice(0, group), slice(group, group + 1), slice(group + 1, None))[which]
+    return rows.reshape(sizes.kv_heads, group + 2, sizes.head_size)[:, inside].reshape(-1), total
+
+
+def _stacked(matrices: Sequence[Matrix]) -> Matrix:
+    """Those of all experts as one."""
+    if blocks := [m for m in matrices if isinstance(m, StoredBlocks)]:
+        if len(blocks) < len(matrices):
+            raise UnsupportedError("some experts in few bits, and some in floats")
+        numbers, scales, zeros = (np.stack([getattr(m, part) for m in blocks]) for part in ("numbers", "scales", "zeros"))
+        return StoredBlocks(numbers, scales, zeros, blocks[0].bits, blocks[0].block)
+    return np.stack([m for m in matrices if isinstance(m, np.ndarray)])
+
+
+def _turned(matrix: Matrix) -> np.ndarray:
+    if isinstance(matrix, StoredBlocks):
+        raise UnsupportedError("matrices in few bits whose rows are columns")
+    return matrix.T

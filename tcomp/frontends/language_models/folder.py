@@ -12,6 +12,7 @@ from tcomp.errors import ImportModelError
 from tcomp.frontends.language_models.config import decoder_config, read_config
 from tcomp.frontends.language_models.decoder import decoder_graph
 from tcomp.frontends.language_models.families import FAMILIES, stored_weights
+from tcomp.frontends.language_models.stored import StoredBlocks, packing
 from tcomp.ir.expr import Dim
 from tcomp.ir.graph import Graph
 
@@ -22,10 +23,11 @@ def import_folder(path: str | os.PathLike[str], batch: Dim = 1) -> Graph:
     """The decoder in a folder, with the inputs and outputs of `decoder`, for a `batch` of sequences. Raises `ImportModelError` for what is
     damaged or does not fit, `UnsupportedError` for another architecture."""
     folder = Path(path)
-    config = decoder_config(read_config(folder / "config.json"), str(folder / "config.json"))
-    files = _tensors(folder)
+    place = str(folder / "config.json")
+    given = read_config(folder / "config.json")
+    config, packed, files = decoder_config(given, place), packing(given, place), _tensors(folder)
 
-    def read(name: str, shape: tuple[int, ...]) -> np.ndarray:
+    def tensor(name: str, shape: tuple[int, ...], integers: bool = False) -> np.ndarray:
         if name not in files:
             raise ImportModelError(
                 f"the weights lack `{name}`", where=str(folder), hint="files *.safetensors of the whole model are needed"
@@ -34,14 +36,22 @@ def import_folder(path: str | os.PathLike[str], batch: Dim = 1) -> Graph:
             with safe_open(files[name], framework="numpy") as file:
                 part = file.get_slice(name)
                 found, dtype = tuple(part.get_shape()), part.get_dtype()
-                if found != shape or dtype not in _FLOATS:
-                    why = f"float32, float16 or bfloat16 {list(shape)} is expected"
+                if found != shape or dtype not in (("I32",) if integers else _FLOATS):
+                    why = f"{'int32' if integers else 'float32, float16 or bfloat16'} {list(shape)} is expected"
                     raise ImportModelError(f"`{name}` is {dtype} {list(found)}", where=str(files[name]), why=why)
                 return np.asarray(file.get_tensor(name))
         except (SafetensorError, OSError, TypeError) as error:
             raise ImportModelError(f"`{name}` cannot be read", where=str(files[name]), why=str(error)) from None
 
-    return decoder_graph(config, stored_weights(FAMILIES[config.family], config, files, read), batch)
+    def read(name: str, shape: tuple[int, ...]) -> np.ndarray | StoredBlocks:
+        base = name.removesuffix(".weight")
+        if packed is None or len(shape) != 2 or f"{base}.qweight" not in files:
+            return tensor(name, shape)
+        return packed.read(tensor, files, base, *shape)
+
+    # Matrices in few bits have other names than those that the decoder asks for.
+    names = {**files, **{name.replace(".qweight", ".weight"): path for name, path in files.items()}}
+    return decoder_graph(config, stored_weights(FAMILIES[config.family], config, names, read), batch)
 
 
 def _tensors(folder: Path) -> dict[str, Path]:

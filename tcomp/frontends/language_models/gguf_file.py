@@ -14,7 +14,8 @@ import numpy as np
 
 from tcomp.errors import ImportModelError, TcompError, UnsupportedError
 from tcomp.frontends.language_models.config import DecoderConfig, decoder_config
-from tcomp.frontends.language_models.decoder import StoredBlocks, decoder_graph
+from tcomp.frontends.language_models.decoder import decoder_graph
+from tcomp.frontends.language_models.stored import StoredBlocks
 from tcomp.ir.expr import Dim
 from tcomp.ir.graph import Graph
 from tcomp.ops.quantization import packed
@@ -95,7 +96,7 @@ def _weights(config: DecoderConfig, tensors: dict[str, Any], name: str, shape: t
     stored = len(shape) == 2 and theirs != "token_embd" and shape[1] % BLOCK == 0
     if stored and tensor.tensor_type.name in ("Q8_0", "Q4_0"):
         blocks = stored_blocks(np.asarray(tensor.data), tensor.tensor_type.name)
-        return blocks if order is None else StoredBlocks(blocks.numbers[order], blocks.scales[order], blocks.zero, blocks.bits, BLOCK)
+        return blocks if order is None else blocks[order]
     floats = np.asarray(gguf.dequantize(np.asarray(tensor.data), tensor.tensor_type), np.float32).reshape(shape)
     return floats if order is None else floats[order]
 
@@ -107,9 +108,10 @@ def stored_blocks(data: np.ndarray, kind: str) -> StoredBlocks:
     scales = np.ascontiguousarray(blocks[..., :2]).view(np.float16)[..., 0]
     rest = blocks[..., 2:]
     if kind == "Q8_0":
-        return StoredBlocks((rest ^ 128).reshape(data.shape[0], -1), scales, 128, 8, BLOCK)  # as unsigned bytes around 128
+        numbers = (rest ^ 128).reshape(data.shape[0], -1)  # as unsigned bytes around 128
+        return StoredBlocks(numbers, scales, np.full(scales.shape, 128, np.uint8), 8, BLOCK)
     numbers = np.concatenate([rest & 15, rest >> 4], -1)
-    return StoredBlocks(packed(numbers, 4).reshape(data.shape[0], -1), scales, 8, 4, BLOCK)
+    return StoredBlocks(packed(numbers, 4).reshape(data.shape[0], -1), scales, np.full(scales.shape, 8, np.uint8), 4, BLOCK)
 
 
 def _rows(rows: int, heads: int) -> np.ndarray:
