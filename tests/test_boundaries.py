@@ -71,6 +71,7 @@ THIRD_PARTY = {
     "safetensors": {"frontends"},
     "tokenizers": {"generation"},
     "jinja2": {"generation"},
+    "llguidance": {"generation"},
     "rich": {"cli"},
     "typer": {"cli"},
     "xgboost": {"autotune"},

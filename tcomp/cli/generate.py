@@ -40,6 +40,7 @@ def generate(
     ] = 1.0,
     stop: Annotated[list[str] | None, opt.option("--stop", "TEXT", "Stop before this text. May be repeated.")] = None,
     seed: Annotated[int | None, opt.option("--seed", "N", "Seed of the random numbers. Default: a new one each time.")] = None,
+    schema: Annotated[Path | None, opt.option("--json-schema", "FILE", "The text is JSON that fits this schema.")] = None,
     threads: opt.Threads = None,
     chat: Annotated[bool, opt.flag("--chat", "The prompt is a message, written as the folder's template for chats says.")] = False,
     as_json: opt.Json = False,
@@ -49,7 +50,7 @@ def generate(
     The prompt is continued as it is, unless it is a message of a chat.
     """
     from tcomp.api import compile
-    from tcomp.generation import Generator, Sampling
+    from tcomp.generation import Generator, Grammar, Sampling
 
     if not folder.is_dir():
         raise InputError(f"{folder} is no folder", hint=_FOLDER)
@@ -57,6 +58,9 @@ def generate(
         opt.check_file(artifact, "--artifact")
         if weights is not None:
             raise InputError("--weights is for folders that are compiled", hint="leave out --artifact")
+    if schema is not None:
+        opt.check_file(schema, "--json-schema")
+    grammar = None if schema is None else Grammar("json_schema", schema.read_text("utf-8", errors="replace"))
     sampling = Sampling(temperature, top_k, top_p, min_p, repetition_penalty, seed=seed)
     start = time.perf_counter()
     with output.progress() as tell:
@@ -65,12 +69,12 @@ def generate(
     given = sys.stdin.read() if prompt == "-" else prompt
     loaded, text = time.perf_counter(), generator.chat_prompt([{"role": "user", "content": given}]) if chat else given
     if as_json:
-        found = generator.complete(text, max_tokens, sampling=sampling, stop=tuple(stop or ()), top_logprobs=0)
+        found = generator.complete(text, max_tokens, sampling=sampling, stop=tuple(stop or ()), top_logprobs=0, grammar=grammar)
         record = {"text": found.text, "finish": found.finish, "prompt_tokens": found.prompt_tokens}
         record |= {"tokens": [{"token": p.token, "text": p.text, "logprob": p.logprob} for p in found.pieces]}
         return output.print_json(record | {"sampling": asdict(sampling), "seconds": time.perf_counter() - loaded})
     times = [time.perf_counter()]
-    for piece in generator.stream(text, max_tokens, sampling, tuple(stop or ())):
+    for piece in generator.stream(text, max_tokens, sampling, tuple(stop or ()), grammar=grammar):
         print(printable(piece.text), end="", flush=True)
         times.append(time.perf_counter())
     print()

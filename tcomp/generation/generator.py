@@ -12,6 +12,7 @@ import numpy as np
 
 from tcomp.errors import InputError
 from tcomp.generation.folder import TOKENIZER, ChatTemplate, chat_template, end_tokens, read_tokenizer
+from tcomp.generation.grammar import Constraint, Grammar, Grammars
 from tcomp.generation.request import Finish, Piece, Request
 from tcomp.generation.sampling import Sampling
 from tcomp.generation.scheduler import Scheduler
@@ -58,6 +59,7 @@ class Generator:
         self.tokenizer, self.end_tokens, self.chat = tokenizer, frozenset(end_tokens), chat
         self.context = longest if context is None else min(context, longest)
         self._slot = Slot(self.model)
+        self._grammars: Grammars | None = None
 
     @classmethod
     def load(cls, folder: str | os.PathLike[str], model: LoadedModel | str | os.PathLike[str], threads: int | None = None) -> Generator:
@@ -88,12 +90,13 @@ class Generator:
         sampling: Sampling | None = None,
         stop: Sequence[str] = (),
         top_logprobs: int | None = None,
+        grammar: Grammar | None = None,
     ) -> Request:
         """A text that is asked for, as `stream` describes it, for a `Scheduler`."""
         tokens = self.encode(prompt) if isinstance(prompt, str) else prompt
-        return Request(
-            tokens, max_tokens, sampling, stop, top_logprobs, decoder=self.tokenizer, end_tokens=self.end_tokens, context=self.context
-        )
+        constraint = None if grammar is None else self._constraint(grammar)
+        fixed: dict[str, Any] = {"decoder": self.tokenizer, "end_tokens": self.end_tokens, "context": self.context}
+        return Request(tokens, max_tokens, sampling, stop, top_logprobs, constraint=constraint, **fixed)
 
     def stream(
         self,
@@ -102,13 +105,14 @@ class Generator:
         sampling: Sampling | None = None,
         stop: Sequence[str] = (),
         top_logprobs: int | None = None,
+        grammar: Grammar | None = None,
         timeout: float | None = None,
     ) -> Iterator[Piece]:
         """The tokens after a prompt (text, or tokens), as they are computed, to the first stop string or end token, both left out of the
         text, or until there are `max_tokens` or the context is full. The last piece may have text that was held back. `top_logprobs`: how
-        many of the likeliest tokens pieces tell besides their own logarithm of probability; None: not that either. `timeout` is in
-        seconds, of each run. Raises `InputError` for an empty prompt, or one that does not fit."""
-        yield from self._pieces(self.request(prompt, max_tokens, sampling, stop, top_logprobs), timeout)
+        many of the likeliest tokens pieces tell besides their own logarithm of probability; None: not that either. `grammar`: what the
+        text may be. `timeout` is in seconds, of each run. Raises `InputError` for an empty prompt, or one that does not fit."""
+        yield from self._pieces(self.request(prompt, max_tokens, sampling, stop, top_logprobs, grammar), timeout)
 
     def complete(self, prompt: str | Sequence[int], max_tokens: int = 128, timeout: float | None = None, **options: Any) -> Completion:
         """As `stream`, all at once."""
@@ -134,6 +138,13 @@ class Generator:
     def logits(self, tokens: Sequence[int], timeout: float | None = None) -> np.ndarray[Any, Any]:
         """Those of what follows after tokens: float32 [vocabulary]. Only what is new behind the last sequence is computed."""
         return self._slot.logits(tokens, timeout)
+
+    def _constraint(self, grammar: Grammar) -> Constraint:
+        if self.tokenizer is None:
+            raise InputError("a grammar is of text, and there is no tokenizer", hint="give one")
+        if self._grammars is None:  # which takes a moment
+            self._grammars = Grammars(self.tokenizer, self.end_tokens)
+        return self._grammars.constraint(grammar)
 
     def _encode(self, text: str, special: bool) -> list[int]:
         if self.tokenizer is None:

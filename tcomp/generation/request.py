@@ -9,6 +9,7 @@ from typing import Any, Literal, Protocol
 import numpy as np
 
 from tcomp.errors import InputError
+from tcomp.generation.grammar import Constraint
 from tcomp.generation.sampling import Sampling, choose, log_probabilities
 from tcomp.generation.text import Decoder, GrowingText
 
@@ -49,26 +50,30 @@ class Request:
         stop: Sequence[str] = (),
         top_logprobs: int | None = None,
         *,
+        constraint: Constraint | None = None,
         decoder: Decoder | None = None,
         end_tokens: frozenset[int] = frozenset(),
         context: int = 1 << 31,
     ) -> None:
-        """`decoder` turns tokens into text (None: there is no text), `context` is the most tokens that prompt and text may have together;
-        for the rest see `Generator.stream`. Raises `InputError` for an empty prompt, or one that does not fit."""
+        """`constraint`: what may follow; `decoder` turns tokens into text (None: there is no text), `context` is the most tokens that prompt
+        and text may have together; for the rest see `Generator.stream`. Raises `InputError` for an empty prompt, or one that does not fit."""
         self.prompt = [int(t) for t in prompt]
         if not self.prompt:
             raise InputError("the prompt has no tokens")
         if len(self.prompt) >= context:
             raise InputError(f"the prompt has {len(self.prompt)} tokens", why=f"the context of the model has {context}")
         self.tokens, self.end_tokens = list(self.prompt), end_tokens
-        self._sampling, self._top = sampling or Sampling(), top_logprobs
+        self._sampling, self._top, self._constraint = sampling or Sampling(), top_logprobs, constraint
         self._random, self._most = self._sampling.generator(), min(context, len(self.prompt) + max_tokens)
         self._growing = GrowingText(decoder, self.prompt, stop) if decoder is not None else None
         self.finish: Finish | None = "length" if max_tokens < 1 else None
 
     def advance(self, logits: np.ndarray[Any, Any]) -> Piece:
         """Choose one more token, given the logits [vocabulary] of what follows after `tokens`. Raises `InputError` for those of no use."""
-        token = choose(logits, self.tokens, len(self.prompt), self._sampling, self._random)
+        possible = logits if self._constraint is None else self._constraint.allowed(logits)
+        token = choose(possible, self.tokens, len(self.prompt), self._sampling, self._random)
+        if self._constraint is not None:
+            self._constraint.accept(token)
         logprob, best = None, tuple[tuple[int, float], ...]()
         if self._top is not None:
             logprobs = log_probabilities(logits)
@@ -79,7 +84,7 @@ class Request:
         if self._growing is not None and not ended:
             text = self._growing.add(token)
         stopped = self._growing is not None and self._growing.stopped
-        if ended or stopped:
+        if ended or stopped or (self._constraint is not None and self._constraint.ended):
             self.finish = "stop"
         elif len(self.tokens) >= self._most:
             self.finish = "length"

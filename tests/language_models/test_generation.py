@@ -1,6 +1,7 @@
 """Text from a small model: greedy tokens are those of the reference, sampling follows its rules, text grows by whole characters."""
 
 import json
+import re
 from functools import cache
 
 import numpy as np
@@ -12,7 +13,7 @@ from tcomp.cli.app import app
 from tcomp.errors import InputError
 from tcomp.frontends.language_models.config import decoder_config
 from tcomp.frontends.language_models.decoder import decoder_graph
-from tcomp.generation import Generator, Request, Sampling, Scheduler
+from tcomp.generation import Generator, Grammar, Request, Sampling, Scheduler
 from tcomp.generation.folder import end_tokens
 from tcomp.generation.sampling import choose, log_probabilities
 from tcomp.generation.text import GrowingText
@@ -45,6 +46,17 @@ def small_model(batch=1):
 @pytest.fixture
 def model():
     return small_model()
+
+
+def byte_generator():
+    """Whose tokens are bytes, but for one that ends texts."""
+    tokenizers = pytest.importorskip("tokenizers", reason="pip install 'tcomp[generate]'")
+    alphabet = sorted(tokenizers.pre_tokenizers.ByteLevel.alphabet())[:-1]
+    tokenizer = tokenizers.Tokenizer(tokenizers.models.BPE({c: n for n, c in enumerate(alphabet)}, []))
+    tokenizer.pre_tokenizer = tokenizers.pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = tokenizers.decoders.ByteLevel()
+    tokenizer.add_special_tokens(["</s>"])
+    return Generator(small_model(), tokenizer, [255])
 
 
 def greedy(prompt, count):
@@ -169,6 +181,24 @@ def test_sampling_keeps_to_its_rules():
         choose(np.array([1, np.nan], np.float32), [], 0, Sampling(), Sampling().generator())
     with pytest.raises(InputError, match="top_p is 2"):
         Sampling(top_p=2)
+
+
+def test_grammars_are_kept_to():
+    pytest.importorskip("llguidance", reason="pip install 'tcomp[generate]'")
+    generator = byte_generator()
+    for grammar, whole in ((Grammar.regex("[0-9]{3}-[a-c]+z"), r"[0-9]{3}-[a-c]+z"), (Grammar.lark('start: "yes" | "no"'), "yes|no")):
+        found = generator.complete("a", 60, sampling=Sampling(temperature=3.0, seed=2), grammar=grammar)
+        assert re.fullmatch(whole, found.text) and found.finish == "stop"
+    for wrong in (
+        Grammar.regex("[0-"),
+        Grammar.json_schema({"type": "nothing"}),
+        Grammar("json_schema", "{"),
+        Grammar.lark("start: other"),
+    ):
+        with pytest.raises(InputError, match="grammar"):
+            generator.complete("a", 1, grammar=wrong)
+    with pytest.raises(InputError, match="no tokenizer"):
+        Generator(small_model()).complete([1], 1, grammar=Grammar.regex("a"))
 
 
 def test_models_of_another_kind_are_refused(model, tmp_path):

@@ -16,9 +16,11 @@ from tests.serve.servers import Running, running
 tokenizers = pytest.importorskip("tokenizers", reason="pip install 'tcomp[generate]'")
 pytest.importorskip("jinja2", reason="pip install 'tcomp[generate]'")
 
+from tcomp.errors import TcompError
 from tcomp.generation import Generator, Scheduler
 from tcomp.generation.scheduler import Progress
-from tests.language_models.test_generation import CONFIG, PROMPT, greedy, small_model
+from tcomp.serve.text import parameters
+from tests.language_models.test_generation import CONFIG, PROMPT, byte_generator, greedy, small_model
 
 TEMPLATE = "{% for m in messages %}{{ m.role }} {{ m.content }} {% endfor %}{% if add_generation_prompt %}assistant{% endif %}"
 TEXT = " ".join(f"w{t}" for t in PROMPT)
@@ -94,6 +96,28 @@ def test_texts_that_are_asked_for_at_the_same_time_are_the_same(texts: Running) 
     prompts = [[n, 5, 9] for n in range(6)]
     together = [c["text"] for c in post(texts, "completions", prompt=prompts, max_tokens=10, temperature=0)[1]["choices"]]
     assert [text.split() for text in together] == [[f"w{t}" for t in greedy(prompt, 10)] for prompt in prompts]
+
+
+def test_texts_keep_to_a_grammar() -> None:
+    pytest.importorskip("llguidance", reason="pip install 'tcomp[generate]'")
+    generator = byte_generator()
+    schema = {"type": "object", "properties": {"a": {"enum": ["x", "yy"]}}, "required": ["a"], "additionalProperties": False}
+    form = {"type": "json_schema", "json_schema": {"name": "n", "strict": True, "schema": schema}}
+    body = {"model": "m", "prompt": "a", "max_tokens": 60, "temperature": 1.5, "seed": 0, "n": 3}
+    for how, chosen in ((form, ("x", "yy")), ({"type": "json_object"}, None)):
+        (*requests,) = parameters.completion({**body, "response_format": how}, generator).requests
+        scheduler, found = Scheduler(generator.model, 2), dict.fromkeys(requests, "")
+        for request in requests:
+            scheduler.add(request)
+        while scheduler.running or scheduler.waiting:
+            for progress in scheduler.step():
+                assert progress.piece is not None, progress.error
+                found[progress.request] += progress.piece.text
+        for request, text in found.items():
+            assert text.lstrip()[0] == "{" and (chosen is None or (json.loads(text)["a"] in chosen and request.finish == "stop"))
+    for wrong in ({"type": "json_schema"}, {"type": "xml"}, {"type": "json_schema", "json_schema": {"schema": {"type": 7}}}):
+        with pytest.raises(TcompError, match="response_format|grammar"):
+            parameters.completion({**body, "response_format": wrong}, generator)
 
 
 def test_sampling_with_a_seed_is_repeated(texts: Running) -> None:

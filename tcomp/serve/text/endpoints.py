@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from contextlib import ExitStack
@@ -58,7 +59,7 @@ class TextEndpoints:
             model = stack.enter_context(self._state.inference("openai", parameters.model_name(body), ""))
             generator = _generator(model)
             assert model.texts is not None
-            asked = read(body, generator)
+            asked = await asyncio.to_thread(read, body, generator)  # long prompts and grammars take a while
             answer = answers.Answer(model.name, asked, generator, chat)
             texts = stack.enter_context(model.texts.join(asked.requests))
             if asked.stream:

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
-from tcomp.generation import Generator, Request, Sampling
+from tcomp.generation import Generator, Grammar, Request, Sampling
 from tcomp.serve.refusals import Refusal, bad_request
 
 T = TypeVar("T")
@@ -16,7 +16,7 @@ _MOST_STOPS = 16  # strings that end a text
 _MOST_TOP = 20  # tokens whose probabilities are told
 _NEUTRAL: dict[str, tuple[object, ...]] = {  # values that ask for nothing; others are refused
     "best_of": (1,), "echo": (False,), "store": (False,), "suffix": ("",), "tools": ([],), "tool_choice": ("none", "auto"),
-    "response_format": ({"type": "text"},), "modalities": (["text"],), "service_tier": ("auto", "default"),
+    "modalities": (["text"],), "service_tier": ("auto", "default"),
     "parallel_tool_calls": (True, False),
 }  # fmt: skip
 _IGNORED = ("user", "safety_identifier", "prompt_cache_key", "metadata")  # who asks, and what for
@@ -128,12 +128,13 @@ def _asked(fields: _Fields, generator: Generator, prompts: list[str | list[int]]
         "frequency_penalty": fields.number("frequency_penalty", 0.0, -2, 2),
         "bias": _bias(fields.take("logit_bias", dict, {})),
     }
+    grammar = _grammar(fields.take("response_format", dict, {}))
     stream, options = fields.take("stream", bool, False), _Fields(fields.take("stream_options", dict, {}))
     usage = options.take("include_usage", bool, False)
     options.end()
     fields.end()
     requests = [
-        generator.request(prompt, most, Sampling(**how, seed=None if seed is None else (seed + number) % (1 << 64)), stop, top)
+        generator.request(prompt, most, Sampling(**how, seed=None if seed is None else (seed + number) % (1 << 64)), stop, top, grammar)
         for prompt in prompts
         for number in range(each)  # texts of one prompt are to differ
     ]
@@ -161,6 +162,22 @@ def _message(message: Any) -> dict[str, str]:
     if not isinstance(content, str) or not isinstance(fields.get("role"), str) or not isinstance(fields.get("name", ""), str):
         raise parameter_error("messages", "is wrong", "a message has a role and content, both of them strings")
     return {**fields, "content": content}
+
+
+def _grammar(form: Mapping[str, Any]) -> Grammar | None:
+    """What `response_format` asks for."""
+    fields = _Fields(form)
+    kind, given = fields.take("type", str, "text"), _Fields(fields.take("json_schema", dict, {}))
+    fields.end()
+    schema = given.take("schema", dict, None)
+    for name, kinds in {"name": str, "description": str, "strict": bool}.items():  # schemas are kept to strictly, always
+        given.take(name, kinds, None)
+    given.end()
+    if kind not in ("text", "json_object", "json_schema") or (schema is None) == (kind == "json_schema"):
+        raise parameter_error("response_format", "is not supported", "text, json_object, and json_schema with a schema are")
+    if kind == "text":
+        return None
+    return Grammar.json_schema({"type": "object"} if schema is None else schema)
 
 
 def _bias(given: Mapping[str, Any]) -> dict[int, float]:
