@@ -1,0 +1,10 @@
+"""Text from language models: sampling, streaming, stop strings, grammars, several texts at a time; on models with state (`tcomp.State`), and
+the `tokenizers` package."""
+
+from tcomp.generation.generator import Completion, Generator
+from tcomp.generation.grammar import Grammar
+from tcomp.generation.request import Piece, Request
+from tcomp.generation.sampling import Sampling
+from tcomp.generation.scheduler import Scheduler
+
+__all__ = ["Completion", "Generator", "Grammar", "Piece", "Request", "Sampling", "Scheduler"]

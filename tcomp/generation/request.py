@@ -55,8 +55,9 @@ class Request:
         end_tokens: frozenset[int] = frozenset(),
         context: int = 1 << 31,
     ) -> None:
-        """`constraint`: what may follow; `decoder` turns tokens into text (None: there is no text), `context` is the most tokens that prompt
-        and text may have together; for the rest see `Generator.stream`. Raises `InputError` for an empty prompt, or one that does not fit."""
+        """`constraint`: what may follow; `decoder` turns tokens into text (None: there is no text), `context` is the most tokens that
+        prompt and text may have together; for the rest see `Generator.stream`. Raises `InputError` for an empty prompt, or one that does
+        not fit."""
         self.prompt = [int(t) for t in prompt]
         if not self.prompt:
             raise InputError("the prompt has no tokens")
