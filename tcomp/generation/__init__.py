@@ -1,5 +1,5 @@
-"""Text from language models: sampling, streaming, stop strings, grammars, several texts at a time; on models with state (`tcomp.State`), and
-the `tokenizers` package."""
+"""Text from language models: sampling, streaming, stop strings, grammars, several texts at a time; on models with state
+(`tcomp.State`), and the `tokenizers` package."""
 
 from tcomp.generation.generator import Completion, Generator
 from tcomp.generation.grammar import Grammar
