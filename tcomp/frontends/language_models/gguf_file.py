@@ -1,7 +1,10 @@
-"""A GGUF file, read by the `gguf` package. Matrices in Q8_0 and Q4_0 keep their numbers and scales; all other types become floats.
+"""A GGUF file, read by the `gguf` package. Matrices of the types below keep their numbers; all others become floats.
 
 Q8_0    blocks of 32: a float16 scale, numbers int8
 Q4_0    blocks of 32: a float16 scale, bytes of two numbers 0 .. 15, of which 8 is zero: elements j in the low, 16 + j in the high bits
+Q4_K    256 elements, 8 blocks of 32: float16 factors of scales and of what is subtracted, both of 6 bits; numbers of 4 bits
+Q5_K    likewise, with a fifth bit of each number
+Q6_K    256 elements, 16 blocks of 16: numbers of 6 bits, of which 32 is zero, scales int8 and a float16 factor of these
 """
 
 from __future__ import annotations
@@ -20,7 +23,10 @@ from tcomp.ir.expr import Dim
 from tcomp.ir.graph import Graph
 from tcomp.ops.quantization import packed
 
-BLOCK = 32
+STORED = {  # the bytes of the parts of a block, or of 256 elements
+    "Q8_0": (2, 32), "Q4_0": (2, 16), "Q4_K": (2, 2, 12, 128), "Q5_K": (2, 2, 12, 32, 128), "Q6_K": (128, 64, 16, 2),
+}  # fmt: skip
+TINY = 1e-20  # a scale for blocks of one value, which is zeros times it
 _FAMILIES = {"llama": "llama", "qwen2": "qwen2", "qwen3": "qwen3"}
 _LAYER = {
     "input_layernorm": "attn_norm", "post_attention_layernorm": "ffn_norm", "self_attn.q_proj": "attn_q", "self_attn.k_proj": "attn_k",
@@ -93,8 +99,7 @@ def _weights(config: DecoderConfig, tensors: dict[str, Any], name: str, shape: t
         raise ImportModelError(f"`{tensor.name}` has the shape {list(found)}", where=where, why=f"{list(shape)} is expected")
     heads = {"self_attn.q_proj": config.heads, "self_attn.k_proj": config.kv_heads}.get(base.split(".", 3)[-1]) if "." in base else None
     order = _rows(shape[0], heads) if heads is not None and config.family == "llama" else None
-    stored = len(shape) == 2 and theirs != "token_embd" and shape[1] % BLOCK == 0
-    if stored and tensor.tensor_type.name in ("Q8_0", "Q4_0"):
+    if len(shape) == 2 and theirs != "token_embd" and tensor.tensor_type.name in STORED:
         blocks = stored_blocks(np.asarray(tensor.data), tensor.tensor_type.name)
         return blocks if order is None else blocks[order]
     floats = np.asarray(gguf.dequantize(np.asarray(tensor.data), tensor.tensor_type), np.float32).reshape(shape)
@@ -102,16 +107,33 @@ def _weights(config: DecoderConfig, tensors: dict[str, Any], name: str, shape: t
 
 
 def stored_blocks(data: np.ndarray, kind: str) -> StoredBlocks:
-    """The numbers and scales in bytes uint8 [rows, bytes] of Q8_0 or Q4_0."""
-    size = 2 + (BLOCK if kind == "Q8_0" else BLOCK // 2)
-    blocks = np.ascontiguousarray(data).view(np.uint8).reshape(data.shape[0], -1, size)
-    scales = np.ascontiguousarray(blocks[..., :2]).view(np.float16)[..., 0]
-    rest = blocks[..., 2:]
+    """The numbers, scales and zeros in bytes uint8 [rows, bytes] of one of `STORED`."""
+    rows = data.shape[0]
+    parts = np.split(np.ascontiguousarray(data).view(np.uint8).reshape(-1, sum(STORED[kind])), np.cumsum(STORED[kind])[:-1], axis=1)
+    halves = [np.ascontiguousarray(p).view(np.float16) for p in parts if p.shape[1] == 2]
     if kind == "Q8_0":
-        numbers = (rest ^ 128).reshape(data.shape[0], -1)  # as unsigned bytes around 128
-        return StoredBlocks(numbers, scales, np.full(scales.shape, 128, np.uint8), 8, BLOCK)
-    numbers = np.concatenate([rest & 15, rest >> 4], -1)
-    return StoredBlocks(packed(numbers, 4).reshape(data.shape[0], -1), scales, np.full(scales.shape, 8, np.uint8), 4, BLOCK)
+        return _blocks(rows, parts[1] ^ 128, 8, 32, halves[0], 128)  # as unsigned bytes around 128
+    if kind == "Q4_0":
+        return _blocks(rows, np.concatenate([parts[1] & 15, parts[1] >> 4], -1), 4, 32, halves[0], 8)
+    scale = halves[0].astype(np.float32)
+    if kind == "Q6_K":
+        low = (parts[0].reshape(-1, 2, 1, 64) >> np.array([[0], [4]], np.uint8)) & 15
+        high = (parts[1].reshape(-1, 2, 1, 32) >> np.array([[0], [2], [4], [6]], np.uint8)) & 3
+        return _blocks(rows, low.reshape(-1, 256) | high.reshape(-1, 256) << 4, 8, 16, scale * parts[2].view(np.int8), 32)
+    scales, least = (a.astype(np.float32) for a in gguf.quants.Q4_K.get_scale_min(np.ascontiguousarray(parts[2])))
+    scales, least = scale * scales, halves[1].astype(np.float32) * least  # numbers * scales - least
+    scales[(scales == 0) & (least != 0)] = TINY
+    zeros = np.divide(least, scales, out=np.zeros_like(least), where=scales != 0)
+    numbers = ((parts[-1].reshape(-1, 4, 1, 32) >> np.array([[0], [4]], np.uint8)) & 15).reshape(-1, 8, 32)
+    if kind == "Q5_K":
+        numbers |= ((parts[3][:, None] >> np.arange(8, dtype=np.uint8)[:, None]) & 1) << 4
+    return _blocks(rows, numbers, 4 if kind == "Q4_K" else 8, 32, scales, zeros)
+
+
+def _blocks(rows: int, numbers: np.ndarray, bits: int, block: int, scales: np.ndarray, zeros: np.ndarray | int) -> StoredBlocks:
+    scales = scales.reshape(rows, -1)
+    points = np.full(scales.shape, zeros, np.uint8) if isinstance(zeros, int) else zeros.reshape(rows, -1)
+    return StoredBlocks(packed(numbers.reshape(rows, -1), bits), scales, points, bits, block)
 
 
 def _rows(rows: int, heads: int) -> np.ndarray:
