@@ -77,6 +77,12 @@ def nest_of(stmt: Stmt) -> Nest | None:
                 return None
 
 
+def write_nests(stmt: Stmt) -> list[Nest]:
+    """The nests of one statement each, in order."""
+    found = nest_of(stmt)
+    return [found] if found is not None else [n for child in children(stmt) for n in write_nests(child)]
+
+
 def contiguous(reads: Sequence[Expr], v: Expr) -> bool:
     """Every read is a unit-stride vector or the same element for neighbouring values of `v`."""
     return all(stride(r, v) in (0, 1) for r in reads)

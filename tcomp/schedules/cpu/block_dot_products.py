@@ -22,7 +22,7 @@ from tcomp.ir import expr as E
 from tcomp.ir.expr import as_expr
 from tcomp.ir.fallback import FallbackKind
 from tcomp.ir.layout import Layout, Piece
-from tcomp.ir.loops import SERIAL, Accumulate, Kernel, Stmt, children, perfect, walk
+from tcomp.ir.loops import SERIAL, Accumulate, Kernel, perfect, walk
 from tcomp.ir.simplify import as_dim, difference, simplify
 from tcomp.schedules.analysis import access_patterns as patterns
 from tcomp.schedules.analysis.access_patterns import Nest, nests, reduction_nest, result_nest
@@ -194,7 +194,7 @@ def _shape(s: Schedule, sums: str, product: BlockProduct, lanes: int) -> None:
     vector, lane = s.split(column, lanes)
     s.reorder(*rows, vector, lane)
     unroll(s, [*rows, vector], lane)
-    update = next(n for n in _writes(s.kernel.body) if n.is_reduction and n.writes.name == product.integers)
+    update = next(n for n in patterns.write_nests(s.kernel.body) if n.is_reduction and n.writes.name == product.integers)
     *rows, column, block = patterns.stage_axes(s.kernel, product.integers, True)
     others = [x.var.name for x in update.reduction_loops]
     along_both = (x for x in update.reduction_loops if all(x.var in E.variables(*r.args) for r in update.reads))
@@ -219,9 +219,3 @@ def _multiply(s: Schedule, lanes: int) -> None:
             *rows, columns, _ = loops
             height, vectors = prod(int(x.extent) for x in rows if isinstance(x.extent, int)), size(s, columns.var.name) // lanes
             s.tensorize(loops[0].var.name, vpdpbusd_unsigned(height, vectors, 1, 32 * lanes))
-
-
-def _writes(stmt: Stmt) -> list[Nest]:
-    """The nests of one statement each, in order."""
-    found = patterns.nest_of(stmt)
-    return [found] if found is not None else [n for child in children(stmt) for n in _writes(child)]

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
 from itertools import pairwise
 from math import prod
 
+from tcomp.errors import ScheduleError
 from tcomp.ir import expr as E
 from tcomp.ir.access import stride
 from tcomp.ir.dtypes import itemsize
-from tcomp.ir.loops import VECTORIZED, Buffer, For, expressions, walk
+from tcomp.ir.loops import VECTORIZED, Accumulate, Buffer, For, If, expressions, walk
 from tcomp.ir.simplify import as_dim
 from tcomp.schedules.analysis.access_patterns import Nest, extent_of
 from tcomp.schedules.knobs import Knobs
@@ -116,6 +118,14 @@ def threads(s: Schedule, loops: Sequence[str], pays: bool, knobs: Knobs, cuts: M
             for following in names[1:count]:
                 current = s.fuse(current, following)
             s.parallel(current)
+
+
+def unguard_lanes(s: Schedule) -> None:
+    """The last vector of a row is accumulated as a whole, where that does no harm."""
+    for x in list(walk(s.kernel.body)):
+        if isinstance(x, For) and x.kind == VECTORIZED and isinstance(x.body, If) and isinstance(x.body.then, Accumulate):
+            with suppress(ScheduleError):
+                s.unguard(x.var.name)
 
 
 def size_of(b: Buffer) -> int:

@@ -14,7 +14,7 @@ from tcomp.ir import expr as E
 from tcomp.ir.access import stride
 from tcomp.ir.dtypes import is_float, itemsize
 from tcomp.ir.layout import Layout, Piece
-from tcomp.ir.loops import SERIAL, UNROLLED, VECTORIZED, Accumulate, Buffer, For, If, walk
+from tcomp.ir.loops import SERIAL, UNROLLED, Accumulate, Buffer, For, If, walk
 from tcomp.schedules.analysis import access_patterns as patterns
 from tcomp.schedules.analysis.access_patterns import Nest, bytes_of, extent_of, is_product, reduction_nest, result_nest, row_axis
 from tcomp.schedules.cost.register_tiles import MAX_TILE_ROWS, Tile, choose_tile, outer_row_counts, tiles
@@ -112,10 +112,7 @@ def schedule(s: Schedule, result: str, acc: str, target: CpuTarget, knobs: Knobs
                     del sizes[out.writes]
                 _prefetch_next(s, sizes, around[-2], [column], target.l2, common.STREAM_CACHES * target.l2, knobs)
     shared = common.partition_tails(s, around, cuts)
-    for x in list(walk(s.kernel.body)):  # the last tile of a row sums up whole vectors, if that does no harm
-        if isinstance(x, For) and x.kind == VECTORIZED and isinstance(x.body, If) and isinstance(x.body.then, Accumulate):
-            with suppress(ScheduleError):
-                s.unguard(x.var.name)
+    common.unguard_lanes(s)
     for name in _tested_steps(s):
         s.set_kind(name, SERIAL)
     for names in shared if part is None else [[part]]:
@@ -252,15 +249,20 @@ def _overlapping(nest: Nest, axes: Sequence[For | None]) -> bool:
     return any(rows & (used := set(E.variables(i))) and reduced & used for r in vectors for i in r.args)
 
 
-def pack(s: Schedule, acc: str, lanes: int, target: CpuTarget, knobs: Knobs, width: int | None = None, whole: int = 1) -> None:
-    """Copy an operand of a contraction into panels where the lanes would walk it with a stride, or its rows lie on different pages; they
-    are as wide as the register tile unless `width` says otherwise. There is room for panels of a multiple of `whole` columns, where their
-    number is not known: processors take long to load nothing from where there is no memory."""
+def pack(s: Schedule, acc: str, lanes: int, target: CpuTarget, knobs: Knobs) -> None:
+    """Copy the operands of a contraction that `strided_operands` names into panels, as wide as the register tile."""
     nest = reduction_nest(s.kernel, acc)
+    for buffer, dim in strided_operands(s, nest, target, knobs):
+        pack_panels(s, buffer, dim, tile_of(nest, target, knobs).vectors * lanes, lanes, target, knobs)
+
+
+def strided_operands(s: Schedule, nest: Nest, target: CpuTarget, knobs: Knobs) -> list[tuple[str, int]]:
+    """(operand, the dimension that lanes run along) where the lanes of a product would walk an operand with a stride, or its rows lie on
+    different pages, and enough rows share it."""
     lane, row = nest.spatial[-1], row_axis(nest)
     if not is_product(nest) or row is None:
-        return
-    rows = extent_of(row.extent)
+        return []
+    rows, found = extent_of(row.extent), list[tuple[str, int]]()
     for r in nest.reads:
         step = stride(r, lane.var)
         dims = [d for d, i in enumerate(r.args) if lane.var in E.variables(i)]
@@ -271,28 +273,36 @@ def pack(s: Schedule, acc: str, lanes: int, target: CpuTarget, knobs: Knobs, wid
         row_stride = min((abs(n) for x in nest.reduction_loops if (n := stride(r, x.var))), default=0) * itemsize(r.attr.dtype)
         large = bytes_of(r.attr) > 2 * target.l1 and row_stride >= LARGE_STRIDE
         pays = rows >= MIN_PACKED_ROWS if step != 1 else rows >= MIN_PACKED_PAGE_ROWS and large
-        if not knobs.flag((r.attr.name, "pack"), pays):
-            continue
-        panel = width or tile_of(nest, target, knobs).vectors * lanes
-        packed = s.cache_read(r.attr.name, None, f"{r.attr.name}.packed")
-        order = [dims[0], *(d for d in range(len(r.args)) if d != dims[0])]
-        loop = packed.loads[dims[0]]
-        rest, columns = [x for x in packed.loads if x != loop], extent(s, loop)
-        s.relayout(packed, Layout.blocked(order, dims[0], panel))
-        # Whole lines of the copy are written, vector by vector; what lies along another axis is transposed in registers.
-        s.reorder(*rest, loop)
-        filling = result_nest(s.kernel, packed)
-        if (transposed := elementwise.transpose_tiles(filling, target, free=True)) is not None and panel % transposed.lanes == 0:
-            elementwise.transpose(s, filling, replace(transposed, vectors=panel // transposed.lanes), True, knobs)
-        else:
-            outer, inner = s.split(loop, panel)
-            vectors, vector = s.split(inner, lanes)
-            s.reorder(outer, *rest, vectors, vector)
-            unroll(s, [vectors], vector)
-            threads(s, [outer, *rest], True, knobs, {outer: whole_tiles(columns, panel)})
-        if not isinstance(columns, int) and whole > panel and whole % panel == 0:
-            inside = tuple(Piece(d) for d in range(1, len(order) + 1))
-            s.relayout(packed, Layout(len(order) + 1, (Piece(0, whole // panel), Piece(0, 1, whole // panel), *inside)))
+        if knobs.flag((r.attr.name, "pack"), pays):
+            found.append((r.attr.name, dims[0]))
+    return found
+
+
+def pack_panels(
+    s: Schedule, buffer: str, dim: int, panel: int, lanes: int, target: CpuTarget, knobs: Knobs, whole: int = 1, loop: str | None = None
+) -> None:
+    """Copy a buffer, or what an iteration of `loop` reads of it, into panels of so many elements of a dimension. There is room for panels
+    of a multiple of `whole` elements, where their number is not known: processors take long to load nothing from where there is no
+    memory."""
+    packed = s.cache_read(buffer, loop, f"{buffer}.packed")
+    order = [dim, *(d for d in range(len(packed.loads)) if d != dim)]
+    column = packed.loads[dim]
+    rest, columns = [x for x in packed.loads if x != column], extent(s, column)
+    s.relayout(packed, Layout.blocked(order, dim, panel))
+    # Whole lines of the copy are written, vector by vector; what lies along another axis is transposed in registers.
+    s.reorder(*rest, column)
+    filling = next(n for n in patterns.write_nests(s.kernel.body) if n.writes.name == packed)
+    if (transposed := elementwise.transpose_tiles(filling, target, free=True)) is not None and panel % transposed.lanes == 0:
+        elementwise.transpose(s, filling, replace(transposed, vectors=panel // transposed.lanes), loop is None, knobs)
+    else:
+        outer, inner = s.split(column, panel)
+        vectors, vector = s.split(inner, lanes)
+        s.reorder(outer, *rest, vectors, vector)
+        unroll(s, [vectors], vector)
+        threads(s, [outer, *rest], loop is None, knobs, {outer: whole_tiles(columns, panel)})
+    if not isinstance(columns, int) and whole > panel and whole % panel == 0:
+        inside = tuple(Piece(d) for d in range(1, len(order) + 1))
+        s.relayout(packed, Layout(len(order) + 1, (Piece(0, whole // panel), Piece(0, 1, whole // panel), *inside)))
 
 
 def tile_of(nest: Nest, target: CpuTarget, knobs: Knobs) -> Tile:

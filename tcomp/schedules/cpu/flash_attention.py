@@ -6,7 +6,9 @@
         maximum, scale, weights              lanes along the row
         sums                                 scaled, and the block's terms added, by register tiles of rows x values
 
-No array of rows x keys is ever stored: a block of scores, its weights and the sums stay in the nearest caches.
+No array of rows x keys is ever stored: a block of scores, its weights and the sums stay in the nearest caches. Keys whose rows the lanes
+would walk with a stride are packed: before everything else where several blocks of rows read them, else (a single new token, whose heads
+are the rows) panel by panel where they are read, while what the next block reads is prefetched.
 """
 
 from __future__ import annotations
@@ -19,12 +21,22 @@ from tcomp.errors import ScheduleError
 from tcomp.ir import expr as E
 from tcomp.ir.dtypes import itemsize
 from tcomp.ir.fallback import FallbackKind
-from tcomp.ir.loops import STACK_LIMIT, Accumulate, For, Kernel, Stmt, Store, children
-from tcomp.schedules.analysis import access_patterns
-from tcomp.schedules.analysis.access_patterns import Nest, extent_of, is_product, is_sum, nests, reduction_nest, result_nest, row_axis
+from tcomp.ir.loops import STACK_LIMIT, Accumulate, For, Kernel, Store
+from tcomp.schedules.analysis.access_patterns import (
+    Nest,
+    batch_axes,
+    extent_of,
+    is_product,
+    is_sum,
+    nests,
+    reduction_nest,
+    result_nest,
+    row_axis,
+    write_nests,
+)  # fmt: skip
 from tcomp.schedules.cost.register_tiles import Tile, tiles
-from tcomp.schedules.cpu.common import MAX_LANES, divides, extent, nest_lanes, size, threads, unroll, whole_tiles
-from tcomp.schedules.cpu.contraction import pack, tile_loops
+from tcomp.schedules.cpu.common import MAX_LANES, divides, extent, nest_lanes, size, threads, unguard_lanes, unroll, whole_tiles
+from tcomp.schedules.cpu.contraction import pack_panels, strided_operands, tile_loops
 from tcomp.schedules.cpu.row_reductions import partial_loops
 from tcomp.schedules.groups import attachments
 from tcomp.schedules.knobs import Knobs
@@ -35,9 +47,11 @@ BLOCK_BYTES = STACK_LIMIT // 2  # bytes of what a block has of one kind (scores,
 MAX_ROWS = 64  # of a block: with more, reading keys and values again costs next to nothing already
 MIN_ROWS = 16  # of a block, where there are so many: each reads all keys and values
 BLOCK_KEYS = 128  # elements of a row in one block, about: enough steps for a register tile of sums, few enough for the first-level cache
+STREAMED_KEYS = 32  # the same for few rows, the only ones that read a key: the last block is short, and what is prefetched stays near
 RELOAD_CYCLES = 2.0  # cycles to load a vector of keys or values for the rows of another block (from the second-level cache; an estimate)
 TAIL_SLOWDOWN = 3  # how many times longer rows take in the last block, where that is not whole (an estimate: its tiles are small)
 UNROLL_FACTORS = (8, 4, 2)  # steps of a reduction that are unrolled, the first that divides it
+PREFETCHED_LINES = 64  # at a step of a reduction, at most: more than a core has under way at once
 UNROLLED_VECTORS = 4  # vectors of a row that are unrolled: the latency of an exponential is hidden by the others
 
 
@@ -110,11 +124,20 @@ def schedule(s: Schedule, found: SoftmaxProduct, target: CpuTarget, knobs: Knobs
     if max_rows < 1 or not isinstance(columns.extent, int):
         raise ScheduleError("the sums of a block do not fit", why=f"{columns.extent} sums of each row are too many to stay in the cache")
     height = knobs.choice((found.maximum, "rows"), *_heights(rows.extent, max_rows, target, lanes))
-    lengths = list(range(lanes, max(min(2 * BLOCK_KEYS, room // height), lanes) + 1, lanes))
-    dividing = [n for n in lengths if divides(n, keys.extent) and BLOCK_KEYS // 2 <= n]
-    length = knobs.choice((found.maximum, "block"), lengths, min(dividing or lengths, key=lambda n: (abs(n - BLOCK_KEYS), n)))
+    operands, streamed = list[tuple[str, int]](), list[str]()  # what is packed, and what a single block of rows reads, once
     if found.scores is not None:
-        pack(s, found.scores, lanes, target, knobs, _tile(height, length // lanes, target).vectors * lanes, length)
+        scores = reduction_nest(s.kernel, found.scores)
+        operands = strided_operands(s, scores, target, knobs)
+        shared_keys = [x for x in scores.spatial[:-1] if x is not row_axis(scores) and x.var.name not in batch_axes(scores)]
+        if isinstance(rows.extent, int) and rows.extent <= height and not shared_keys:
+            streamed = [r.attr.name for r in product.reads if product.spatial[-1].var in E.variables(*r.args)]
+    usual = STREAMED_KEYS if streamed and height < MIN_ROWS else BLOCK_KEYS
+    lengths = list(range(lanes, max(min(2 * usual, room // height), lanes) + 1, lanes))
+    dividing = [n for n in lengths if divides(n, keys.extent) and usual // 2 <= n]
+    length = knobs.choice((found.maximum, "block"), lengths, min(dividing or lengths, key=lambda n: (abs(n - usual), n)))
+    panel = _tile(height, length // lanes, target).vectors * lanes
+    for name, dim in operands if not streamed else ():
+        pack_panels(s, name, dim, panel, lanes, target, knobs, length)
     around, inside = s.split(rows.var.name, height)
     s.reorder(*others, around, inside, columns.var.name)
     for name in (*found.sums, found.maximum):
@@ -144,19 +167,28 @@ def schedule(s: Schedule, found: SoftmaxProduct, target: CpuTarget, knobs: Knobs
         name = original.get(c.leaf.buffer.name, c.leaf.buffer.name)
         loop, row = next(iter(c.reduction_loops), None), loop_along(c, -1)
         if name == terms:
-            _scores(s, c, lanes, target)
+            found_loops = _scores(s, c, lanes, target)
+            if found_loops is None or not streamed:
+                continue
+            for buffer, dim in operands:
+                pack_panels(s, buffer, dim, panel, lanes, target, knobs, loop=found_loops[0])
+                if c.loops[0].var.name not in original:
+                    _prefetch(s, buffer, blocks, found_loops[1])
         elif isinstance(c.leaf, Store) and name in (*derived, found.maximum, *found.sums, found.result):
             _in_lanes(s, c, lanes)
         elif loop is not None and name == product.writes.name:  # tiles are in registers while the terms of a block are added
             if _register_tile(s, c, lanes, target, loop.var.name) is not None:
                 with suppress(ScheduleError):  # in the last block of a row whose length is not known, sums stay where they are
                     s.promote(loop.var.name, c.leaf.buffer.name, f"{c.leaf.buffer.name}.tile")
-                _unroll_steps(s, loop.var.name, c)
+                step = _unroll_steps(s, loop.var.name, c)
+                for buffer in streamed if loop.var.name not in original else ():
+                    _prefetch(s, buffer, blocks, step)
         elif loop is not None and row is not None and name in (found.maximum, *found.sums):  # partial results in lanes, then one of them
             width = next((n for n in (4 * lanes, 2 * lanes) if n <= MAX_LANES and extent_of(loop.extent) % n == 0), lanes)
             partial = s.rfactor(c.leaf.buffer.name, loop.var.name, width)
             s.compute_at(partial, row, "register")
             partial_loops(s, partial, loop.extent, width)
+    unguard_lanes(s)
     for loops in shared:
         threads(s, [x for x in loops if x in s.loops], True, knobs)
 
@@ -194,20 +226,15 @@ def _tile(rows: int, vectors: int, target: CpuTarget) -> Tile:
     return min(among, key=lambda t: t.cycles(target.core) / (t.rows * t.vectors))
 
 
-def write_nests(stmt: Stmt) -> list[Nest]:
-    """The nests of one statement each, in order."""
-    found = access_patterns.nest_of(stmt)
-    return [found] if found is not None else [c for item in children(stmt) for c in write_nests(item)]
-
-
 def loop_along(c: Nest, dim: int) -> str | None:
     """The loop along a dimension, from the last one, of what a nest writes; None where that is a single place."""
     index = c.leaf.indices[dim] if len(c.leaf.indices) >= -dim else None
     return next((x.var.name for x in c.loops if x.var is index), None)
 
 
-def _register_tile(s: Schedule, c: Nest, lanes: int, target: CpuTarget, loop: str | None = None) -> str | None:
-    """Make a register tile of rows and vectors, in the reduction `loop`: the loop over tiles. None where there is but a row or a column."""
+def _register_tile(s: Schedule, c: Nest, lanes: int, target: CpuTarget, loop: str | None = None) -> tuple[str, str] | None:
+    """Make a register tile of rows and vectors, in the reduction `loop`: the loops over panels of columns, and over tiles of rows in one.
+    None where there is but a row or a column."""
     row, column = loop_along(c, -2), loop_along(c, -1)
     if row is None or column is None:
         return None
@@ -218,19 +245,20 @@ def _register_tile(s: Schedule, c: Nest, lanes: int, target: CpuTarget, loop: st
     tiles_of_rows, inner = s.split(row, tile.rows)
     s.reorder(*outer, panel, tiles_of_rows, *([loop] if loop else []), inner, vectors, lane)
     unroll(s, [inner, vectors], lane)
-    return tiles_of_rows
+    return panel, tiles_of_rows
 
 
-def _scores(s: Schedule, c: Nest, lanes: int, target: CpuTarget) -> None:
-    """Scores: tiles of them are summed up in registers."""
-    tiles_of_rows, read = _register_tile(s, c, lanes, target), {r.attr for r in E.reads(c.leaf.value)}
+def _scores(s: Schedule, c: Nest, lanes: int, target: CpuTarget) -> tuple[str, str] | None:
+    """Scores: tiles of them are summed up in registers. Returns the loops over panels of columns and over steps of the sum, if they are."""
+    around, read = _register_tile(s, c, lanes, target), {r.attr for r in E.reads(c.leaf.value)}
     sums = [n for n in write_nests(s.kernel.body) if isinstance(n.leaf, Accumulate) and n.leaf.buffer in read]
-    if tiles_of_rows is not None and len({n.leaf.buffer for n in sums}) == 1:
+    if around is not None and len({n.leaf.buffer for n in sums}) == 1:
         name, loops = sums[0].leaf.buffer.name, [x.var.name for x in sums[0].reduction_loops]
-        s.compute_at(name, tiles_of_rows, "register")
+        s.compute_at(name, around[1], "register")
         tile_loops(s, name, lanes, loops, True)
         if loops:
-            _unroll_steps(s, loops[-1], c)
+            return around[0], _unroll_steps(s, loops[-1], c)
+    return None
 
 
 def _in_lanes(s: Schedule, c: Nest, lanes: int) -> None:
@@ -245,8 +273,19 @@ def _in_lanes(s: Schedule, c: Nest, lanes: int) -> None:
         s.unroll(vectors if few else s.split(vectors, UNROLLED_VECTORS)[1])
 
 
-def _unroll_steps(s: Schedule, loop: str, c: Nest) -> None:
-    """Unroll several steps of a reduction, unless they stand under conditions: these are the last blocks, and long enough as they are."""
+def _unroll_steps(s: Schedule, loop: str, c: Nest) -> str:
+    """Unroll several steps of a reduction, unless they stand under conditions: these are the last blocks, and long enough as they are.
+    Returns the loop around them."""
     factor = next((n for n in UNROLL_FACTORS if divides(n, extent(s, loop))), 1)
-    if factor > 1 and not c.conditions:
-        s.unroll(s.split(loop, factor)[1])
+    if factor == 1 or c.conditions:
+        return loop
+    outer, steps = s.split(loop, factor)
+    s.unroll(steps)
+    return outer
+
+
+def _prefetch(s: Schedule, buffer: str, blocks: str, step: str) -> None:
+    """While a block is computed, step by step, what the next one reads of a buffer arrives. (Hardware prefetches what a phase of a block
+    reads in order, but nothing while other phases compute.)"""
+    with suppress(ScheduleError):  # there are too few steps to prefetch all of it
+        s.prefetch(buffer, blocks, 1, step, PREFETCHED_LINES)

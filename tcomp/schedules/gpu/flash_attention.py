@@ -25,8 +25,8 @@ from tcomp.errors import ScheduleError
 from tcomp.ir.dtypes import itemsize
 from tcomp.ir.instruction import WARP
 from tcomp.ir.loops import Accumulate
-from tcomp.schedules.analysis.access_patterns import Nest, extent_of, reduction_nest, result_nest, stage_axes
-from tcomp.schedules.cpu.flash_attention import SoftmaxProduct, loop_along, row_and_column_loops, write_nests
+from tcomp.schedules.analysis.access_patterns import Nest, extent_of, reduction_nest, result_nest, stage_axes, write_nests
+from tcomp.schedules.cpu.flash_attention import SoftmaxProduct, loop_along, row_and_column_loops
 from tcomp.schedules.gpu import block_tiles, tensor_cores, thread_mapping as T
 from tcomp.schedules.gpu.block_tiles import SINGLE_WAVE, SLICE_WAIT, Product, Side, Tile
 from tcomp.schedules.gpu.gemm import ASYNC_COPY_ARCHITECTURE, hold_in_registers, map_elements, multiply_in_slices

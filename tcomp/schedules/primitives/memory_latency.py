@@ -18,7 +18,9 @@ from tcomp.schedules.primitives import editing
 from tcomp.schedules.primitives.editing import find_buffer, find_loop, reads, refuse, refuse_if, replaced, sequence, writes
 
 UNKNOWN_ITERATIONS = 8  # of a loop of unknown extent, among which prefetches are shared out: with fewer, the last ones are not prefetched
-MAX_TOGETHER = 8  # prefetches of one operand that an iteration makes one after the other: bounds the length of the code
+MAX_TOGETHER = (
+    8  # prefetches of one operand that an iteration makes one after the other, unless asked for more: bounds the length of the code
+)
 
 
 def pipeline(kernel: L.Kernel, loop: Loop, stages: int, *buffers: Stage) -> tuple[L.Kernel, str]:
@@ -118,10 +120,10 @@ def _check_fills(target: L.For, buffers: Sequence[L.Buffer], items: Sequence[L.S
         refuse_if(early, f"{names} is read in `{loop}` before it is filled")
 
 
-def prefetch(kernel: L.Kernel, buffer: Stage, loop: Loop, distance: int, at: Loop = "") -> L.Kernel:
+def prefetch(kernel: L.Kernel, buffer: Stage, loop: Loop, distance: int, at: Loop = "", lines: int = MAX_TOGETHER) -> L.Kernel:
     """Every iteration of a serial loop first prefetches the elements of `buffer` that it will read or write `distance` iterations later,
     one for each vector. With `at`, a serial loop inside of it, the prefetches are spread evenly over all iterations of that one, in order,
-    one for each cache line, at most `MAX_TOGETHER` an iteration.
+    one for each cache line, at most so many `lines` an iteration.
 
     Legal where no index is read from memory: a prefetch reads nothing, and may point behind the end. Good for operands that no cache
     holds, such as weights: the hardware prefetcher stops at the end of a page. It costs an instruction for each vector, so it hurts where
@@ -158,7 +160,7 @@ def prefetch(kernel: L.Kernel, buffer: Stage, loop: Loop, distance: int, at: Loo
     data = E.reads(*(i for indices in places for i in indices))
     refuse_if(data, f"where `{loop}` reads `{buffer}` depends on data", "the address of a later iteration cannot be looked up")
     refuse_if(not places, f"nothing of `{buffer}` is read in another place at every iteration of `{loop}`")
-    hints = []
+    hints = list[L.Stmt]()
     for indices, inner in places.items():
         loops = [x for x in inner if x.kind != L.VECTORIZED]
         copied = [x for x in loops if x.kind == L.UNROLLED and x in together and not around]  # loops that are run through at once
@@ -166,7 +168,7 @@ def prefetch(kernel: L.Kernel, buffer: Stage, loop: Loop, distance: int, at: Loo
         moves = {x: abs(stride(E.read(source, indices), x.var) or 0) * itemsize(source.dtype) for x in loops}  # bytes an iteration
         steps = {x: max(1, LINE // size) if size and around else 1 for x, size in moves.items()}  # iterations that read one cache line
         walks = _lines(indices, [x for x in loops if x not in copied], steps)
-        share = None if walks is None else _share(around, walks, editing.fresh(kernel, f"{inside.var.name}.p"))
+        share = None if walks is None else _share(around, walks, lines, editing.fresh(kernel, f"{inside.var.name}.p{len(hints) or ''}"))
         if share is None:
             raise refuse(f"what `{loop}` reads of `{buffer}` depends on a loop inside it", "prefetch in that loop, or `at` one inside that")
         moved = {target.var: target.var + distance, **{x.var: copies.get(x.var, as_expr(0)) for x in inner}, **share.places}
@@ -214,15 +216,15 @@ class _Share:
     repeats: tuple[Expr, ...] = ()
 
 
-def _share(around: Sequence[L.For], walks: Sequence[_Walk], name: str) -> _Share | None:
+def _share(around: Sequence[L.For], walks: Sequence[_Walk], most: int, name: str) -> _Share | None:
     """The walks shared out evenly, in order, among the iterations of the loops around (`UNKNOWN_ITERATIONS` of a loop of unknown extent,
-    repeated); a loop over those of one iteration is called `name`. None if each had more than `MAX_TOGETHER`."""
+    repeated); a loop over those of one iteration is called `name`. None if each had more than `most`."""
     if not walks:
         return _Share({})
     given = {x: x.extent if isinstance(x.extent, int) else UNKNOWN_ITERATIONS for x in around}
     lines, total = prod(w.count for w in walks), prod(given.values())
     each = -(-lines // max(1, total))
-    if not around or not lines or not total or each > MAX_TOGETHER:
+    if not around or not lines or not total or each > most:
         return None
     number: Expr = as_expr(0)
     for x, n in given.items():

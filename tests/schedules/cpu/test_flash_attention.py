@@ -14,7 +14,7 @@ from tcomp.ir import te
 from tcomp.ir.dtypes import to_numpy
 from tcomp.ir.expr import Dim, Expr, as_expr, evaluate_int
 from tcomp.ir.interpreters.loops import run_kernel
-from tcomp.ir.loops import Kernel
+from tcomp.ir.loops import Allocate, Kernel, Prefetch, walk
 from tcomp.ir.te import Tensor, matmul
 from tcomp.ir.verify import verify_kernel
 from tcomp.ops.matmul import softmax_product
@@ -379,6 +379,30 @@ def test_the_default_schedule_of_symbolic_sizes() -> None:
         *arrays, found = arrays_for(source, {"n": n, "m": m}, source)
         function(*arrays, found)
         close([found], [reference(*arrays)], 2e-5)
+
+
+@pytest.mark.parametrize("target", [HOST, HASWELL], ids=["host", "haswell"])
+def test_heads_that_share_keys(target: CpuTarget) -> None:
+    """As a new token has them: 7 heads are the only rows that read a key. Keys are packed where they are read, and not all of them before;
+    of those from memory, the next ones are prefetched."""
+    groups, heads, m, size = 2, 7, te.var("m", 1, 4096), 24
+    q = te.placeholder((groups, heads, size), "float32", "q")
+    k, v = (te.placeholder((m, groups, size), "float32", name) for name in "kv")
+    by_group = [te.compute((groups, m, size), lambda g, j, d, x=x: x[j, g, d], f"{x.name}.by_group") for x in (k, v)]
+    source = lower("attention", [q, k, v], [softmax_product(matmul(q, by_group[0], transpose_b=True), by_group[1])])
+    s = cpu.schedule(source, target)
+    assert not s.kernel.notes and any(step.primitive == "online" for step in s.trace)
+    packed = [x.buffer for x in walk(s.kernel.body) if isinstance(x, Allocate) and "packed" in x.buffer.name]
+    assert packed and all(isinstance(d, int) for b in packed for d in b.shape)
+    assert {x.buffer.name for x in walk(s.kernel.body) if isinstance(x, Prefetch)} == {"k", "v"}
+    close(run(source, {"m": 33}, s.kernel), run(source, {"m": 33}))
+    function = tcomp.build(s, target) if target is HOST else None
+    for n in (1, 64, 70) if function is not None else ():
+        *arrays, found = arrays_for(source, {"m": n}, source)
+        function(*arrays, found)
+        a, b, c = (x.astype("float64") for x in arrays)
+        weights = np.exp(np.einsum("ghd,jgd->ghj", a, b))
+        close([found], [np.einsum("ghj,jgd->ghd", weights / weights.sum(-1, keepdims=True), c)], 2e-5)
 
 
 @pytest.mark.parametrize("rows, keys", [(0, 40), (40, 0), (0, 0)])
