@@ -416,14 +416,14 @@ def unguarded() -> Iterator[None]:
 
 
 def least(runs: Sequence[Callable[[], Any]], seconds: float) -> list[float]:
-    """The least seconds of each of some calls, which take turns for a time."""
+    """The least seconds of the processor for each of some calls, which take turns for a time."""
     best, end = [float("inf")] * len(runs), time.perf_counter() + seconds
     turn = 0
     while True:
         for n, run in enumerate(runs):
-            start = time.perf_counter()
+            start = time.thread_time()
             run()
-            best[n] = min(best[n], time.perf_counter() - start)
+            best[n] = min(best[n], time.thread_time() - start)
         turn += 1
         if turn > 2 and time.perf_counter() > end:
             return best
