@@ -23,6 +23,7 @@ from tcomp.ir.te import Tensor
 from tcomp.options import CompileOptions
 from tcomp.pipeline import package
 from tcomp.runtime import LoadedModel, Module
+from tcomp.schedules.index_checks import checked_first
 from tcomp.schedules.lowering import lower
 from tcomp.schedules.schedule import Schedule, inputs_and_outputs
 from tcomp.target import Target
@@ -93,6 +94,8 @@ class Computed(Built):
         values = [Value(f"{n}:{t.name}", t.dtype, t.shape) for n, t in enumerate([*inputs, *outputs])]
         self._signature = f"({', '.join(map(repr, inputs))}) -> {', '.join(map(repr, outputs))}"
         self.backend, self.schedule = backend, backend.schedule(lower("kernel", inputs, outputs))
+        if not backend.on_device:
+            self.schedule.kernel = checked_first(self.schedule.kernel, lambda k: backend.schedule(k).kernel)
         self._inputs = len(inputs)
         self._shapes = [(t.name, t.shape) for t in inputs]
         self._fitting = set[Any]()  # shapes that satisfy the requirements
@@ -149,7 +152,8 @@ class InPlace(Built):
 
         def made(kernel: Kernel) -> LoadedModel:
             compiled = schedule.copy() if kernel is source else Schedule(kernel).replay(schedule.trace)
-            compiled.kernel = replace(compiled.kernel, name="kernel")  # whatever the program is called: the name becomes a symbol
+            loops = checked_first(compiled.kernel, lambda k: backend.schedule(k).kernel)
+            compiled.kernel = replace(loops, name="kernel")  # whatever the program is called: the name becomes a symbol
             self.schedule = compiled if not hasattr(self, "schedule") else self.schedule  # that of most calls is made first
             return _module(self.kernel.name, compiled, [*buffers, *sizes], [], backend, threads, carriers=len(sizes))
 

@@ -43,7 +43,7 @@ SCHEDULE_LAYERS: list[set[str]] = [
     {"analysis"},
     {"primitives"},
     {"cost", "lowering"},
-    {"schedule"},
+    {"schedule", "index_checks"},
     {"groups", "polyhedral"},
     {"cpu"},
     {"gpu"},

@@ -12,11 +12,13 @@ import tcomp
 from tcomp import te
 from tcomp.errors import InputError, IRError, OutOfRangeError, ProgramError
 from tcomp.ir import expr as E, loops as L
+from tcomp.ir.interpreters.loops import run_kernel
 from tcomp.ir.loops import Buffer, Kernel, loop, store
 from tcomp.ir.polyhedral import in_range
 from tcomp.ir.polyhedral.in_range import quick_kernel, safe_kernel, safe_tensors
 from tcomp.ir.simplify import as_dim, simplify
 from tcomp.ir.text.parser import parse_kernel
+from tcomp.schedules.index_checks import checked_first
 from tests import own_programs
 from tests.ir.index_programs import CONDITIONS, INDICES, VALUES, I, J, N, X, Y, values
 
@@ -141,6 +143,38 @@ def insertion_sort(n, A):
             A[j + 1] = A[j]
             j -= 1
         A[j + 1] = key
+
+
+@tcomp.program(A="float64[n]", B="int64[n]", C="float64[n]")
+def looked_up_often(n, m, A, B, C):
+    for i in range(m):
+        for j in range(n):
+            if j > i:
+                C[j] += A[n - 1 - B[j]]
+
+
+def test_indices_that_are_used_often_are_checked_before() -> None:
+    """By loops of their own, behind which others have no guards; where one is out of range, only if it is used."""
+    f, n = tcomp.build(looked_up_often.kernel(), threads=1), 50
+    given = {"A": np.arange(n) * 0.5, "B": np.arange(n) * 7 % n, "C": np.zeros(n)}
+    for m, last in ((1, 0), (20, 0), (1, n), (20, n), (0, n)):  # where there are few uses, and where a strange element is not used
+        given["B"][0], expected = last, np.zeros(n)
+        with np.errstate(all="ignore"):
+            looked_up_often(n, m, given["A"], given["B"], expected)
+        given["C"][:] = 0
+        f(*given.values(), m=m)
+        np.testing.assert_array_equal(given["C"], expected)
+    given["B"][[3, 30]] = -1, n
+    for m in (2, 20):
+        with pytest.raises(OutOfRangeError, match="the index is 50, and there are 50 elements"):
+            f(*given.values(), m=m)
+    safe, results = safe_kernel(looked_up_often.kernel())[0], list[np.ndarray]()
+    for kernel in (safe, twice := checked_first(safe, lambda k: k)):
+        results.append(np.zeros(n))
+        arrays = dict(zip(kernel.buffers, (given["A"], np.arange(n) * 7 % n, results[-1]), strict=True))
+        run_kernel(kernel, arrays, {v: {"n": n, "m": 20}[v.name] for v in kernel.scalars})
+    np.testing.assert_array_equal(*results)
+    assert str(parse_kernel(str(twice))) == str(twice) and own_programs.guards(twice) == own_programs.guards(safe) == 1
 
 
 def test_a_program_that_leaves_its_array_is_refused_with_a_witness() -> None:
