@@ -54,6 +54,8 @@ from tcomp.runtime import Artifact, read_artifact, write_artifact
 from tcomp.runtime.artifact import scratch_file
 from tcomp.schedules.knobs import Decisions, Knobs
 
+MAX_DRAFTS = 64  # tokens of a language model that are guessed at a time
+
 if TYPE_CHECKING:
     from tcomp.frontends.onnx.importer import NodeRecord, Source
 
@@ -121,21 +123,24 @@ def _import_jax(model: object, options: CompileOptions) -> Graph:
 
 
 def _import_language_model(path: str | os.PathLike[str], options: CompileOptions) -> Graph:
-    """The language model of a folder (config.json and safetensors), or of a GGUF file; with a dim `batch`, for several sequences."""
+    """The language model of a folder (config.json and safetensors), or of a GGUF file; with a dim `batch`, for several sequences, with
+    `drafts`, for tokens that are guessed."""
     from tcomp.frontends.onnx.signature import size_in
 
     dims = dict(options.dims or {})
-    batch = size_in(dims.pop("batch", 1), "batch", "batch")
-    hint = "the numbers of tokens, and of those before, stay free; `batch` is the dim of sequences"
+    batch, drafts = size_in(dims.pop("batch", 1), "batch", "batch"), dims.pop("drafts", 0)
+    if not isinstance(drafts, int) or not 0 <= drafts <= MAX_DRAFTS:
+        raise InputError(f"{drafts!r:.40} drafts", hint=f"a number up to {MAX_DRAFTS}")
+    hint = "the numbers of tokens, and of those before, stay free; there are `batch` (sequences) and `drafts` (tokens that are guessed)"
     _refuse_sizes(replace(options, dims=dims), "language models", hint)
     try:
         if os.path.isdir(path):
             from tcomp.frontends.language_models.folder import import_folder
 
-            return import_folder(path, batch)
+            return import_folder(path, batch, drafts)
         from tcomp.frontends.language_models.gguf_file import import_gguf
 
-        return import_gguf(path, batch)
+        return import_gguf(path, batch, drafts)
     except ImportError as error:
         raise InputError("this language model needs a package to be read", why=str(error), hint="pip install 'tcomp[generate]'") from error
 

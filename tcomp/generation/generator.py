@@ -11,12 +11,13 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from tcomp.errors import InputError
+from tcomp.generation.drafts import Draft, from_text
 from tcomp.generation.folder import TOKENIZER, ChatTemplate, chat_template, end_tokens, read_tokenizer
 from tcomp.generation.grammar import Constraint, Grammar, Grammars
 from tcomp.generation.request import Finish, Piece, Request
 from tcomp.generation.sampling import Sampling
 from tcomp.generation.scheduler import Scheduler
-from tcomp.generation.slots import Slot, checked_model, longest_sequence
+from tcomp.generation.slots import Slot, checked_model, longest_sequence, most_drafts
 from tcomp.runtime import LoadedModel, Module
 
 if TYPE_CHECKING:
@@ -106,18 +107,28 @@ class Generator:
         stop: Sequence[str] = (),
         top_logprobs: int | None = None,
         grammar: Grammar | None = None,
+        draft: Draft = from_text,
         timeout: float | None = None,
     ) -> Iterator[Piece]:
         """The tokens after a prompt (text, or tokens), as they are computed, to the first stop string or end token, both left out of the
         text, or until there are `max_tokens` or the context is full. The last piece may have text that was held back. `top_logprobs`: how
         many of the likeliest tokens pieces tell besides their own logarithm of probability; None: not that either. `grammar`: what the
-        text may be. `timeout` is in seconds, of each run. Raises `InputError` for an empty prompt, or one that does not fit."""
-        yield from self._pieces(self.request(prompt, max_tokens, sampling, stop, top_logprobs, grammar), timeout)
+        text may be. `draft` guesses tokens for a model that was compiled with the dim `drafts`: from what the text repeats, or as the
+        `guess` of a smaller model's generator does; the text is the same. `timeout` is in seconds, of each run. Raises `InputError` for
+        an empty prompt, or one that does not fit."""
+        yield from self._pieces(self.request(prompt, max_tokens, sampling, stop, top_logprobs, grammar), draft, timeout)
 
-    def complete(self, prompt: str | Sequence[int], max_tokens: int = 128, timeout: float | None = None, **options: Any) -> Completion:
+    def complete(
+        self,
+        prompt: str | Sequence[int],
+        max_tokens: int = 128,
+        draft: Draft = from_text,
+        timeout: float | None = None,
+        **options: Any,
+    ) -> Completion:
         """As `stream`, all at once."""
         request = self.request(prompt, max_tokens, **options)
-        return _completion(request, tuple(self._pieces(request, timeout)))
+        return _completion(request, tuple(self._pieces(request, draft, timeout)))
 
     def complete_all(self, prompts: Sequence[str | Sequence[int]], max_tokens: int = 128, **options: Any) -> list[Completion]:
         """As `complete` for each prompt, all of them at the same time. Raises what the first that fails does."""
@@ -134,6 +145,10 @@ class Generator:
                 assert progress.piece is not None
                 pieces[progress.request].append(progress.piece)
         return [_completion(request, tuple(found)) for request, found in pieces.items()]
+
+    def guess(self, tokens: Sequence[int], most: int) -> list[int]:
+        """The likeliest tokens after these, as a draft for a larger model."""
+        return [piece.token for piece in self.stream(tokens, most)]
 
     def logits(self, tokens: Sequence[int], timeout: float | None = None) -> np.ndarray[Any, Any]:
         """Those of what follows after tokens: float32 [vocabulary]. Only what is new behind the last sequence is computed."""
@@ -152,9 +167,18 @@ class Generator:
         found: list[int] = self.tokenizer.encode(text, add_special_tokens=special).ids
         return found
 
-    def _pieces(self, request: Request, timeout: float | None) -> Iterator[Piece]:
+    def _pieces(self, request: Request, draft: Draft, timeout: float | None) -> Iterator[Piece]:
+        most = most_drafts(self.model)
         while request.finish is None:
-            yield request.advance(self._slot.logits(request.tokens, timeout))
+            tokens, room = request.tokens, min(most, self.context - len(request.tokens))
+            held = room > 0 and self._slot.common(tokens) >= len(tokens) - 1
+            guesses = [*draft(tokens, room)][:room] if held else []
+            rows = self._slot.guess(tokens, guesses, timeout) if guesses else [self._slot.logits(tokens, timeout)]
+            for row, guess in zip(rows, [*guesses, None], strict=True):
+                piece = request.advance(row)
+                yield piece
+                if request.finish is not None or piece.token != guess:
+                    break
 
 
 def _completion(request: Request, pieces: tuple[Piece, ...]) -> Completion:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 from typing import Any, TypeGuard
 
@@ -50,6 +51,13 @@ def new_state(model: Module, batch: int, capacity: int = 256) -> State:
     return State(model, capacity, {size: batch} if isinstance(size, str) else None)
 
 
+def most_drafts(model: Module) -> int:
+    """How many guessed tokens a run may check: those besides the last one that have logits."""
+    rows = next(spec.shape[0] for spec in model.outputs if spec.name == "logits")
+    found = re.fullmatch(r"min\(\w+, (\d+)\)", rows) if isinstance(rows, str) else None
+    return int(found[1]) - 1 if found else 0
+
+
 def run_tokens(state: State, tokens: Sequence[Sequence[int]], starts: Sequence[int], timeout: float | None) -> np.ndarray[Any, Any]:
     """Continue sequences, which begin at these rows, by tokens: the logits [batch, vocabulary] of what follows. Raises as `State.run`."""
     inputs = {"ids": np.array(tokens, np.int64)}
@@ -84,8 +92,16 @@ class Slot:
         part = list(tokens[same : same + CHUNK])
         found = run_tokens(self._state, [part], [0], timeout)
         self.tokens += part
-        self._logits = found[0]
+        self._logits = found[-1]
         return self._logits if len(self.tokens) == len(tokens) else None
+
+    def guess(self, tokens: Sequence[int], drafts: Sequence[int], timeout: float | None = None) -> np.ndarray[Any, Any]:
+        """One run behind tokens of which all but the last are held: the logits float32 [1 + drafts, vocabulary] of what follows after these
+        tokens, and after each of those drafts. Raises as `State.run`."""
+        self._state.truncate(len(tokens) - 1)
+        found = run_tokens(self._state, [[tokens[-1], *drafts]], [0], timeout)
+        self.tokens, self._logits = [*tokens, *drafts], found[-1]
+        return found
 
     def logits(self, tokens: Sequence[int], timeout: float | None = None) -> np.ndarray[Any, Any]:
         """As `advance`, in as many runs as it takes."""

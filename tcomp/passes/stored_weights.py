@@ -85,7 +85,7 @@ def multiply_blocks(graph: Graph, lanes: int, notes: Notes | None = None) -> Gra
             points, point = rewriter.array(zeros), None
             if points is not None and (points == points.flat[0]).all() and points.flat[0] == int(points.flat[0]):
                 attrs["zero"] = int(points.flat[0])
-            elif points is not None and bool((points == points.astype(np.uint8)).all()):
+            elif points is not None and bool((points == np.clip(points, 0, 255).astype(np.uint8)).all()):
                 point = rewriter.constant(points.astype(np.uint8), zeros.name)
             else:
                 point = zeros

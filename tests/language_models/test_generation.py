@@ -14,6 +14,7 @@ from tcomp.errors import InputError
 from tcomp.frontends.language_models.config import decoder_config
 from tcomp.frontends.language_models.decoder import decoder_graph
 from tcomp.generation import Generator, Grammar, Request, Sampling, Scheduler
+from tcomp.generation.drafts import from_text
 from tcomp.generation.folder import end_tokens
 from tcomp.generation.sampling import choose, log_probabilities
 from tcomp.generation.text import GrowingText
@@ -38,8 +39,8 @@ class Bytes:
 
 
 @cache
-def small_model(batch=1):
-    graph = decoder_graph(decoder_config(CONFIG), lambda name, shape: WEIGHTS[name], batch)
+def small_model(batch=1, drafts=0):
+    graph = decoder_graph(decoder_config(CONFIG), lambda name, shape: WEIGHTS[name], batch, drafts)
     return tcomp.Module.load(compile_graph(graph, CompileOptions(state="auto")), threads=2)
 
 
@@ -115,6 +116,32 @@ def test_texts_at_the_same_time_are_as_alone(batch):
     scheduler.step()
     assert longer.tokens[-2:] == greedy(longer.prompt, 2)
     assert [c.pieces[-1].token for c in Generator(model).complete_all(prompts, 3)] == [greedy(p, 3)[-1] for p in prompts]
+
+
+def test_guessed_tokens_leave_the_text_as_it_is():
+    plain, model, runs = Generator(small_model()), small_model(1, 3), []
+    generator = Generator(model)
+    text, wrong = greedy(PROMPT, 12), Sampling(temperature=1.5, seed=4)
+    drafts = {
+        "right": (lambda tokens, most: text[len(tokens) - 3 :][:most], 1 + 3),
+        "wrong": (lambda tokens, most: [7] * most, 12),
+        "half": (lambda tokens, most: [*text[len(tokens) - 3 :][:1], 7, 7, 7], None),
+        "none": (lambda tokens, most: [], 12),
+    }
+    model.hook = runs.append
+    for draft, count in drafts.values():
+        generator.logits([1])
+        runs.clear()
+        assert [p.token for p in generator.complete(PROMPT, 12, draft=draft).pieces] == text
+        assert count is None or len(runs) == count
+    model.hook = None
+    assert [p.token for p in generator.complete(PROMPT, 12, draft=plain.guess, sampling=wrong).pieces] == [
+        p.token for p in plain.complete(PROMPT, 12, sampling=wrong).pieces
+    ]
+    assert [p.token for p in generator.complete(PROMPT, 99).pieces] == [p.token for p in plain.complete(PROMPT, 99).pieces]
+    assert from_text([1, 2, 3, 4, 9, 2, 3], 2) == [4, 9] and from_text([5, 6], 3) == [] and from_text([4, 4], 3) == [4]
+    with pytest.raises(InputError, match="cannot have drafts"):
+        small_model(dim("batch", 1, 2), 3)
 
 
 def test_text_ends_at_stop_strings_and_end_tokens(model):

@@ -3,6 +3,7 @@
     inputs    ids int64 [1, tokens], past.L.key and past.L.value float32 [past, kv_heads, head_size] for each layer L
     outputs   logits float32 [1, vocabulary] of the last token, present.L.key and present.L.value [past + tokens, kv_heads, head_size]
 
+With drafts, logits are those of the last tokens, [min(tokens, 1 + drafts), vocabulary], so that as many guesses are checked in one run.
 The cache grows along its first axis, so that new positions lie behind the old ones: with `state`, they are all that is written.
 
 With a batch, several sequences are continued in one run, whose caches end at the same row, wherever they begin:
@@ -22,9 +23,10 @@ from typing import Any
 
 import numpy as np
 
+from tcomp.errors import InputError
 from tcomp.frontends.language_models.config import DecoderConfig, Experts
 from tcomp.frontends.language_models.stored import StoredBlocks
-from tcomp.ir.expr import Dim, as_expr, dim
+from tcomp.ir.expr import Dim, as_expr, dim, minimum
 from tcomp.ir.graph import Graph, GraphBuilder, Operator, Value
 from tcomp.ir.simplify import as_dim
 from tcomp.ops import elementwise as ew
@@ -45,6 +47,7 @@ class _Decoder:
     config: DecoderConfig
     weights: Weights
     batch: Dim = 1
+    drafts: int = 0
     g: GraphBuilder = field(default_factory=lambda: GraphBuilder("decoder"))
 
     def add(self, op: Operator, inputs: list[Value | None], name: str = "", **attrs: Any) -> Value:
@@ -116,7 +119,8 @@ class _Decoder:
         c, g = self.config, self.g
         several = () if self.batch == 1 else (self.batch,)
         # Where there is a batch, it is the outermost size: one token of each sequence has code of its own, and so has a part of a prompt.
-        own_code = (1, min(PROMPT_PART, c.positions)) if several else ()
+        likely = (1, 1 + self.drafts, PROMPT_PART) if several or self.drafts else ()
+        own_code = tuple(sorted({n for n in likely if n <= c.positions}))
         tokens, past = dim("tokens", 1, c.positions, own_code), dim("past", 0, c.positions)
         length = as_dim(as_expr(past) + tokens)
         ids = g.input("ids", "int64", (*(several or (1,)), tokens))
@@ -189,8 +193,9 @@ class _Decoder:
             z = self.norm(z, f"{prefix}.mlp.norm") if c.post_norms else z
             z = self.add(ew.ADD, [y, z]) if c.parallel else z
             x = self.add(ew.ADD, [x, z], f"{prefix}.out")
-        axes, end = len(x.shape), as_dim(as_expr(tokens) - 1)
-        last = self.add(SLICE, [x], "last", starts=(*(0 for _ in several), end, 0), steps=(1,) * axes, shape=(*several, 1, c.hidden))
+        axes, rows = len(x.shape), as_dim(minimum(tokens, 1 + self.drafts)) if self.drafts else 1
+        first = (*(0 for _ in several), as_dim(as_expr(tokens) - rows), 0)
+        last = self.add(SLICE, [x], "last", starts=first, steps=(1,) * axes, shape=(*several, rows, c.hidden))
         y = self.norm(self.add(RESHAPE, [last], shape=(*several, c.hidden)) if several else last, "model.norm")
         result = "" if c.logit_cap else "logits"
         if c.tied:
@@ -268,10 +273,13 @@ class _Decoder:
         return self.add(RESHAPE, [y], prefix, shape=(*lead, c.heads * c.head_size)), grown
 
 
-def decoder_graph(config: DecoderConfig, weights: Weights, batch: Dim = 1) -> Graph:
+def decoder_graph(config: DecoderConfig, weights: Weights, batch: Dim = 1, drafts: int = 0) -> Graph:
     """The graph of a decoder whose weights are asked for by name and shape, one after the other; for one sequence, or a
-    `batch` of them at a time. Raises what `weights` raises."""
-    return _Decoder(config, weights, batch).graph()
+    `batch` of them at a time; `drafts`: how many tokens besides the last one have logits, too. Raises `InputError` for both, and what
+    `weights` raises."""
+    if drafts and batch != 1:
+        raise InputError("a batch of sequences cannot have drafts", hint="leave out the dim `batch`, or `drafts`")
+    return _Decoder(config, weights, batch, drafts).graph()
 
 
 def _frequencies(config: DecoderConfig) -> np.ndarray:

@@ -19,9 +19,9 @@ from tcomp.ir.graph import Graph
 _FLOATS = {"F32": "float32", "F16": "float16", "BF16": "bfloat16"}
 
 
-def import_folder(path: str | os.PathLike[str], batch: Dim = 1) -> Graph:
-    """The decoder in a folder, with the inputs and outputs of `decoder`, for a `batch` of sequences. Raises `ImportModelError` for what is
-    damaged or does not fit, `UnsupportedError` for another architecture."""
+def import_folder(path: str | os.PathLike[str], batch: Dim = 1, drafts: int = 0) -> Graph:
+    """The decoder in a folder, with the inputs and outputs of `decoder`, for a `batch` of sequences or with `drafts`. Raises
+    `ImportModelError` for what is damaged or does not fit, `UnsupportedError` for another architecture."""
     folder = Path(path)
     place = str(folder / "config.json")
     given = read_config(folder / "config.json")
@@ -51,7 +51,7 @@ def import_folder(path: str | os.PathLike[str], batch: Dim = 1) -> Graph:
 
     # Matrices in few bits have other names than those that the decoder asks for.
     names = {**files, **{name.replace(".qweight", ".weight"): path for name, path in files.items()}}
-    return decoder_graph(config, stored_weights(FAMILIES[config.family], config, names, read), batch)
+    return decoder_graph(config, stored_weights(FAMILIES[config.family], config, names, read), batch, drafts)
 
 
 def _tensors(folder: Path) -> dict[str, Path]:

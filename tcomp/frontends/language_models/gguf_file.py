@@ -46,15 +46,15 @@ class _Reader(gguf.GGUFReader):
         return found
 
 
-def import_gguf(path: str | os.PathLike[str], batch: Dim = 1) -> Graph:
-    """The decoder in a file, with the inputs and outputs of `decoder`, for a `batch` of sequences. Raises `ImportModelError` for what is
-    damaged or does not fit, `UnsupportedError` for another architecture."""
+def import_gguf(path: str | os.PathLike[str], batch: Dim = 1, drafts: int = 0) -> Graph:
+    """The decoder in a file, with the inputs and outputs of `decoder`, for a `batch` of sequences or with `drafts`. Raises
+    `ImportModelError` for what is damaged or does not fit, `UnsupportedError` for another architecture."""
     where = os.fspath(path)
     try:
         reader = _Reader(where)
         tensors = {t.name: t for t in reader.tensors}
         config = _config(reader, tensors, where)
-        return decoder_graph(config, lambda name, shape: _weights(config, tensors, name, shape, where), batch)
+        return decoder_graph(config, lambda name, shape: _weights(config, tensors, name, shape, where), batch, drafts)
     except TcompError:
         raise
     except Exception as error:  # noqa: BLE001  the package does not say what it raises for damaged files
