@@ -203,7 +203,8 @@ class Artifact:
 
         head = image[:_HEADER_SIZE].tobytes()
         if head[:8] != _MAGIC:
-            raise ArtifactError("not a tcomp artifact", where=where, why="it does not start with the magic bytes")
+            hint = "make one of a model: tcomp compile model.onnx -o model.tcomp"
+            raise ArtifactError("not a tcomp artifact", where=where, why="it does not start with the magic bytes", hint=hint)
         if len(head) < _HEADER_SIZE:
             raise damaged(f"it has {len(head)} bytes, its header alone {_HEADER_SIZE}")
         _, version, zero, *sections = _HEAD.unpack_from(head)

@@ -79,7 +79,7 @@ def read_inputs(model: LoadedModel, texts: Sequence[str]) -> dict[str, Array]:
     plain = []
     for text in texts:
         name, sign, path = text.partition("=")
-        if sign and name in specs and not Path(text).is_file():
+        if sign and (name in specs or Path(path).is_file()) and not Path(text).is_file():
             arrays = load_arrays(path, text)
             if [*arrays] != [""]:
                 raise InputError(f"{path} holds several arrays", where=text, hint=f"{path} (without a name) takes them by their names")

@@ -98,7 +98,8 @@ async def serve(
         try:
             await state.repository.refresh()
             if not state.repository.index():
-                _log.warning("there are no models yet", extra={"folder": str(options.models)})
+                hint = "a model is a file NAME.tcomp, or NAME/VERSION/FILE.tcomp: tcomp compile model.onnx -o NAME.tcomp"
+                _log.warning("there are no models yet", extra={"folder": str(options.models), "hint": hint})
             state.started = True
             ports = listener.getsockname()[1], grpc_listener.getsockname()[1] if grpc_listener is not None else None
             _log.info("serving", extra={"host": options.host, "port": ports[0], "grpc_port": ports[1]})

@@ -29,7 +29,7 @@ def check_packaged(triple: str, format: str) -> None:
     if (platform := BY_TRIPLE.get(triple)) is None:  # a GPU, which each format tells about itself
         return
     if (platform.format == "wasm") != (format == "wasm"):
-        hint = "--format wasm" if platform.format == "wasm" else "--target wasm32"
+        hint = "--format wasm" if platform.format == "wasm" else "compile the model with --target wasm32"
         raise TargetError(f"there is no package of the format {format} for {triple}", hint=hint)
     if platform.linker and format in ("wheel", "oci"):
         why = "the Python runtime, which such a package needs, runs code for Linux on x86-64 and AArch64"

@@ -91,7 +91,7 @@ def test_the_command_runs_files(modules, tmp_path: Path, capsys: pytest.CaptureF
     [
         (["x.npy"], "1 files for the 3 inputs that have no name"), ([], "missing inputs: x, h, c"), (["nothing.npy"], "it does not exist"),
         (["x=x.npy", "x=x.npy"], "`x` is given twice"), (["text.npy"], "no .npy or .npz file"), (["x=two.npz"], "several arrays"),
-        (["two.npz"], "no input `a`"), (["."], "it is a folder"), (["x.npy", "x.npy", "x.npy"], "input 'h' has the wrong shape"),
+        (["two.npz"], "no input `a`"), (["a=x.npy"], "no input `a`"), (["."], "it is a folder"), (["x.npy", "x.npy", "x.npy"], "input 'h' has the wrong shape"),
     ],
 )  # fmt: skip
 def test_mistakes(given, message, modules, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
