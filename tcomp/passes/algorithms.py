@@ -6,6 +6,8 @@
   sums of its quarters. Rounding errors are about twice those of the direct sum, row by row.
 - Transposed convolutions whose windows are adjacent (the filter is as large as the stride) become products whose columns are the elements
   of the filter, and a rearrangement: where output channels do not fill a vector, elements of the filter do.
+- Transposed convolutions of fewer pixels than channels by what is no constant (derivatives of convolutions) become products whose columns
+  are added up: the matrix is read as it lies.
 - Transposed convolutions otherwise become convolutions: every phase of the result, `q % stride`, sums its own elements of the filter over
   neighbouring elements of x, so that all phases are output channels of one convolution, which are spread out then. Source: W. Shi et al.,
   "Is the deconvolution layer the same as a convolutional layer?" (2016).
@@ -29,8 +31,10 @@ import numpy as np
 from tcomp.ir.dtypes import FLOATS, is_float, itemsize
 from tcomp.ir.expr import Dim, Expr, as_expr, bounds, evaluate_int, variables
 from tcomp.ir.graph import Graph, LazyConstant, Node, Value
+from tcomp.ir.interpreters.te import evaluate
 from tcomp.ir.simplify import as_dim, prove, same_shape
 from tcomp.ops import bilinear
+from tcomp.ops.image import COL2IM, block_positions
 from tcomp.ops.matmul import MATMUL, SOFTMAX_PRODUCT
 from tcomp.ops.movement import PAD, RESHAPE, SLICE, TRANSPOSE
 from tcomp.ops.nn import CONV, CONV_TRANSPOSE
@@ -171,31 +175,60 @@ def choose_algorithms(
         return rewriter.add(RESHAPE, [spread], {"shape": node.outputs[0].shape}, node.name)
 
     @rule_for(CONV_TRANSPOSE)
+    def columns(node: Node, rewriter: Rewriter) -> Replacement:
+        """conv_transpose(x, w) = col2im(x @ w), where that multiplies fewer rows than w has"""
+        (x, w), attrs = node.inputs, node.attrs
+        shapes = (*x.shape, *w.shape, *attrs["shape"], *attrs["before"]) if x is not None and w is not None else ("",)
+        if x is None or w is None or w in rewriter.constants or attrs["group"] != 1 or not all(isinstance(d, int) for d in shapes):
+            return None
+        batch, inputs, *places = map(int, x.shape)
+        outputs, window, before = int(w.shape[1]), w.shape[2:], attrs["before"]
+        form = {
+            "image": attrs["shape"],
+            "block": window,
+            "dilations": attrs["dilations"],
+            "strides": attrs["strides"],
+            "pads": (*before, *before),
+        }
+        if batch * prod(places) >= inputs or block_positions(**form) != places:
+            return None
+        (rows,) = rewriter.add(TRANSPOSE, [x], {"perm": (0, *range(2, 2 + len(places)), 1)}, f"{node.name}.rows")
+        (rows,) = rewriter.add(RESHAPE, [rows], {"shape": (batch * prod(places), inputs)}, f"{node.name}.rows")
+        (matrix,) = rewriter.add(RESHAPE, [w], {"shape": (inputs, outputs * prod(map(int, window)))}, f"{node.name}.matrix")
+        (products,) = rewriter.add(MATMUL, [rows, matrix], {}, f"{node.name}.products")
+        (blocks,) = rewriter.add(RESHAPE, [products], {"shape": (batch, prod(places), matrix.shape[1])}, f"{node.name}.blocks")
+        (blocks,) = rewriter.add(TRANSPOSE, [blocks], {"perm": (0, 2, 1)}, f"{node.name}.blocks")
+        return rewriter.add(COL2IM, [blocks], {**form, "channels": outputs}, node.name)
+
+    @rule_for(CONV_TRANSPOSE)
     def phases(node: Node, rewriter: Rewriter) -> Replacement:
         """conv_transpose(x, w) = conv(x, the elements of w for each phase of the result), spread out and cut"""
         (x, w), attrs = node.inputs, node.attrs
-        weights = rewriter.array(w)
-        if x is None or w is None or weights is None or not is_float(x.dtype) or structure.adjacent_windows(node):
+        if x is None or w is None or not is_float(x.dtype) or structure.adjacent_windows(node):
             return None
-        window, strides, cut, extents = weights.shape[2:], attrs["strides"], attrs["before"], attrs["shape"]
+        if not all(isinstance(d, int) for d in w.shape) or w in rewriter.constants and rewriter.array(w) is None:
+            return None
+        shape = [int(d) for d in w.shape]
+        window, strides, cut, extents = shape[2:], attrs["strides"], attrs["before"], attrs["shape"]
         taps = tuple(-(-k // s) for k, s in zip(window, strides, strict=True))  # elements of the filter that a phase sums, along each axis
-        if any(n != 1 for n in attrs["dilations"]) or not all(isinstance(n, int) for n in cut) or not weights.size:
+        dilations = attrs["dilations"]
+        if (prod(dilations) != 1 and prod(strides) != 1) or not all(isinstance(n, int) for n in cut) or not prod(shape):
             return "dilated, or cut off by an unknown number of elements"
         if prod(taps) * prod(strides) > MAX_ZEROS * prod(window):
             return "most elements of the filter would be zeros"
         first = [n // s for n, s in zip(cut, strides, strict=True)]  # elements of x under the first windows, and under the last ones
         last = [(as_expr(d) + (n - 1)) // s for d, n, s in zip(extents, cut, strides, strict=True)]
-        before = [t - 1 - m for t, m in zip(taps, first, strict=True)]
+        before = [(t - 1) * d - m for t, d, m in zip(taps, dilations, first, strict=True)]
         after = [as_dim(m - d + 1) for m, d in zip(last, x.shape[2:], strict=True)]
         if min(before) < 0 or not all(prove(as_expr(n) >= 0) for n in after):
             return "whole elements are cut off"
         group, rank = attrs["group"], len(window)
-        outputs, lanes_of_phases = weights.shape[1], weights.shape[1] <= lanes
-        kernels = _phase_weights(weights, strides, group, lanes_of_phases)
+        outputs, lanes_of_phases = shape[1], shape[1] <= lanes
         pads = {"before": (0, 0, *before), "after": (0, 0, *after)}
         padded = x if set(before) == set(after) == {0} else rewriter.add(PAD, [x, None], pads, f"{node.name}.pad")[0]
-        plain = {"strides": (1,) * rank, "dilations": (1,) * rank, "group": group}
-        (products,) = rewriter.add(CONV, [padded, rewriter.constant(kernels, f"{w.name}.phases")], plain, f"{node.name}.products")
+        plain = {"strides": (1,) * rank, "dilations": dilations, "group": group}
+        kernels = _phase_weights(rewriter, w, shape, strides, group, lanes_of_phases)
+        (products,) = rewriter.add(CONV, [padded, kernels], plain, f"{node.name}.products")
         if prod(strides) == 1:
             return (products,)
         whole = products.shape[2:]
@@ -204,29 +237,43 @@ def choose_algorithms(
         channel, phase = (2, 3) if lanes_of_phases else (2 + rank, 2)
         perm = (0, 1, channel, *(place for n in range(rank) for place in (3 + rank + n, phase + n)))
         (spread,) = rewriter.add(TRANSPOSE, [parts], {"perm": perm}, f"{node.name}.turned")
-        shape = (*node.outputs[0].shape[:2], *(as_dim(as_expr(d) * s) for d, s in zip(whole, strides, strict=True)))
-        (joined,) = rewriter.add(RESHAPE, [spread], {"shape": shape}, f"{node.name}.spread")
+        complete = (*node.outputs[0].shape[:2], *(as_dim(as_expr(d) * s) for d, s in zip(whole, strides, strict=True)))
+        (joined,) = rewriter.add(RESHAPE, [spread], {"shape": complete}, f"{node.name}.spread")
         starts = (0, 0, *(n % s for n, s in zip(cut, strides, strict=True)))
-        if same_shape(shape, node.outputs[0].shape):
+        if same_shape(complete, node.outputs[0].shape):
             return (joined,)
         return rewriter.add(SLICE, [joined], {"starts": starts, "steps": (1,) * (2 + rank), "shape": node.outputs[0].shape}, node.name)
 
-    return rewrite_graph(graph, (spread_product, phases) if direct else (winograd, strassen, spread_product, phases), notes)
+    rules = spread_product, columns, phases
+    return rewrite_graph(graph, rules if direct else (winograd, strassen, *rules), notes)
 
 
-def _phase_weights(weights: np.ndarray, strides: Sequence[int], group: int, lanes_of_phases: bool) -> np.ndarray:
-    """The filter of the convolution that computes all phases of a transposed one, whose filter is [in, out / group, k...]. Its element j,
-    counted from the end, of the output channel of a phase is the element j * stride + phase. Channels are ordered by groups, in each by
-    outputs and phases, or phases and outputs."""
-    rank, (channels, outputs, *window) = len(strides), weights.shape
+def _phase_weights(rewriter: Rewriter, w: Value, shape: Sequence[int], strides: Sequence[int], group: int, lanes_of_phases: bool) -> Value:
+    """The filter of the convolution that computes all phases of a transposed one, whose filter `w` is [in, out / group, k...]. Its element
+    j, counted from the end, of the output channel of a phase is the element j * stride + phase. Channels are ordered by groups, in each
+    by outputs and phases, or phases and outputs. That of a constant is one."""
+    rank, (channels, outputs, *window) = len(strides), shape
     taps = [-(-k // s) for k, s in zip(window, strides, strict=True)]
-    missing = [(0, t * s - k) for t, s, k in zip(taps, strides, window, strict=True)]
-    whole = np.pad(weights, [(0, 0), (0, 0), *missing])
-    parts = whole.reshape(group, channels // group, outputs, *(n for both in zip(taps, strides, strict=True) for n in both))
-    parts = np.flip(parts, tuple(3 + 2 * n for n in range(rank)))
+    missing = [t * s - k for t, s, k in zip(taps, strides, window, strict=True)]
+    parts = (group, channels // group, outputs, *(n for both in zip(taps, strides, strict=True) for n in both))
     tap, phase = [3 + 2 * n for n in range(rank)], [4 + 2 * n for n in range(rank)]
-    ordered = parts.transpose(0, *((2, *phase) if lanes_of_phases else (*phase, 2)), 1, *tap)
-    return np.ascontiguousarray(ordered.reshape(-1, channels // group, *taps))
+    backwards = {"starts": tuple(n - 1 if k in tap else 0 for k, n in enumerate(parts)), "shape": parts}
+    backwards["steps"] = tuple(-1 if k in tap else 1 for k in range(len(parts)))
+    steps = [
+        (PAD, {"before": (0,) * (2 + rank), "after": (0, 0, *missing)}),
+        (RESHAPE, {"shape": parts}),
+        (SLICE, backwards),
+        (TRANSPOSE, {"perm": (0, *((2, *phase) if lanes_of_phases else (*phase, 2)), 1, *tap)}),
+        (RESHAPE, {"shape": (outputs * group * prod(strides), channels // group, *taps)}),
+    ]
+    if (weights := rewriter.array(w)) is not None:
+        tensor = given = w.placeholder()
+        for op, attrs in steps:
+            (tensor,) = op.apply([tensor, None] if op is PAD else [tensor], attrs)
+        return rewriter.constant(evaluate([tensor], {given: weights})[0], f"{w.name}.phases")
+    for op, attrs in steps:
+        (w,) = rewriter.add(op, [w, None] if op is PAD else [w], attrs, f"{w.name}.phases")
+    return w
 
 
 def typical_dims(graph: Graph) -> dict[Expr, int]:

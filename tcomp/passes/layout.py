@@ -424,7 +424,7 @@ def _output_layouts(body: Graph, constants: frozenset[int]) -> list[Layout | Non
 
 
 def _lanes_last(t: Tensor, body: E.Expr, constants: set[Tensor]) -> Layout | None:
-    """Channels last, for reductions of windows and contractions with constants."""
+    """Channels last, for reductions of windows, contractions with constants, and rows of pixels that are too short for a vector."""
 
     def lane_axis(reduction: E.Expr) -> int | None:
         reads, reduced = E.reads(reduction.args[0]), set(reduction.attr[1])
@@ -446,10 +446,24 @@ def _lanes_last(t: Tensor, body: E.Expr, constants: set[Tensor]) -> Layout | Non
         if is_windowed(t.axes[-1]):
             free = [n for n, a in enumerate(t.axes) if indexes(reads, a) and not is_windowed(a) and _size(t.shape[n]) > 1]
             return max(free, key=lambda n: (n > 0, _size(t.shape[n])), default=None)
+        row = [n for n, a in enumerate(t.axes) if a in E.variables(*last.args)] if (last := _only(reads, t.axes[-1])) is not None else []
+        while row and row[0] != t.ndim - len(row):
+            del row[0]
+        if row and prod(_size(t.shape[n]) for n in row) < MIN_LANES:  # few pixels: along an axis that indexes a matrix for all of them
+            shared = [
+                n for n, a in enumerate(t.axes) if (r := _only(reads, a)) is not None and not set(t.axes) & set(E.variables(*r.args)) - {a}
+            ]
+            return max((n for n in shared if _size(t.shape[n]) >= MIN_LANES), key=lambda n: _size(t.shape[n]), default=None)
         return None
 
     axes = map(lane_axis, _reductions(body)) if t.ndim > 2 else iter(())
     return next((_last(axis, t.ndim) for axis in axes if axis is not None and axis != t.ndim - 1), None)
+
+
+def _only(reads: Sequence[E.Expr], axis: E.Expr) -> E.Expr | None:
+    """The read that an axis indexes, if it is one alone."""
+    found = [r for r in reads if axis in E.variables(*r.args)]
+    return found[0] if len(found) == 1 else None
 
 
 def _inherited(t: Tensor, body: E.Expr, layouts: Mapping[Tensor, Layout]) -> Layout | None:

@@ -96,25 +96,28 @@ def test_transposed_convolutions_side_by_side(unchanged, weights, strides, sprea
 
 @st.composite
 def transposed_convolutions(draw):
-    """(shape of x, shape of the filter, attributes) with any cut of the edges, and elements behind the last window."""
+    """(shape of x, shape of the filter, attributes, whether the filter is constant) with any cut of the edges, and elements behind the last
+    window; dilated where no stride is."""
     rank = draw(st.integers(1, 2))
     group, each, outputs = draw(st.integers(1, 3)), draw(st.integers(1, 3)), draw(st.sampled_from([1, 2, 17]))
     window, strides, size = ([draw(st.integers(1, top)) for _ in range(rank)] for top in (5, 4, 5))
-    before = [draw(st.integers(0, k - 1)) for k in window]
+    dilations = [draw(st.integers(1, 2)) if max(strides) == 1 else 1 for _ in range(rank)]
+    before = [draw(st.integers(0, (k - 1) * d)) for k, d in zip(window, dilations, strict=True)]
     shape = []
-    for n, k, s, cut in zip(size, window, strides, before, strict=True):
-        whole = (n - 1) * s + k - cut
-        shape.append(draw(st.integers(max(1, whole - k + 1), whole + s - 1)))
-    attrs = {"strides": tuple(strides), "dilations": (1,) * rank, "group": group, "before": tuple(before), "shape": tuple(shape)}
-    return (draw(st.integers(1, 2)), group * each, *size), (group * each, outputs, *window), attrs
+    for n, k, d, s, cut in zip(size, window, dilations, strides, before, strict=True):
+        whole = (n - 1) * s + (k - 1) * d + 1 - cut
+        shape.append(draw(st.integers(max(1, whole - (k - 1) * d), whole + s - 1)))
+    attrs = {"strides": tuple(strides), "dilations": tuple(dilations), "group": group, "before": tuple(before), "shape": tuple(shape)}
+    return (draw(st.integers(1, 2)), group * each, *size), (group * each, outputs, *window), attrs, draw(st.booleans())
 
 
 @settings(max_examples=60, deadline=None, derandomize=True, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(transposed_convolutions())
 def test_phases_of_transposed_convolutions(unchanged, case):
-    shape, weights, attrs = case
+    shape, weights, attrs, known = case
     b = GraphBuilder("n")
-    before = b.build(b.add(CONV_TRANSPOSE, [b.input("x", "float32", shape), b.constant(array(*weights))], attrs, "y"))
+    w = b.constant(array(*weights)) if known else b.input("w", "float32", weights)
+    before = b.build(b.add(CONV_TRANSPOSE, [b.input("x", "float32", shape), w], attrs, "y"))
     unchanged(before, choose_algorithms(before, TARGET, direct=True), rtol=1e-5)
 
 
@@ -135,6 +138,19 @@ def test_transposed_convolutions_are_convolutions(unchanged, weights, strides, c
         *(["slice"] if strides[0] > 1 and cut else []),
     ]
     assert found == expected
+
+
+@pytest.mark.parametrize("channels, expected", [
+    (20, ["transpose", "reshape", "reshape", "matmul", "reshape", "transpose", "col2im"]),
+    (4, ["pad", "pad", "reshape", "slice", "transpose", "reshape", "conv", "reshape", "transpose", "reshape", "slice"]),
+])  # fmt: skip
+def test_derivatives_of_convolutions(unchanged, channels, expected):
+    """By filters that are no constants: a product for few pixels, else a convolution."""
+    b = GraphBuilder("n")
+    x, w = b.input("x", "float32", (2, channels, 3, 3)), b.input("w", "float32", (channels, 3, 3, 3))
+    attrs = {"strides": (2, 2), "dilations": (1, 1), "group": 1, "before": (1, 1), "shape": (6, 6)}
+    before = b.build(b.add(CONV_TRANSPOSE, [x, w], attrs, "y"))
+    assert operators(unchanged(before, choose_algorithms(before, TARGET), rtol=1e-5)) == expected
 
 
 def test_a_symbolic_batch(unchanged):

@@ -145,6 +145,17 @@ def test_what_is_read_at_several_places_across_its_rows_is_turned_first(unchange
     assert after.inputs[0].layout is None and layouts(after)["twice"] is None
 
 
+def test_lanes_run_along_channels_where_rows_of_pixels_are_short(unchanged):
+    """Of products with matrices that are no constants."""
+    for size, layout in ((2, CHANNELS_LAST), (8, None)):
+        b = GraphBuilder("n")
+        x, w = b.input("x", "float32", (3, 5, size, size)), b.input("w", "float32", (32, 5, 1, 1))
+        for name in ("y", "z"):
+            (x,) = b.add(CONV, [x, w], {"strides": (1, 1), "dilations": (1, 1), "group": 1}, name)
+            w = b.input("v", "float32", (32, 32, 1, 1))
+        assert layouts(chosen(partial(unchanged, rtol=1e-4), b.build([x])))["y"] == layout
+
+
 def test_inputs_of_the_graph_stay_row_major(unchanged):
     after = chosen(unchanged, small_net())
     assert after.inputs[0].layout is None and after.nodes[0].inputs[0] is after.inputs[0]

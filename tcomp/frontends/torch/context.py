@@ -22,7 +22,7 @@ from tcomp.ops.movement import DIMS
 Scalar: TypeAlias = "int | float | bool | Expr"
 Operand: TypeAlias = "Value | Scalar"
 Handler: TypeAlias = Callable[..., Any]  # (context, *arguments of the ATen operator) -> Value, or a tuple of them
-Table: TypeAlias = "dict[Any, Handler]"  # by the operator, of all overloads
+Table: TypeAlias = "dict[Any, Handler]"  # by the operator, of all overloads; or by its name, where it exists only once PyTorch needs it
 
 DTYPES = {
     torch.float16: "float16", torch.bfloat16: "bfloat16", torch.float32: "float32", torch.float64: "float64", torch.bool: "bool",

@@ -162,7 +162,7 @@ class _Importer:
         operator = getattr(node.target, "overloadpacket", node.target)
         if operator in FUNCTIONS:
             return self.context.own(FUNCTIONS[operator], *args[0])
-        if (handler := HANDLERS.get(operator)) is None:
+        if (handler := HANDLERS.get(operator) or HANDLERS.get(str(operator))) is None:
             raise UnsupportedError(f"`{node.target}` is not supported", where=node.name)
         try:
             result = handler(self.context, *args, **kwargs)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Iterator
+from functools import partial
 from importlib.metadata import entry_points
 from typing import Any
 
@@ -204,3 +205,35 @@ def test_other_floats(dtype: Any) -> None:
         return torch.softmax(functional.gelu(x @ w) * 2, -1), torch.linalg.vector_norm(x * 20, 4), functional.instance_norm(x[None])
 
     torch.testing.assert_close(compiled(function)(x, w), function(x, w), rtol=2e-2, atol=2e-2)
+
+
+def test_steps_of_optimizers() -> None:
+    """Each is one graph; fused multiply-adds are prims that PyTorch defines when it traces a step."""
+    for make in (partial(torch.optim.Adam, lr=0.1), partial(torch.optim.SGD, lr=0.1, momentum=0.9), partial(torch.optim.RMSprop, lr=0.1)):
+        found = []
+        for compile_it in (False, True):
+            torch.manual_seed(0)
+            parameters = [nn.Parameter(torch.randn(3, n)) for n in (4, 5)]
+            optimizer = make(parameters)
+            step = compiled(lambda optimizer=optimizer: optimizer.step()) if compile_it else optimizer.step
+            for _ in range(3):
+                for p in parameters:
+                    p.grad = torch.sin(p.detach())
+                step()
+            found.append([p.detach() for p in parameters])
+        close(found[1], found[0])
+
+
+def test_derivatives_of_strided_convolutions() -> None:
+    for channels, size, kernel, groups in ((20, 4, 3, 1), (4, 7, 3, 2), (3, 6, 1, 1)):
+        x, w = (
+            torch.randn(2, channels, size, size, requires_grad=True),
+            torch.randn(6, channels // groups, kernel, kernel, requires_grad=True),
+        )
+
+        def function(x: Any, w: Any, groups: int = groups) -> Any:
+            return functional.conv2d(x, w, stride=2, padding=w.shape[-1] // 2, groups=groups).sin()
+
+        torch._dynamo.reset()  # else sizes are free
+        found, wanted = (torch.autograd.grad(f(x, w).sum(), (x, w)) for f in (compiled(function), function))
+        close(found, wanted)

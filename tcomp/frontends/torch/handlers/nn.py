@@ -90,37 +90,23 @@ def _convolution_backward(
     strides, pads, dilations = (per_axis(v, rank) for v in (stride, padding, dilation))
     to_x = to_w = to_bias = None
     if wanted[0]:
-        to_x = _adjoint(ctx, grad, x, w, strides, pads, dilations, groups)
+        to_x = ctx.add(ops.CONV_TRANSPOSE, grad, w, strides=strides, dilations=dilations, group=groups, before=pads, shape=x.shape[2:])
     if wanted[1]:
         batch, channels = x.shape[:2]
         inside = padded(ctx, x, pads, pads)
+        for axis, (n, k, s, d) in enumerate(zip(grad.shape[2:], w.shape[2:], strides, dilations, strict=True), 2):
+            read = as_dim((as_expr(n) - 1) * s + (as_expr(k) - 1) * d + 1)  # by the windows; with a stride, there may be more
+            inside = inside if inside.shape[axis] == read else cut(ctx, inside, axis, 0, read)
         per_group = int(channels) // groups
         split = ctx.add(movement.RESHAPE, inside, shape=(batch, groups, per_group, *inside.shape[2:]))
         turned = permute(ctx, split, (2, 1, 0, *range(3, 3 + rank)))
         turned = ctx.add(movement.RESHAPE, turned, shape=(per_group, as_dim(as_expr(batch) * groups), *inside.shape[2:]))
         factors = permute(ctx, grad, (1, 0, *range(2, 2 + rank)))
         found = ctx.add(ops.CONV, turned, factors, strides=dilations, dilations=strides, group=groups)
-        for axis, size in enumerate(w.shape[2:], 2):
-            found = found if found.shape[axis] == size else cut(ctx, found, axis, 0, size)
         to_w = permute(ctx, found, (1, 0, *range(2, 2 + rank)))
     if wanted[2]:
         to_bias = ctx.add(reduction.REDUCE_SUM, grad, axes=(0, *range(2, 2 + rank)), keepdims=False)
     return to_x, to_w, to_bias
-
-
-def _adjoint(ctx: Context, grad: Value, x: Value, w: Value, strides: Ints, pads: Ints, dilations: Ints, groups: int) -> Value:
-    """The derivative of a convolution by its input: with strides of 1 a convolution with mirrored weights, else a transposed one."""
-    kernel = tuple(map(int, w.shape[2:]))
-    around = [(k - 1) * d - p for k, d, p in zip(kernel, dilations, pads, strict=True)]
-    if any(s != 1 for s in strides) or min(around) < 0:
-        return ctx.add(ops.CONV_TRANSPOSE, grad, w, strides=strides, dilations=dilations, group=groups, before=pads, shape=x.shape[2:])
-    outputs, inputs = int(w.shape[0]) // groups, int(w.shape[1])
-    split = ctx.add(movement.RESHAPE, w, shape=(groups, outputs, inputs, *kernel))
-    turned = permute(ctx, split, (0, 2, 1, *range(3, 3 + len(kernel))))
-    mirrored = ctx.add(movement.RESHAPE, turned, shape=(groups * inputs, outputs, *kernel))
-    for axis, size in enumerate(kernel, 2):
-        mirrored = mirrored if size == 1 else cut(ctx, mirrored, axis, size - 1, size, -1)
-    return ctx.add(ops.CONV, padded(ctx, grad, around, around), mirrored, strides=strides, dilations=dilations, group=groups)
 
 
 def _windows(ctx: Context, x: Value, kernel: Ints, stride: Ints, padding: Ints | int, dilation: Ints | int) -> tuple[tuple[int, ...], ...]:
