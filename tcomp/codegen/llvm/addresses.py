@@ -62,6 +62,7 @@ class Addresses(Builder, ABC):
         self.lane: Expr | None = None
         self.lanes = 1
         self.mask: Value | None = None  # active lanes; None: all
+        self.first_lanes: int | None = None  # how many lanes are active, if these are known to be the first ones
         self.nesting = 0
 
     def bind(self, v: Expr, value: Value) -> None:
@@ -69,13 +70,14 @@ class Addresses(Builder, ABC):
         self.bound[v], self.depth[v] = value, len(self.depth)
 
     @contextmanager
-    def masked(self, test: Value) -> Iterator[None]:
-        """Within, only those of the active lanes are active that meet a condition."""
-        before = self.mask
-        self.mask = test if before is None else self.arithmetic("and", [before, test], "bool")
+    def masked(self, test: Value, first: int | None = None) -> Iterator[None]:
+        """Within, only those of the active lanes are active that meet a condition: the `first` ones of all, if that is known."""
+        before = self.mask, self.first_lanes
+        self.mask = test if self.mask is None else self.arithmetic("and", [self.mask, test], "bool")
+        self.first_lanes = first if before[0] is None else None
         with self.scope():
             yield
-        self.mask = before
+        self.mask, self.first_lanes = before
 
     @abstractmethod
     def value(self, e: Expr) -> Value:

@@ -271,7 +271,8 @@ class Function(Expressions):
             return self.lane_by_lane(then, (only,))  # LLVM 22 narrows the store of a single lane wrongly: four bytes are written
         test = self.value(cond)
         if test.lanes > 1:
-            with self.masked(test):
+            limit = cond.args[1] if cond.op == "lt" and cond.args[0] is self.lane else cond
+            with self.masked(test, int(limit.attr) if limit.op == "const" else None):
                 self.statement(then)
             if otherwise is not None:
                 with self.masked(self.negated(test)):
@@ -447,7 +448,9 @@ class Function(Expressions):
         if self.lane is not None and address.shared and (stored.lanes > 1 or self.mask is not None):
             return self.lane_by_lane(s)
         dense = address.dense and self.mask is None and buffer not in self.private
-        if non_temporal and dense and 8 * itemsize(buffer.dtype) * self.lanes % self.target.vector_bits == 0:  # whole vector registers
+        if self.first_lanes and address.dense and self.is_split(buffer, value):
+            self.write_first(buffer, address, stored)
+        elif non_temporal and dense and 8 * itemsize(buffer.dtype) * self.lanes % self.target.vector_bits == 0:  # whole vector registers
             self.store_non_temporal(buffer, address, stored)
         else:
             self.write(buffer, address, stored)
@@ -562,6 +565,24 @@ class Function(Expressions):
             start = address.pointer if address.dense else self.pointer_vector(buffer, address)
             args = ((type_, ref), (pointers, start), ("i32", str(align)), (self.module.type("bool", lanes), self.active))
             self.call(f"masked.{name}", "void", *args, suffix=(type_, pointers))
+
+    def is_split(self, buffer: Buffer, value: Expr) -> bool:
+        """Whether to store the first lanes of a vector by `write_first`: not what loops accumulate in registers, as LLVM would then move
+        such vectors from register to register in these loops."""
+        sums = any(r.attr.scope == "register" and self.lane in E.variables(*r.args) for r in E.reads(value))
+        return not sums and buffer not in self.private and itemsize(buffer.dtype) >= 4
+
+    def write_first(self, buffer: Buffer, address: Address, value: Value) -> None:
+        """Store the first lanes of a vector, by stores of as many elements as powers of two. Until a masked one is done, processors take it
+        to write all lanes: what reads behind it, the next row of a kernel in place, say, would wait."""
+        type_, element = self.module.memory_type(buffer.dtype, self.lanes), self.module.memory_type(buffer.dtype)
+        ref, start, left = self.spread(value, self.lanes), 0, self.first_lanes or 0
+        while left:
+            n = 1 << left.bit_length() - 1
+            part = self.shuffle(type_, ref, ref, range(start, start + n))
+            place = self.op(f"getelementptr {element}, ptr {address.pointer}, i64 {start}")
+            self.line(f"store <{n} x {element}> {part}, ptr {place}, align {itemsize(buffer.dtype)}")
+            start, left = start + n, left - n
 
 
 def _free(s: L.For) -> tuple[list[Buffer], list[Expr]]:
