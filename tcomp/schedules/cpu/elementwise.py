@@ -5,7 +5,7 @@ registers, transposed there by shuffles (the code generator's work), and written
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 from tcomp.ir import expr as E
@@ -13,15 +13,17 @@ from tcomp.ir.access import affine, stride
 from tcomp.ir.dtypes import itemsize
 from tcomp.ir.loops import For
 from tcomp.ir.simplify import simplify
-from tcomp.schedules.analysis.access_patterns import Nest, extent_of, iterations, result_nest
+from tcomp.schedules.analysis.access_patterns import Nest, extent_of, iterations, nest_of, result_nest
 from tcomp.schedules.cost.roofline import division
 from tcomp.schedules.cpu import common
 from tcomp.schedules.cpu.common import divides, extent, nest_lanes, threads, unroll, whole_tiles
 from tcomp.schedules.knobs import Knobs
+from tcomp.schedules.primitives import editing
 from tcomp.schedules.schedule import Schedule
 from tcomp.target import CpuTarget
 
 MAX_CUTS = 12  # of a loop where conditions on it change: bounds the length of the code
+MAX_QUOTIENTS = 2  # changes of one at which a loop is cut: of an index that is mirrored at both ends
 MAX_CASES = 11  # of a loop unrolled because its iterations differ: so many points has Winograd's largest transform along each of two axes
 MAX_TILE_LANES = 16  # lanes of a transposed tile, which stands in as many registers: half of what machines with wide vectors have
 MIN_WRITTEN = 128  # bytes written next to each other, where the extent allows: two lines of the cache, which hardware fetches as a pair
@@ -48,7 +50,7 @@ def schedule(s: Schedule, result: str, target: CpuTarget, knobs: Knobs) -> None:
         unroll(s, cases, lane)
         threads(s, list(others), pays, knobs, others)
         return
-    outer_loops = [common.vector_tail(s, piece, lanes) for piece in _cut_at_conditions(s, nest)]
+    outer_loops = [common.vector_tail(s, piece, lanes) for piece in _cut_where_it_changes(s, nest.loops[-1].var.name, lanes)]
     loops = [x.var.name for x in nest.loops[:-1]]
     if len(outer_loops) == 1 and (vectors := outer_loops[0]):
         shared, page, count = vectors, common.vectors_of_page(target), extent(s, vectors)
@@ -88,21 +90,37 @@ def _split_cases(s: Schedule, nest: Nest) -> tuple[dict[str, E.Dim | None], list
     return others, cases
 
 
-def _cut_at_conditions(s: Schedule, nest: Nest) -> Sequence[str]:
-    """Partition the lane loop where conditions on it change (the seams of a concatenation, the edges of a padding)."""
-    lane = nest.loops[-1]
-    pieces, points, start = [lane.var.name], set[int](), 0
-    for e in E.walk(nest.leaf.value) if isinstance(lane.extent, int) else ():
-        if e.op in ("lt", "le") and set(E.variables(e)) == {lane.var}:
-            gap = affine(simplify(e.args[1] - e.args[0]))  # 0 < gap, or 0 <= gap
-            if gap is not None and gap.terms:
-                slope, offset = gap.terms[lane.var], gap.constant + (e.op == "le")
-                points.add(-offset // slope + 1 if slope > 0 else -(offset // slope))
-    inner = sorted(p for p in points if 0 < p < extent_of(lane.extent))
-    for p in inner if len(inner) <= MAX_CUTS else ():
+def _cut_where_it_changes(s: Schedule, loop: str, lanes: int) -> list[str]:
+    """Partition the lane loop where what is computed changes: the seams of a concatenation, the edges of a padding, of one that mirrors or
+    repeats as well. In each part conditions are known, and lanes read neighbours. Returns the parts."""
+    x = editing.find_loop(s.kernel, loop)
+    nest, whole = nest_of(x), extent_of(x.extent)
+    points = {p for e in E.walk(nest.leaf.value) for p in _changes(e, x.var, whole, lanes)} if nest and x.extent == whole else set[int]()
+    inner, pieces, start = sorted(p for p in points if 0 < p < whole), [loop], 0
+    if not inner or len(inner) > MAX_CUTS:
+        return pieces
+    for p in inner:
         pieces += s.partition(pieces.pop(), p - start)
         start = p
-    return pieces
+    return [part for piece in pieces for part in _cut_where_it_changes(s, piece, lanes)]  # conditions on remainders are plain there
+
+
+def _changes(e: E.Expr, lane: E.Expr, whole: int, lanes: int) -> Iterable[int]:
+    """The values of a variable from which on a comparison, the smaller or larger index, or a quotient is another, as long as these are few;
+    where quotients of whole vectors are the same, these do not count."""
+    if e.op in ("lt", "le", "min", "max", "mod", "floordiv") and e.args[0].dtype == E.INDEX and set(E.variables(e)) == {lane}:
+        by = int(e.args[1].attr) if e.op in ("mod", "floordiv") and e.args[1].op == "const" else 0
+        form = affine(e.args[0] if by else simplify(e.args[1] - e.args[0]))  # 0 < gap, or 0 <= gap
+        if form is None or not form.terms or (e.op in ("mod", "floordiv") and not by):
+            return ()
+        slope, offset = form.terms[lane], form.constant
+        if not by:
+            offset += e.op == "le"
+            return (-offset // slope + 1 if slope > 0 else -(offset // slope),)
+        first, last = sorted((offset // by, (offset + slope * (whole - 1)) // by))
+        if slope == 1 and last - first <= MAX_QUOTIENTS and (by % lanes or offset % lanes):
+            return [q * by - offset for q in range(first + 1, last + 1)]
+    return ()
 
 
 @dataclass(frozen=True, slots=True)

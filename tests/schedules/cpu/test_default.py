@@ -9,10 +9,13 @@ from hypothesis import given, settings, strategies as st
 from tcomp.codegen.llvm.kernel import emit_kernel
 from tcomp.codegen.llvm.machine_code import compile_ir
 from tcomp.ir import expr as E, te
+from tcomp.ir.access import stride
 from tcomp.ir.interpreters.loops import run_kernel
 from tcomp.ir.layout import Layout
 from tcomp.ir.loops import VECTORIZED, Accumulate, Buffer, For, Kernel, expressions, hoist_temporaries, loop, walk
 from tcomp.ir.verify import verify_kernel
+from tcomp.ops.image import grid_sample
+from tcomp.ops.movement import pad
 from tcomp.ops.nn import conv
 from tcomp.schedules.cost.cpu import estimate
 from tcomp.schedules.cpu.default import operand_layouts, schedule
@@ -214,3 +217,28 @@ def test_long_sums_are_summed_up_in_blocks(rows: int, depth: int) -> None:
     terms = (x * np.float32(0.1))[:, :, None].astype(np.float64) * y[None]
     exact, one_by_one = terms.sum(1), np.add.accumulate(terms.astype(np.float32), axis=1)[:, -1]
     assert np.abs(got - exact).max() < np.abs(one_by_one - exact).max() / 2
+
+
+def lanes_of(kernel: Kernel) -> list[tuple[For, list[E.Expr]]]:
+    """The loops over lanes, with what is read in them."""
+    vectors = [x for x in walk(kernel.body) if isinstance(x, For) and x.kind == VECTORIZED]
+    return [(x, [r for s in walk(x.body) for r in E.reads(*expressions(s))]) for x in vectors]
+
+
+@pytest.mark.parametrize("mode", ["reflect", "edge", "wrap"])
+def test_lanes_of_a_padding_read_neighbours(mode: str) -> None:
+    x = te.placeholder((3, 5, 40), name="x")
+    program = Program((x,), (pad(x, None, (0, 2, 3), (0, 1, 4), mode),), {})
+    kernel = schedule(lowered(program), HOST).kernel
+    assert {stride(r, v.var) for v, reads in lanes_of(kernel) for r in reads} <= {0, 1, -1}
+    agree(program, interpreted(program, kernel), expected(program))
+    agree(program, native(program, kernel), expected(program))
+
+
+def test_what_a_reduction_reads_at_other_places_is_stored_whole() -> None:
+    """Positions, two for each pixel, which all channels ask for: the sum runs in vectors, not as lowered."""
+    x, at = te.placeholder((1, 4, 5, 6), name="x"), te.placeholder((1, 3, 16, 2), name="at")
+    program = Program((x, at), (grid_sample(x, at, "linear", "zeros", False),), {})
+    s = schedule(lowered(program), HOST)
+    assert not s.fallbacks and any(isinstance(x, Accumulate) for v, _ in lanes_of(s.kernel) for x in walk(v.body))
+    agree(program, native(program, s.kernel), expected(program))
