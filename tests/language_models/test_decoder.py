@@ -118,23 +118,3 @@ def test_what_a_folder_lacks_is_named(tmp_path):
 def test_other_configs_are_refused(change, kind, what):
     with pytest.raises(kind, match=what):
         decoder_config({**LLAMA, **change})
-
-
-def test_scaled_positions_are_those_of_transformers():
-    transformers = pytest.importorskip("transformers", reason="pip install transformers")
-    torch = pytest.importorskip("torch", reason="pip install torch")
-    scaling = {
-        "rope_type": "llama3",
-        "factor": 8.0,
-        "low_freq_factor": 1.0,
-        "high_freq_factor": 4.0,
-        "original_max_position_embeddings": 16,
-    }
-    config = {**LLAMA, "rope_scaling": scaling, "num_hidden_layers": 1}
-    theirs = transformers.LlamaForCausalLM(transformers.LlamaConfig(**{k: v for k, v in config.items() if k != "model_type"})).eval()
-    w = {n: a.detach().numpy() for n, a in theirs.state_dict().items()}
-    graph = decoder_graph(decoder_config(config), lambda name, shape: w[name].reshape(shape))
-    (found,) = step_by_step(lambda inputs: evaluate_graph(graph, inputs), config, 7)
-    with torch.no_grad():
-        wanted = theirs(torch.tensor(IDS[None])).logits[0, -1:].numpy()
-    np.testing.assert_allclose(found, wanted, rtol=1e-4, atol=1e-5)

@@ -193,9 +193,9 @@ class _Decoder:
             z = self.norm(z, f"{prefix}.mlp.norm") if c.post_norms else z
             z = self.add(ew.ADD, [y, z]) if c.parallel else z
             x = self.add(ew.ADD, [x, z], f"{prefix}.out")
-        axes, rows = len(x.shape), as_dim(minimum(tokens, 1 + self.drafts)) if self.drafts else 1
-        first = (*(0 for _ in several), as_dim(as_expr(tokens) - rows), 0)
-        last = self.add(SLICE, [x], "last", starts=first, steps=(1,) * axes, shape=(*several, rows, c.hidden))
+        axes, wanted = len(x.shape), as_dim(minimum(tokens, 1 + self.drafts)) if self.drafts else 1
+        begin = (*(0 for _ in several), as_dim(as_expr(tokens) - wanted), 0)
+        last = self.add(SLICE, [x], "last", starts=begin, steps=(1,) * axes, shape=(*several, wanted, c.hidden))
         y = self.norm(self.add(RESHAPE, [last], shape=(*several, c.hidden)) if several else last, "model.norm")
         result = "" if c.logit_cap else "logits"
         if c.tied:
