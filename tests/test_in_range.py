@@ -174,6 +174,7 @@ def test_indices_that_are_used_often_are_checked_before() -> None:
         arrays = dict(zip(kernel.buffers, (given["A"], np.arange(n) * 7 % n, results[-1]), strict=True))
         run_kernel(kernel, arrays, {v: {"n": n, "m": 20}[v.name] for v in kernel.scalars})
     np.testing.assert_array_equal(*results)
+    assert quick_kernel(safe) is None  # there are sizes that need no guards, of loops without iterations
     assert str(parse_kernel(str(twice))) == str(twice) and own_programs.guards(twice) == own_programs.guards(safe) == 1
 
 

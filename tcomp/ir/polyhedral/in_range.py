@@ -25,6 +25,7 @@ from tcomp.ir.polyhedral.scanning import condition_of
 from tcomp.ir.simplify import as_dim, prove, simplify
 
 MAX_SCOPES = 8  # of one expression that is used in several places; beyond, only the conditions that all of them share are known
+FEW = 8  # iterations: code of its own pays for no size below, and loops without iterations are always in range
 SMALL = 1 << 20  # the sizes of a witness are at most so large, where there is such a one
 
 Values: TypeAlias = Mapping[Expr, int]  # of sizes and loop variables
@@ -65,7 +66,8 @@ def quick_kernel(kernel: L.Kernel) -> tuple[L.Kernel, Expr] | None:
     prover = _Prover(f"kernel `{kernel.name}`", kernel.assumptions, conditional=True)
     body = prover.statement(L.map_expressions(kernel.body, lambda e: E.rewrite(e, bare)), _Scope())
     condition = simplify(reduce(lambda a, b: a & b, prover.conditions, const(True, "bool")))
-    return None if not prover.conditions or prove(E.unary("not", condition)) else (kernel.with_body(body), condition)
+    some = E.substitute(condition, {v: E.dim(v.name, max(v.attr.lo or 0, FEW)) for v in kernel.scalars})
+    return None if not prover.conditions or prove(E.unary("not", simplify(some))) else (kernel.with_body(body), condition)
 
 
 def safe_tensors(outputs: Sequence[te.Tensor], assumptions: Sequence[Expr] = ()) -> tuple[list[te.Tensor], tuple[Requirement, ...]]:
