@@ -33,7 +33,7 @@ from tcomp.schedules.analysis.access_patterns import (
     result_nest,
     row_axis,
     write_nests,
-)  # fmt: skip
+)
 from tcomp.schedules.cost.register_tiles import Tile, tiles
 from tcomp.schedules.cpu.common import MAX_LANES, divides, extent, nest_lanes, size, threads, unguard_lanes, unroll, whole_tiles
 from tcomp.schedules.cpu.contraction import pack_panels, strided_operands, tile_loops

@@ -8,7 +8,16 @@ from math import prod
 from tcomp.ir.expr import Dim, reads
 from tcomp.ir.layout import Layout
 from tcomp.ir.loops import Buffer, perfect
-from tcomp.schedules.analysis.access_patterns import contiguous_reduction, extent_of, nests, result_nest, row_loops, stage_axes
+from tcomp.schedules.analysis.access_patterns import (
+    Nest,
+    contiguous_reduction,
+    extent_of,
+    iterations,
+    nests,
+    result_nest,
+    row_loops,
+    stage_axes,
+)
 from tcomp.schedules.cpu import common, elementwise
 from tcomp.schedules.cpu.common import MAX_LANES, extent, nest_lanes, size, threads, unroll, whole_tiles
 from tcomp.schedules.groups import Group
@@ -19,7 +28,6 @@ from tcomp.schedules.schedule import Schedule
 from tcomp.target import CpuTarget
 
 MAX_SHORT = 8  # elements of a row where lanes run across rows: longer ones fill vectors, and would make much straight-line code
-ROW_COST = 1 / 4  # of `MIN_PARALLEL_ELEMENTS`: an element of a row takes several passes, but these are short (an estimate)
 MAX_VECTORS = 4  # of partial results: they hide the latency of an addition
 
 
@@ -30,7 +38,7 @@ def schedule(s: Schedule, group: Group, target: CpuTarget, knobs: Knobs) -> None
     assert rows is not None
     leading = [x.var.name for x in out.loops if x.var in rows]
     rest = [x.var.name for x in out.loops if x.var not in rows]
-    work = prod(extent_of(x.extent) for n in nests(s.kernel) if n.writes.name in group.inside for x in n.loops[-2:])
+    work = sum(_steps(n, target) for n in nests(s.kernel) if n.writes.name in group.inside)  # an element of a row takes several passes
     reduced = (x.extent for n in nests(s.kernel) if n.writes.name in group.inside and n.is_reduction for x in n.reduction_loops)
     short = all(isinstance(n, int) and n <= MAX_SHORT for n in (*reduced, *(extent(s, x) for x in rest)))
     if short and leading and size(s, leading[-1]) >= MAX_LANES:  # lanes are better filled by many rows
@@ -74,7 +82,13 @@ def schedule(s: Schedule, group: Group, target: CpuTarget, knobs: Knobs) -> None
         whole = extent(s, loop)
         if isinstance(whole, int) and 0 < whole * target.vector_bits // 8 <= target.l1:
             done |= common.prefetch_vectors(s, loop, whole * -(-page // whole), done, target, knobs)
-    threads(s, leading, work * prod(size(s, x) for x in leading) * ROW_COST >= common.MIN_PARALLEL_ELEMENTS, knobs)
+    threads(s, leading, work >= common.MIN_PARALLEL_ELEMENTS, knobs)
+
+
+def _steps(nest: Nest, target: CpuTarget) -> int:
+    """How many elements of vectors a nest takes as long as: gathers are made one after the other."""
+    gathered = any(reads(*r.args) for r in nest.reads)
+    return iterations(nest.loops) * (nest_lanes(target, nest) if gathered else 1)
 
 
 def _lanes_across_rows(s: Schedule, group: Group, leading: Sequence[str], rest: Sequence[str], target: CpuTarget, knobs: Knobs) -> None:

@@ -12,7 +12,7 @@ from tcomp.ir import expr as E, te
 from tcomp.ir.access import stride
 from tcomp.ir.interpreters.loops import run_kernel
 from tcomp.ir.layout import Layout
-from tcomp.ir.loops import VECTORIZED, Accumulate, Buffer, For, Kernel, expressions, hoist_temporaries, loop, walk
+from tcomp.ir.loops import PARALLEL, VECTORIZED, Accumulate, Buffer, For, Kernel, expressions, hoist_temporaries, loop, walk
 from tcomp.ir.verify import verify_kernel
 from tcomp.ops.image import grid_sample
 from tcomp.ops.movement import pad
@@ -242,3 +242,12 @@ def test_what_a_reduction_reads_at_other_places_is_stored_whole() -> None:
     s = schedule(lowered(program), HOST)
     assert not s.fallbacks and any(isinstance(x, Accumulate) for v, _ in lanes_of(s.kernel) for x in walk(v.body))
     agree(program, native(program, s.kernel), expected(program))
+
+
+@pytest.mark.parametrize("rows, on_threads", [(28, False), (4096, True)])
+def test_threads_share_rows_if_these_are_many(rows: int, on_threads: bool) -> None:
+    """The largest element of each block of 32: of a token's activations, which take less time than waking a thread, or of many."""
+    x, k = te.placeholder((rows, 32), "float32", "x"), te.reduce_axis(32, "k")
+    peak = te.compute((rows,), lambda i: te.max(te.abs(x[i, k]), k), "peak")
+    s = schedule(lower("p", [x], [peak]), CpuTarget.parse("cpu -march=x86_64 -mcpu=skylake-avx512 -cores=2"))
+    assert any(isinstance(loop, For) and loop.kind == PARALLEL for loop in walk(s.kernel.body)) == on_threads
