@@ -319,7 +319,7 @@ def test_dump(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     steps = sorted({name.split(".")[0] for name in names if name.endswith(".diff")})
     assert [s.split("-", 1)[1] for s in steps] == [name for name, _ in tcomp.pipeline.graph_passes(CompileOptions(Target.host()), Report())]
     assert "kernel(" in (tmp_path / "dump" / "90-graph.txt").read_text()
-    assert "\ns.collapse()\n" in (tmp_path / "dump" / "90-schedule.txt").read_text()
+    assert "\ns.collapse(apart=128)\n" in (tmp_path / "dump" / "90-schedule.txt").read_text()
     verify_program(parse_program((tmp_path / "dump" / "95-program.txt").read_text()))
     partition = next(n for n in names if n.endswith("partition.diff"))
     assert "+" in (tmp_path / "dump" / partition).read_text()

@@ -22,6 +22,7 @@ from tcomp.ir.layout import Layout
 from tcomp.ir.loops import Buffer, Kernel, hoist_temporaries
 from tcomp.ir.simplify import as_dim
 from tcomp.ir.text.parser import parse_graph, parse_layout
+from tcomp.schedules.analysis.equality import same_loops
 from tcomp.schedules.knobs import Decisions, Knobs
 
 if TYPE_CHECKING:
@@ -96,9 +97,11 @@ def _as_lowered(kernel: Kernel, refused: ScheduleError) -> Schedule:
 
 
 def build_versions(body: Graph, schedule: Schedule, backend: Backend) -> list[tuple[Mapping[Expr, int], Schedule]]:
-    """The scheduled loop programs for certain sizes of a KERNEL body whose schedule for all sizes is given: see `Backend.versions`."""
+    """The scheduled loop programs for certain sizes of a KERNEL body whose schedule for all sizes is given (see `Backend.versions`), where
+    these differ from that."""
     wanted = backend.versions(schedule.source) if body.dims() else ()
-    return [(sizes, build_loops(with_sizes(body, sizes), f"{schedule.source.name}.v{n}", backend)) for n, sizes in enumerate(wanted)]
+    found = [(sizes, build_loops(with_sizes(body, sizes), f"{schedule.source.name}.v{n}", backend)) for n, sizes in enumerate(wanted)]
+    return [(sizes, version) for sizes, version in found if not same_loops(schedule.kernel, sizes, version.kernel)]
 
 
 def compile_loops(schedule: Schedule, backend: Backend, versions: Sequence[tuple[Mapping[Expr, int], Schedule]] = ()) -> CompiledKernel:

@@ -16,6 +16,7 @@ from tcomp.ir.loops import Accumulate, Allocate, Block, Buffer, For, If, Kernel,
 from tcomp.ir.read_patterns import concatenated_row_length
 
 MIN_TILE_ROWS = 4  # rows, and steps of a contiguous reduction, that make a tile which uses its operands often (two vectors of float64)
+MIN_APART = 128  # iterations inside of a loop of unknown extent that fill tiles and hide the loads of weights: each round does for itself
 SYMBOLIC = 512  # assumed size of an unbounded symbolic extent: a sequence, an image
 
 
@@ -103,9 +104,10 @@ def iterations(loops: Iterable[For]) -> int:
     return prod(extent_of(x.extent) for x in loops)
 
 
-def bytes_of(buffer: Buffer) -> int:
-    """The size of a buffer; symbolic extents are taken as in `extent_of`."""
-    return prod(extent_of(n) for n in buffer.shape) * itemsize(buffer.dtype)
+def bytes_of(buffer: Buffer, repeated: Sequence[For] = ()) -> int:
+    """The size of a buffer, or of the part of it for one iteration of `repeated` loops; symbolic extents are taken as in `extent_of`."""
+    counts = {x.extent for x in repeated}
+    return prod(extent_of(n) for n in buffer.shape if n not in counts) * itemsize(buffer.dtype)
 
 
 def is_imperative(kernel: Kernel) -> bool:
@@ -174,6 +176,14 @@ def batch_axes(reduction: Nest) -> list[str]:
         return []
     operands = [E.variables(*r.args) for r in reduction.reads]
     return [x.var.name for x in reduction.spatial[:-1] if all(x.var in used for used in operands)]
+
+
+def repetitions(reduction: Nest) -> list[For]:
+    """Output axes of unknown extent, a batch, around rows of known extents that are enough for each of their iterations to be a product
+    of its own, scheduled like one alone."""
+    rows = reduction.spatial[:-1]
+    known = prod(x.extent for x in rows if isinstance(x.extent, int))
+    return [x for x in rows if not isinstance(x.extent, int)] if known >= MIN_APART else []
 
 
 def row_axis(reduction: Nest) -> For | None:

@@ -105,14 +105,14 @@ def threads(s: Schedule, loops: Sequence[str], pays: bool, knobs: Knobs, cuts: M
     """Fuse perfectly nested outer loops until there are enough iterations, and run them on threads, by default if that pays; with `cuts`,
     once they have been cut there (see `partition_tails`)."""
     for names in partition_tails(s, loops, cuts or {}) if loops else ():
-        nested, enough, iterations = 1, 1, size(s, names[0])
+        nested, enough, iterations = 1, 1, least(extent(s, names[0]))
         for name, following in pairwise(names):
             inner = editing.find_loop(s.kernel, name).body
             if not isinstance(inner, For) or inner.var.name != following or inner.kind == VECTORIZED:
                 break
             nested += 1
             if iterations < MIN_ITERATIONS:
-                enough, iterations = nested, iterations * extent_of(inner.extent)
+                enough, iterations = nested, iterations * least(inner.extent)
         if count := knobs.choice((names[0], "threads"), range(nested + 1), enough if pays else 0):
             current = names[0]
             for following in names[1:count]:
@@ -128,17 +128,21 @@ def unguard_lanes(s: Schedule) -> None:
                 s.unguard(x.var.name)
 
 
+def least(extent: E.Dim) -> int:
+    """The fewest iterations of a loop that are of interest: one at least."""
+    return max(1, E.bounds(extent)[0] or 0)
+
+
 def size_of(b: Buffer) -> int:
-    """Bytes; 0 where the shape is symbolic."""
-    sizes = [d for d in b.shape if isinstance(d, int)]
-    return prod(sizes) * itemsize(b.dtype) if len(sizes) == len(b.shape) else 0
+    """Bytes that a buffer has at least, if any."""
+    return prod(map(least, b.shape)) * itemsize(b.dtype)
 
 
 def is_streamed(s: Schedule, b: Buffer, target: CpuTarget, knobs: Knobs) -> bool:
     """Whether a buffer is a result that is stored past the caches: the last-level cache is shared, and on a virtual machine often slower
     than its size promises, hence the limit by the core's own. Rows have to begin with a whole vector: such stores are aligned."""
     size = size_of(b) if b.name in {result.name for result in s.kernel.outputs} else 0
-    aligned = size > target.l2 and (len(b.shape) == 1 or int(b.shape[-1]) * itemsize(b.dtype) * 8 % target.vector_bits == 0)
+    aligned = size > target.l2 and (len(b.shape) == 1 or divides(target.vector_bits // 8 // itemsize(b.dtype), b.shape[-1]))
     return aligned and knobs.flag((b.name, "stream"), size > min(target.l3 // 2, STREAM_CACHES * target.l2))
 
 

@@ -49,7 +49,8 @@ def schedule(s: Schedule, result: str, acc: str, target: CpuTarget, knobs: Knobs
     loop_of = {x.var.name: out.loops[n].var.name for n, x in enumerate(nest.spatial)}  # loop of the reduction -> that of the result
     tile, tile_axes = tile_of(nest, target, knobs), _tile_axes(nest)
     outer_rows, rows = (None if x is None else loop_of[x.var.name] for x in tile_axes)
-    batch_axes = {loop_of[name] for name in patterns.batch_axes(nest)}
+    repeated = patterns.repetitions(nest)
+    batch_axes = {loop_of[name] for name in (*patterns.batch_axes(nest), *(x.var.name for x in repeated))}
     *others, columns = (x.var.name for x in out.loops)
     batch = [x for x in others if x in batch_axes]
     others = [x for x in others if x not in batch_axes]
@@ -67,13 +68,13 @@ def schedule(s: Schedule, result: str, acc: str, target: CpuTarget, knobs: Knobs
     inside.append(vectors)
     overlapping = _overlapping(nest, tile_axes)
     # Columns are outside of the rows that use their vectors again; but a column of an image has a line of the cache here and there.
-    cached = not overlapping or max(bytes_of(r.attr) for r in nest.reads) <= target.l2
+    cached = not overlapping or max(bytes_of(r.attr, repeated) for r in nest.reads) <= target.l2
     row, lane_axis = row_axis(nest), nest.spatial[-1].var
     used = [E.variables(*r.args) for r in nest.reads]
     reused = row is not None and any(lane_axis in variables and row.var not in variables for variables in used)  # by all rows of a tile
     outside = reused and cached and extent(s, column) != 1 and not work_partition.columns_inside(nest, target, knobs)
     around = [*batch, column, *others] if knobs.flag((acc, "columns_outside"), outside) else [*batch, *others, column]
-    around = around if part is None else [part, *around]
+    around = around if part is None else [*batch, part, *around[len(batch) :]]
     s.reorder(*around, *inside, lane)
     unroll(s, inside, lane)
     suggested = tuple(x.var.name for x in _memory_order(nest) if x is not group)
@@ -115,7 +116,7 @@ def schedule(s: Schedule, result: str, acc: str, target: CpuTarget, knobs: Knobs
     common.unguard_lanes(s)
     for name in _tested_steps(s):
         s.set_kind(name, SERIAL)
-    for names in shared if part is None else [[part]]:
+    for names in shared if part is None else [[*batch, part]]:
         threads(s, names, work_partition.pays(nest), knobs)
 
 
@@ -206,11 +207,10 @@ def _prefetch_next_tile(s: Schedule, nest: Nest, out: Nest, loop: str, loops: Se
     for r in nest.reads:  # a window with a stride may leave out most of an operand
         if nest.spatial[-1].var not in (used := E.variables(*r.args)):
             touched = patterns.iterations(x for x in nest.loops if x.var in used) * itemsize(r.attr.dtype)
-            sizes[r.attr] = min(bytes_of(r.attr), touched)
-    sizes |= {r.attr: bytes_of(r.attr) for r in out.reads if out.loops[-1].var in E.variables(*r.args) and r.attr is not nest.writes}
+            sizes[r.attr] = min(common.size_of(r.attr), touched)
+    sizes |= {r.attr: common.size_of(r.attr) for r in out.reads if out.loops[-1].var in E.variables(*r.args) and r.attr is not nest.writes}
     if not common.is_streamed(s, out.writes, target, knobs):  # such stores would have to evict what was prefetched
-        sizes[out.writes] = bytes_of(out.writes)
-    sizes = {b: n for b, n in sizes.items() if all(isinstance(d, int) for d in b.shape)}  # else a cache may hold it
+        sizes[out.writes] = common.size_of(out.writes)
     _prefetch_next(s, sizes, loop, loops, target.l2 * PREFETCHABLE_SHARE, target.l2 * PREFETCHED_SHARE, knobs)
 
 

@@ -73,7 +73,7 @@ def schedule(kernel: Kernel, target: CpuTarget, knobs: Knobs | None = None) -> S
 def _prepared(kernel: Kernel, target: CpuTarget) -> Schedule:
     """The kernel with as few, but plain, dimensions as its accesses allow."""
     s = Schedule(kernel)
-    s.collapse()
+    s.collapse(patterns.MIN_APART)
     if not patterns.is_imperative(s.kernel):
         for result, (stage, size) in patterns.concatenated_results(s.kernel).items():
             _expand(s, patterns.result_nest(s.kernel, result).loops[-1].var.name, size)

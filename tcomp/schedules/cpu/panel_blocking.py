@@ -17,7 +17,7 @@ from math import inf, prod
 
 from tcomp.ir import expr as E
 from tcomp.ir.dtypes import itemsize
-from tcomp.schedules.analysis.access_patterns import Nest, bytes_of, is_product, stage_axes
+from tcomp.schedules.analysis.access_patterns import Nest, bytes_of, is_product, repetitions, stage_axes
 from tcomp.schedules.cpu.common import extent, partition_tails, size, split_tiles, unroll
 from tcomp.schedules.primitives.memory_latency import UNKNOWN_ITERATIONS
 from tcomp.schedules.schedule import Schedule
@@ -53,13 +53,15 @@ class Panels:
 def panels(s: Schedule, nest: Nest, loops: Sequence[str], width: int, column: str, rows: Sequence[str], target: CpuTarget) -> Panels | None:
     """For a product with these reduction loops in panels of `width` columns, `column` being the loop over panels, `rows` those over the
     tiles of one; `None` where there is no large operand that all rows share, or too few tiles of rows to fetch a panel meanwhile."""
-    sizes = {x.var.name: x.extent for x in nest.loops} | {name: extent(s, name) for name in rows}
+    repeated = repetitions(nest)
+    loops_of_rows = [x for x in nest.spatial[:-1] if x not in repeated]
+    sizes = {x.var.name: x.extent for x in nest.loops if x not in repeated} | {name: extent(s, name) for name in rows}
     extents = {name: n for name, n in sizes.items() if isinstance(n, int)}
     unknown = sizes.keys() - extents.keys()
-    if not is_product(nest) or not unknown <= {*rows, *(x.var.name for x in nest.spatial[:-1])}:
+    if not is_product(nest) or not unknown <= {*rows, *(x.var.name for x in loops_of_rows)}:
         return None
     operands = [set(E.variables(*r.args)) for r in nest.reads]
-    inside_columns = {x.var for x in nest.spatial[:-1] if not all(x.var in used for used in operands)}
+    inside_columns = {x.var for x in loops_of_rows if not all(x.var in used for used in operands)}
     large = [r for r in walked_by_lanes(nest, loops[-1]) if exceeds_cache(r, target) and inside_columns.isdisjoint(E.variables(*r.args))]
     tiles = prod(extents.get(x, UNKNOWN_ITERATIONS) for x in rows)
     factors = [n for n in UNROLL_FACTORS if n <= target.core.unrolled_steps] or [1]
@@ -74,7 +76,7 @@ def panels(s: Schedule, nest: Nest, loops: Sequence[str], width: int, column: st
         outside.append(inside.pop(0))
     whole, unit = extents[inside[0]], steps if len(inside) == 1 else 1
     pieces = next((n for n in range(1, whole // unit + 1) if whole % (n * unit) == 0 and whole // n <= room), 0)
-    waiting = inf if unknown else line * prod(extents[x.var.name] for x in nest.spatial[:-1] if x.var in inside_columns)
+    waiting = inf if unknown else line * prod(extents[x.var.name] for x in loops_of_rows if x.var in inside_columns)
     found = Panels(large[0].attr.name, steps, tuple(outside), tuple(inside), pieces)
     shared = size(s, column) >= PANELS_PER_CORE * target.cores
     if pieces and (not found.in_blocks or shared and waiting <= target.l2 // SUMS_SHARE):

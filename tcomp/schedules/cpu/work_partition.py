@@ -7,6 +7,7 @@ of columns again. A long sum of rows is cut into one for each core likewise.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from contextlib import suppress
 
 from tcomp.errors import ScheduleError
@@ -69,7 +70,8 @@ def split_row_sums(s: Schedule, target: CpuTarget) -> None:
 
 
 def _outermost(nest: Nest) -> For | None:
-    return None if patterns.batch_axes(nest) else next(iter(nest.spatial[:-1]), None)
+    repeated = patterns.repetitions(nest)
+    return None if patterns.batch_axes(nest) else next((x for x in nest.spatial[:-1] if x not in repeated), None)
 
 
 def _rows_per_core(nest: Nest, axis: For, target: CpuTarget) -> int:
@@ -85,20 +87,24 @@ def _in_tiles(nest: Nest, axis: For, rows: int) -> bool:
 def _rows_in_order(nest: Nest, axis: For, target: CpuTarget, knobs: Knobs) -> bool:
     """Whether cores share the rows along an axis, each a part of them in order, instead of the columns."""
     divided = [nest.writes, *(r.attr for r in nest.reads if axis.var in E.variables(*r.args))]
-    rows = patterns.iterations(nest.spatial[:-1]) // target.cores
+    repeated = patterns.repetitions(nest)
+    rows = patterns.iterations(x for x in nest.spatial[:-1] if x not in repeated) // target.cores
     waiting = _operand_bytes(nest, axis, True) * max(0.0, 1 - rows / HIDING_ROWS)
-    return knobs.flag((nest.writes.name, "rows_in_order"), pays(nest) and waiting <= sum(map(bytes_of, divided)) / 2)
+    return knobs.flag(
+        (nest.writes.name, "rows_in_order"), pays(nest, repeated) and waiting <= sum(bytes_of(b, repeated) for b in divided) / 2
+    )
 
 
 def _operand_bytes(nest: Nest, axis: For, of_columns: bool) -> int:
     """Bytes of the operands that lanes run along and rows of an axis share, or else of those that differ from row to row, and lanes
     share."""
-    lane = nest.spatial[-1].var
+    lane, repeated = nest.spatial[-1].var, patterns.repetitions(nest)
     used = [(r.attr, E.variables(*r.args)) for r in nest.reads]
-    return sum(bytes_of(buffer) for buffer, variables in used if (axis.var in variables) != of_columns == (lane in variables))
+    return sum(bytes_of(buffer, repeated) for buffer, variables in used if (axis.var in variables) != of_columns == (lane in variables))
 
 
-def pays(nest: Nest) -> bool:
-    """Whether there is enough to do for several threads."""
-    steps, operands = patterns.iterations(nest.loops), sum(bytes_of(r.attr) for r in nest.reads)
+def pays(nest: Nest, repeated: Sequence[For] = ()) -> bool:
+    """Whether there is enough to do for several threads, in one iteration of `repeated` loops."""
+    steps = patterns.iterations(x for x in nest.loops if x not in repeated)
+    operands = sum(bytes_of(r.attr, repeated) for r in nest.reads)
     return steps >= MIN_PARALLEL_STEPS or operands >= MIN_PARALLEL_BYTES

@@ -217,12 +217,14 @@ class _Share:
 
 
 def _share(around: Sequence[L.For], walks: Sequence[_Walk], most: int, name: str) -> _Share | None:
-    """The walks shared out evenly, in order, among the iterations of the loops around (`UNKNOWN_ITERATIONS` of a loop of unknown extent,
-    repeated); a loop over those of one iteration is called `name`. None if each had more than `most`."""
+    """The walks shared out evenly, in order, among the iterations of the loops around (once more in each iteration of a loop of unknown
+    extent, or in `UNKNOWN_ITERATIONS` of it where the others are too few); a loop over those of one iteration is called `name`. None if
+    each had more than `most`."""
     if not walks:
         return _Share({})
-    given = {x: x.extent if isinstance(x.extent, int) else UNKNOWN_ITERATIONS for x in around}
-    lines, total = prod(w.count for w in walks), prod(given.values())
+    lines, known = prod(w.count for w in walks), prod(x.extent for x in around if isinstance(x.extent, int))
+    given = {x: x.extent if isinstance(x.extent, int) else UNKNOWN_ITERATIONS if known < lines else 1 for x in around}
+    total = prod(given.values())
     each = -(-lines // max(1, total))
     if not around or not lines or not total or each > most:
         return None

@@ -358,11 +358,12 @@ def _check_alone(kernel: L.Kernel, target: L.For, update: L.Accumulate, places: 
             refuse_conflict(f"uses of what `{target.var.name}` accumulates into", conflict_of(m, d, bad) if any(sides) else None)
 
 
-def collapse(kernel: L.Kernel) -> L.Kernel:
+def collapse(kernel: L.Kernel, apart: int | None = None) -> L.Kernel:
     """Merge all pairs of neighbouring dimensions that every nest walks together, and drop those of extent 1.
 
     Always legal: what cannot be merged stays, and programs with guards or while loops stay as they are. Good as the first step: long
-    inner loops without tails are what vectorization, tiling and threads want. Parameters keep their memory, their shapes change.
+    inner loops without tails are what vectorization, tiling and threads want. Parameters keep their memory, their shapes change. A loop
+    whose extent is not known, a batch, stays outside of one that has `apart` iterations or more: that keeps an extent that is known.
 
     >>> A, b = te.placeholder((2, 4, 5), name="A"), te.placeholder((5,), name="b")
     >>> s = Schedule(te.compute((2, 4, 5), lambda n, i, j: A[n, i, j] + b[j], name="B"))
@@ -378,9 +379,11 @@ def collapse(kernel: L.Kernel) -> L.Kernel:
     """
     if any(isinstance(s, L.While | L.If | L.Call | L.Prefetch) for s in L.walk(kernel.body)):
         return kernel  # imperative programs keep their shape
-    kernel, failed = _without_units(kernel), set[Pair]()
-    while (found := _mergeable(kernel.body, failed)) is not None:
-        kernel = _merge(kernel, *found)
+    kernel = _without_units(kernel)
+    for least in (1, apart) if apart is not None else (None,):  # known extents are merged with each other first
+        failed = set[Pair]()
+        while (found := _mergeable(kernel.body, failed, least)) is not None:
+            kernel = _merge(kernel, *found)
     return kernel
 
 
@@ -401,8 +404,9 @@ def _without_units(kernel: L.Kernel) -> L.Kernel:
     return kernel.with_body(editing.rebind(rebuild(kernel.body, visit), units))
 
 
-def _mergeable(stmt: L.Stmt, failed: set[Pair]) -> Closure | None:
-    """What is merged along with the first pair of neighbouring loops that can be. Pairs that cannot are added to `failed`, and skipped."""
+def _mergeable(stmt: L.Stmt, failed: set[Pair], apart: int | None) -> Closure | None:
+    """What is merged along with the first pair of neighbouring loops that can be. Pairs that cannot are added to `failed`, and skipped;
+    `apart`: see `collapse`."""
     extents, places, neighbours = loop_extents(stmt), list[L.Place](), dict[Pair, None]()
     pinned = set[Expr]()  # variables that occur in values or extents, not only in indices
     for s in L.walk(stmt):
@@ -438,8 +442,12 @@ def _mergeable(stmt: L.Stmt, failed: set[Pair]) -> Closure | None:
                     pairs.update(joining)
         return (pairs, dims) if dims else None
 
+    def known_inside(pair: Pair) -> bool:
+        outer, inner = (extents[v] for v in pair)
+        return apart is not None and not isinstance(outer, int) and isinstance(inner, int) and inner >= apart
+
     for pair in (p for p in neighbours if p not in failed):
-        if (found := closure(pair)) is not None:
+        if not known_inside(pair) and (found := closure(pair)) is not None:
             return found
         failed.add(pair)
     return None
