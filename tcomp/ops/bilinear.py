@@ -115,10 +115,10 @@ def _of_weights(tile: int, window: int, stride: int) -> np.ndarray:
     return found
 
 
-def winograd_input(x: Tensor, tile: int, taps: Sequence[int], stride: int = 1) -> Tensor:
+def winograd_input(x: Tensor, tile: int, taps: Sequence[int], stride: int = 1, fused: bool = True) -> Tensor:
     """B' x B for every tile of x (batch, channels, *pixels); `taps` is the window, and axes where it is 1 have tiles of one pixel and no
     stride. Under n tiles along an axis lie n * tile * stride + window - stride pixels; up to stride - 1 behind them, which no window
-    reaches, are left out."""
+    reaches, are left out. `fused`: by multiply-adds that round once, as most processors have."""
     rank = len(taps)
     if x.ndim != rank + 2:
         raise IRError(f"Winograd's algorithm for a {x.ndim}-dimensional input", why=f"its filter has {rank} spatial axes")
@@ -137,7 +137,7 @@ def winograd_input(x: Tensor, tile: int, taps: Sequence[int], stride: int = 1) -
             if axis < 0:
                 return x[n, c, *(p * t + i for p, t, i in zip(place, steps, pixel, strict=True))]
             values = [transformed(axis - 1, (i, *pixel)) for i in range(points[axis])]
-            return values[0] if taps[axis] == 1 else pick(which[axis], _to_points(tile, taps[axis], stride, values))
+            return values[0] if taps[axis] == 1 else pick(which[axis], _to_points(tile, taps[axis], stride, values, fused))
 
         return transformed(rank - 1, ())
 
@@ -151,8 +151,8 @@ def winograd_product(x: Tensor, w: Tensor) -> Tensor:
     return te.compute(shape, lambda *i: te.sum(x[*i[:-1], c] * w[*i[: w.ndim - 2], c, i[-1]], c), "winograd_product")
 
 
-def winograd_output(p: Tensor, tile: int, shape: Sequence[Dim], stride: int = 1) -> Tensor:
-    """A' p A for every tile, put together: (batch, channels, *shape), what lies beyond `shape` cut off."""
+def winograd_output(p: Tensor, tile: int, shape: Sequence[Dim], stride: int = 1, fused: bool = True) -> Tensor:
+    """A' p A for every tile, put together: (batch, channels, *shape), what lies beyond `shape` cut off. `fused` as of `winograd_input`."""
     rank = len(shape)
     points = sizes(p.shape[:rank], "points")
     tiles = tile_shape(tile, points)  # one point where the window is 1
@@ -166,30 +166,34 @@ def winograd_output(p: Tensor, tile: int, shape: Sequence[Dim], stride: int = 1)
             values = [transformed(axis - 1, (i, *point)) for i in range(points[axis])]
             if points[axis] == 1:
                 return values[0]
-            return pick(place[axis] % tile, _from_points(tile, points[axis] - stride * tile + stride, stride, values))
+            return pick(place[axis] % tile, _from_points(tile, points[axis] - stride * tile + stride, stride, values, fused))
 
         return transformed(rank - 1, ())
 
     return te.compute((p.shape[rank], p.shape[-1], *shape), element, "winograd_output")
 
 
-def _to_points(tile: int, window: int, stride: int, values: Sequence[Expr]) -> list[Expr]:
+def _to_points(tile: int, window: int, stride: int, values: Sequence[Expr], fused: bool) -> list[Expr]:
     """B' * values of all phases. The rows of the points p and -p are the sum and the difference of their even and odd terms."""
     found: list[Expr] = []
     for q, n in enumerate(phases(window, stride)):
         pixels = values[q::stride][: tile + n - 1]
-        found += [combined([_scaled(row, pixels, 0), _scaled(row, pixels, 1)]) for row in matrices(tile, n)[2]] if n > 1 else pixels
+        if n == 1:
+            found += pixels
+            continue
+        for row in matrices(tile, n)[2]:
+            found.append(combined([_scaled(row, pixels, parity, fused) for parity in (0, 1)], fused))
     return found
 
 
-def _scaled(row: Sequence[Fraction], values: Sequence[Expr], parity: int) -> tuple[Fraction, Expr | None]:
+def _scaled(row: Sequence[Fraction], values: Sequence[Expr], parity: int, fused: bool) -> tuple[Fraction, Expr | None]:
     """Every second term of a row, divided by the last factor: what it has in common with other rows."""
     terms = [(c, v) for c, v in zip(row[parity::2], values[parity::2], strict=True) if c]
     last = terms[-1][0] if terms else Fraction(0)
-    return last, combined([(c / last, v) for c, v in reversed(terms)]) if terms else None
+    return last, combined([(c / last, v) for c, v in reversed(terms)], fused) if terms else None
 
 
-def _from_points(tile: int, window: int, stride: int, values: Sequence[Expr]) -> list[Expr]:
+def _from_points(tile: int, window: int, stride: int, values: Sequence[Expr], fused: bool) -> list[Expr]:
     """A' * values, summed up over all phases. The points p and -p come together as the sum and the difference of their values."""
     terms: list[list[tuple[Fraction, Expr]]] = [[] for _ in range(tile)]
     for n in phases(window, stride):
@@ -205,15 +209,16 @@ def _from_points(tile: int, window: int, stride: int, values: Sequence[Expr]) ->
             if len(finite) % 2:  # a point without its opposite
                 terms[i].append((row[-2], finite[-1]))
             terms[i].append((row[-1], infinity))
-    return [combined(row) for row in terms]
+    return [combined(row, fused) for row in terms]
 
 
-def combined(terms: Iterable[tuple[Fraction | int, Expr | None]]) -> Expr:
-    """The sum of factor * value, without what is zero or missing."""
+def combined(terms: Iterable[tuple[Fraction | int, Expr | None]], fused: bool = True) -> Expr:
+    """The sum of factor * value, without what is zero or missing; `fused`: products are added before they are rounded."""
     (c, first), *rest = ((c, v) for c, v in terms if c and v is not None)
     found = first if c == 1 else first * float(c)
     for c, v in rest:
-        found = found + v if c == 1 else found - v if c == -1 else te.fma(v, const(float(c), v.dtype), found)
+        factor = const(float(c), v.dtype)
+        found = found + v if c == 1 else found - v if c == -1 else te.fma(v, factor, found) if fused else v * factor + found
     return found
 
 

@@ -127,12 +127,12 @@ def choose_algorithms(
             if not prove(over >= 0) or not prove(over < step):
                 return "what lies under the last tiles is not known"
         source = _padded(x, missing, rewriter, node.name)
-        attrs = {"tile": tile, "taps": window, "stride": stride}
-        (points,) = rewriter.add(bilinear.WINOGRAD_INPUT, [source], attrs, f"{node.name}.tiles")
+        attrs = {"tile": tile, "stride": stride} | ({} if target.fma else {"fused": False})  # emulated, they take ten times as long
+        (points,) = rewriter.add(bilinear.WINOGRAD_INPUT, [source], {**attrs, "taps": window}, f"{node.name}.tiles")
         shape = (*(bilinear.points_of(tile, n, stride) for n in window), sizes.channels, sizes.outputs)
         kernels = rewriter.constant(LazyConstant(shape, bilinear.transformed_weights, weights, (tile, stride)), f"{w.name}.winograd")
         (products,) = rewriter.add(bilinear.WINOGRAD_PRODUCT, [points, kernels], {}, f"{node.name}.products")
-        return rewriter.add(bilinear.WINOGRAD_OUTPUT, [products], {"tile": tile, "shape": extents, "stride": stride}, node.name)
+        return rewriter.add(bilinear.WINOGRAD_OUTPUT, [products], {**attrs, "shape": extents}, node.name)
 
     def strassen(node: Node, rewriter: Rewriter) -> Replacement:
         """matmul(x, w) = strassen_output(matmul(strassen_input(x, rows), sums of quarters of w), rows)"""

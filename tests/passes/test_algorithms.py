@@ -14,6 +14,7 @@ from tcomp.ir import te
 from tcomp.ir.expr import as_expr
 from tcomp.ir.graph import GraphBuilder
 from tcomp.ir.simplify import as_dim
+from tcomp.ir.te import print_te
 from tcomp.ops.elementwise import ADD, RELU
 from tcomp.ops.matmul import MATMUL
 from tcomp.ops.movement import PAD
@@ -64,6 +65,16 @@ def test_the_rewrite_keeps_the_result(unchanged, monkeypatch, tile, shape, pads)
     after = unchanged(before, choose_algorithms(before, TARGET), rtol=1e-4)
     needs_pad = pads is not None or any((d - 2) % tile for d in shape[2:])
     assert operators(after) == (WINOGRAD if needs_pad else WINOGRAD[1:])  # one pad at most: that of the model is widened
+
+
+def test_processors_without_multiply_adds(unchanged, monkeypatch):
+    monkeypatch.setattr(algorithms, "fastest", lambda sizes, target: 4)
+    before = graph_of((1, 3, 10, 10), array(2, 3, 3, 3), pads=(1, 1))
+    for name, fused in ("x86-64-v2", False), ("x86-64-v3", True):
+        after = unchanged(before, choose_algorithms(before, CpuTarget.parse(f"cpu -march=x86_64 -mcpu={name}")), rtol=1e-4)
+        transforms = [n for n in after.nodes if n.op.name in ("winograd_input", "winograd_output")]
+        texts = [print_te(n.tensors([v and v.placeholder() for v in n.inputs])) for n in transforms]
+        assert len(texts) == 2 and all(("fma(" in text) == fused for text in texts)
 
 
 @pytest.mark.parametrize("tile", (2, 4))
