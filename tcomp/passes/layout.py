@@ -467,10 +467,11 @@ def _only(reads: Sequence[E.Expr], axis: E.Expr) -> E.Expr | None:
 
 
 def _inherited(t: Tensor, body: E.Expr, layouts: Mapping[Tensor, Layout]) -> Layout | None:
-    """The order of the largest input's axes, carried over to the axes of the result that index them; where it has another rank (tokens that
-    become an image), the last one. None where lanes would run across separate products: where both operands of one have the last axis, and
-    others for themselves."""
+    """The order of the largest input's axes, carried over to the axes of the result that index them (of equal ones, what is not row-major);
+    where it has another rank (tokens that become an image), the last one. None where lanes would run across separate products: where both
+    operands of one have the last axis, and others for themselves."""
     place, found = {a: n for n, a in enumerate(t.axes)}, list[tuple[int, Layout]]()
+    row_major = 0  # bytes of the largest input that lies in order, and is read so or is a matrix of a product
     otherwise: Layout | None = None
     reads = E.reads(simplify(body))
     largest = max(map(_bytes, reads), default=0)
@@ -478,6 +479,8 @@ def _inherited(t: Tensor, body: E.Expr, layouts: Mapping[Tensor, Layout]) -> Lay
         layout = layouts.get(r.attr)
         if r.args and r.attr.ndim != t.ndim and layout is None and _bytes(r) == largest and r.args[-1] in t.axes[:-1]:
             otherwise = _last(t.axes.index(r.args[-1]), t.ndim)
+        if layout is None and (r.args == t.axes or (r.attr.ndim == t.ndim == 2 and _reductions(body))):
+            row_major = max(row_major, _bytes(r))
         if layout is None or r.attr.ndim != t.ndim or layout.pads:
             continue
         # The axes of the result in the order in which those of the input that they index lie in memory, if that is an order of all.
@@ -486,8 +489,9 @@ def _inherited(t: Tensor, body: E.Expr, layouts: Mapping[Tensor, Layout]) -> Lay
         order = [axes[0] if axes else missing.pop(0) if missing else -1 for axes in used]
         if all(len(axes) <= 1 for axes in used) and sorted(order) == list(range(t.ndim)):
             found.append((_bytes(r), Layout.permuted(order)))
-    layout = max(found, key=lambda x: x[0])[1] if found else otherwise
-    return None if layout is not None and _numbers_products(body, t.axes[layout.pieces[-1].axis]) else layout
+    size, layout = max(found, key=lambda x: x[0], default=(largest, otherwise))
+    numbered = layout is not None and _numbers_products(body, t.axes[layout.pieces[-1].axis])
+    return None if size < row_major or numbered else layout
 
 
 def _numbers_products(body: E.Expr, axis: E.Expr) -> bool:

@@ -156,6 +156,17 @@ def test_lanes_run_along_channels_where_rows_of_pixels_are_short(unchanged):
         assert layouts(chosen(partial(unchanged, rtol=1e-4), b.build([x])))["y"] == layout
 
 
+@pytest.mark.parametrize("rows, columns, turned", [(64, 8, True), (8, 64, False)])
+def test_products_follow_the_larger_matrix(unchanged, rows, columns, turned):
+    """Of `x`, which is transposed in memory, and `w`, which is not."""
+    b = GraphBuilder("n")
+    x, w = b.input("x", "float32", (rows, 5), Layout.permuted((1, 0))), b.input("w", "float32", (columns, 5))
+    (y,) = b.add(MATMUL, [x, w], {"transpose_b": True}, "y")
+    (z,) = b.add(MATMUL, [y, w], {}, "z")
+    found = layouts(chosen(partial(unchanged, rtol=1e-5), b.build([z])))["y"]
+    assert (found is not None) == turned
+
+
 def test_inputs_of_the_graph_stay_row_major(unchanged):
     after = chosen(unchanged, small_net())
     assert after.inputs[0].layout is None and after.nodes[0].inputs[0] is after.inputs[0]

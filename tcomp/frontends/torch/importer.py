@@ -160,6 +160,8 @@ class _Importer:
         if isinstance(example, int | torch.SymInt) and not isinstance(example, bool):
             return self.context.dims(example)
         operator = getattr(node.target, "overloadpacket", node.target)
+        if operator is aten._assert_tensor_metadata:  # of what was known when the program was traced
+            return None
         if operator in FUNCTIONS:
             return self.context.own(FUNCTIONS[operator], *args[0])
         if (handler := HANDLERS.get(operator) or HANDLERS.get(str(operator))) is None:

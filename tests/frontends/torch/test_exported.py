@@ -25,7 +25,7 @@ class Net(nn.Module):
 
     def forward(self, x: Any, y: Any) -> Any:
         x = torch.relu(self.norm(self.conv(x))).mean((2, 3)) * self.scale
-        return self.last(x) + y, x.argmax(1)
+        return self.last(x) + y.to(torch.float32), x.argmax(1)
 
 
 def inputs(batch: int) -> tuple[Any, Any]:
