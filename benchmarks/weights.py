@@ -2,12 +2,15 @@
 
     python -m benchmarks.weights products --threads 1,2
     python -m benchmarks.weights decode --size 0.5B --weights int4,int8 --context 128,2048
+    python -m benchmarks.weights batches --size 0.5B --weights int4 --context 128,1024
 
 `products`: MatMulNBits (blocks of 32, accuracy level 4) of 1, 4, 16 and 512 rows, in turns with ONNX Runtime.
 
 `decode`: a decoder of the sizes of Qwen2.5 with random weights, one token after the other behind a context; the bytes of weights that a token
 reads and of the cache, over its time, as a share of what memory delivers in the same run: the best of a sum and of a product with float32
 weights that no cache holds. `copied` is the same step with the cache as inputs and outputs, which copies it.
+
+`batches`: steps of 1, 4 and 16 sequences in one run, and of a model for one sequence.
 """
 
 from __future__ import annotations
@@ -16,7 +19,7 @@ import argparse
 import json
 import sys
 import zlib
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -30,6 +33,8 @@ from rich.table import Table
 import tcomp
 from tcomp.frontends.language_models.config import DecoderConfig
 from tcomp.frontends.language_models.decoder import decoder_graph
+from tcomp.generation.slots import checked_model, new_state, run_tokens
+from tcomp.ir.expr import Dim, dim
 from tcomp.options import CompileOptions
 from tcomp.pipeline import compile_graph
 from tcomp.runtime import LoadedModel, Module, State
@@ -93,8 +98,8 @@ def products(args: argparse.Namespace) -> Iterator[dict[str, Any]]:
                 yield found | {"ratio": times["tcomp"] / times["ort"], "difference": float(np.abs(a - b).max() / np.abs(b).max())}
 
 
-def decoder(size: str, kind: str | None, layers: int | None, path: Path) -> LoadedModel:
-    """A decoder with random weights, compiled once into a file."""
+def decoder(size: str, kind: str | None, layers: int | None, path: Path, batch: Dim = 1) -> LoadedModel:
+    """A decoder with random weights, compiled once into a file, for so many sequences at a time."""
     hidden, inner, count, heads, kv_heads, tied = SIZES[size]
     config = DecoderConfig(
         "qwen2", VOCABULARY, hidden, inner, layers or count, heads, kv_heads, hidden // heads, 32768, 1e-6, 1e6, tied, True
@@ -108,7 +113,7 @@ def decoder(size: str, kind: str | None, layers: int | None, path: Path) -> Load
         return np.resize(shifted, int(np.prod(shape))).reshape(shape).astype(np.float16 if "embed" in name else np.float32)
 
     if not path.exists():
-        compile_graph(decoder_graph(config, weights), CompileOptions(weights=kind, state="auto")).save(path)
+        compile_graph(decoder_graph(config, weights, batch), CompileOptions(weights=kind, state="auto")).save(path)
     return Module.load(path)
 
 
@@ -153,6 +158,33 @@ def decode(args: argparse.Namespace) -> Iterator[dict[str, Any]]:
                 yield found | {"prefill_tokens_per_s": context / first}
 
 
+def batches(args: argparse.Namespace) -> Iterator[dict[str, Any]]:
+    """Steps of one token of several sequences behind contexts, in turns with that of a model for one sequence."""
+    args.folder.mkdir(parents=True, exist_ok=True)
+    for threads in args.threads:
+        for kind in args.weights:
+            one, several = (args.folder / f"{args.size}-{args.layers or 'all'}{part}-{kind}.tcomp" for part in ("", "-16"))
+            models = []
+            for path, batch in ((one, 1), (several, dim("batch", 1, 16))):
+                decoder(args.size, None if kind == "float32" else kind, args.layers, path, batch)
+                models.append(checked_model(Module.load(path, threads=threads, mmap=False)))
+            for context in args.context:
+                calls: dict[str, Callable[[], object]] = {}
+                for name, model, rows in (("alone", models[0], 1), *((f"batch_{n}", models[1], n) for n in (1, 4, 16))):
+                    state = new_state(model, rows, context + 16)
+                    state.extend(context)
+
+                    def step(s: State = state, n: int = rows, length: int = context) -> None:
+                        s.truncate(length)
+                        run_tokens(s, [[5]] * n, [0] * n, None)
+
+                    calls[name] = step
+                times = least_times(calls, args.seconds, args.rounds)
+                found = {"threads": threads, "weights": kind, "context": context, "alone_tokens_per_s": 1 / times["alone"]}
+                found |= {f"batch_{n}_tokens_per_s": n / times[f"batch_{n}"] for n in (1, 4, 16)}
+                yield found | {"16_over_alone": 16 * times["alone"] / times["batch_16"]}
+
+
 def numbers(text: str) -> list[int]:
     return [int(n) for n in text.split(",")]
 
@@ -161,7 +193,7 @@ def main(argv: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(
         prog="python -m benchmarks.weights", description=__doc__, formatter_class=argparse.RawTextHelpFormatter
     )
-    parser.add_argument("what", choices=("products", "decode"))
+    parser.add_argument("what", choices=("products", "decode", "batches"))
     parser.add_argument("--threads", type=numbers, default=[1, 2])
     parser.add_argument("--rows", type=numbers, default=[1, 4, 16, 512])
     parser.add_argument("--bits", type=numbers, default=[4])
@@ -177,7 +209,7 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--json", type=Path, metavar="FILE", help="write all figures there")
     args = parser.parse_args(argv)
     rows = []
-    for row in (products if args.what == "products" else decode)(args):
+    for row in {"products": products, "decode": decode, "batches": batches}[args.what](args):
         rows.append(row)
         print(
             "  ".join(f"{name} {value:.4g}" if isinstance(value, float) else f"{name} {value}" for name, value in row.items()), flush=True
