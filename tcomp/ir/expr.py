@@ -25,7 +25,8 @@ from __future__ import annotations
 
 import functools
 import operator
-import weakref
+import sys
+import threading
 from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeVar
@@ -92,7 +93,7 @@ def _prefix(op: str) -> Callable[[Expr], Expr]:
 class Expr:
     """A node of a scalar expression. Made by the functions of this module, never by calling the class."""
 
-    __slots__ = ("__weakref__", "_bounds", "_reads", "_variables", "args", "attr", "dtype", "op")
+    __slots__ = ("_bounds", "_reads", "_variables", "args", "attr", "dtype", "op")
     op: str
     dtype: str
     args: tuple[Expr, ...]
@@ -148,6 +149,9 @@ class Expr:
 
     def __reduce__(self) -> tuple[Any, ...]:
         # Copies and unpickling must go through the intern table, or identity would no longer be equality.
+        if self.op == "var":
+            v = self.attr
+            return var, (v.name, v.lo, v.hi, self.dtype, v.extent, v.source, v.exact)
         return _make, (self.op, self.dtype, self.args, self.attr)
 
     def __deepcopy__(self, memo: object) -> Expr:
@@ -183,19 +187,52 @@ def numpy_operator(ufunc: Any, method: str, options: Mapping[str, Any]) -> str:
 ExprLike = Expr | int | float | bool
 Dim = int | Expr  # an extent: a plain int where known, else an expression over symbolic dims
 
-_interned: weakref.WeakValueDictionary[tuple[Any, ...], Expr] = weakref.WeakValueDictionary()
-_references: dict[tuple[Any, ...], weakref.ref[Expr]] = _interned.data  # type: ignore[attr-defined]  # its `get` is a function in Python
+_interned: dict[tuple[Any, ...], Expr] = {}  # operands before users
+_adding = threading.RLock()  # held while the table changes; what is there already is found without it
+_FEWEST_TO_DROP = 1 << 16  # nodes in the table before it is worth looking for those that nobody uses any more
+_drop_at = _FEWEST_TO_DROP
+
+
+def _references(table: Mapping[Any, Expr], key: Any) -> int:
+    """How many references there are to a node in a table."""
+    return sys.getrefcount(table[key])
+
+
+_ALONE = _references({0: object.__new__(Expr)}, 0)  # where nobody but the table has one
 
 
 def _make(op: str, dtype: str, args: tuple[Expr, ...] = (), attr: Any = None) -> Expr:
     # Floats are keyed by their bits: 0.0 == -0.0 and nan != nan would break "identity is equality"; dtypes tell True, 1 and 1.0 apart.
     key = (op, dtype, args, attr.hex() if isinstance(attr, float) else attr)
-    if (reference := _references.get(key)) is not None and (found := reference()) is not None:
-        return found
+    return _add(key, op, dtype, args, attr) if (found := _interned.get(key)) is None else found
+
+
+def _add(key: tuple[Any, ...], op: str, dtype: str, args: tuple[Expr, ...], attr: Any) -> Expr:
+    """A new node, unless another thread has just made it."""
     node = object.__new__(Expr)
     node.op, node.dtype, node.args, node.attr = op, dtype, args, attr
     node._bounds = node._reads = node._variables = None
-    return _interned.setdefault(key, node)
+    with _adding:
+        if len(_interned) >= _drop_at:
+            _drop_unused()
+        return _interned.setdefault(key, node)
+
+
+def _drop_unused() -> None:
+    """Forget the nodes that the table alone holds, users before their operands. (Weak references would do so at once, and take longer than
+    all else that making a node takes.)"""
+    global _drop_at
+    dropped: dict[tuple[Any, ...], Expr] = {}
+    with _adding:
+        keys = [*_interned]
+        while keys:
+            key = keys.pop()  # a key has references to operands
+            if _references(_interned, key) == _ALONE:
+                dropped[key] = _interned.pop(key)
+                if _references(dropped, key) > _ALONE:  # another thread has found it in between
+                    _interned[key] = dropped[key]
+                del dropped[key]
+        _drop_at = max(_FEWEST_TO_DROP, 2 * len(_interned))
 
 
 # ---------------------------------------------------------------- construction
@@ -234,7 +271,9 @@ def var(
     exact: tuple[int, ...] = (),
 ) -> Expr:
     """A variable with an inclusive integer range."""
-    return _make("var", dtype, (), VarInfo(name, lo, hi, extent, source, exact))
+    if (found := _interned.get(key := ("var", dtype, name, lo, hi, extent, source, exact))) is None:
+        return _add(key, "var", dtype, (), VarInfo(name, lo, hi, extent, source, exact))
+    return found
 
 
 def loop_var(name: str, extent: Dim) -> Expr:
@@ -296,22 +335,21 @@ OPERATORS: dict[str, Callable[[Any, Any], Any]] = {  # on Python numbers
 def _identity(op: str, a: Expr, b: Expr) -> Expr | None:
     """Identities that hold bit for bit for every value, NaN and -0.0 included, of equal operands or constants."""
     exact, same = not is_float(a.dtype), a is b
-    zeros = [e.op == "const" and e.attr == 0 and exact for e in (a, b)]
-    ones = [e.op == "const" and e.attr == 1 and e.dtype != "bool" for e in (a, b)]
+    left, right = (e.attr if e.op == "const" else None for e in (a, b))
     match op:
-        case "add" | "sub" if zeros[1]:
+        case "add" | "sub" if right == 0 and exact:
             return a
-        case "add" if zeros[0]:
+        case "add" if left == 0 and exact:
             return b
         case "sub" if same and is_integer(a.dtype):
             return const(0, a.dtype)
-        case "mul" | "div" | "floordiv" | "truncdiv" if ones[1]:
+        case "mul" | "div" | "floordiv" | "truncdiv" if right == 1 and a.dtype != "bool":
             return a
-        case "mul" if ones[0]:
+        case "mul" if left == 1 and a.dtype != "bool":
             return b
-        case "mul" if any(zeros):
+        case "mul" if exact and 0 in (left, right):
             return const(0, a.dtype)
-        case "mod" | "truncmod" if ones[1] and exact:
+        case "mod" | "truncmod" if right == 1 and exact and a.dtype != "bool":
             return const(0, a.dtype)
         case "min" | "max" | "and" | "or" if same:
             return a
@@ -571,11 +609,12 @@ def rewrite(e: Expr, rule: Callable[[Expr], Expr | None], memo: dict[Expr, Expr]
     while stack:
         node = stack[-1]
         if node not in memo:
-            missing = [arg for arg in node.args if arg not in memo]
-            if missing:
-                stack.extend(reversed(missing))
-                continue
-            rebuilt = with_args(node, tuple([memo[arg] for arg in node.args]))
+            args, rebuilt = node.args, node
+            if args:
+                if missing := [arg for arg in args if arg not in memo]:
+                    stack.extend(reversed(missing))
+                    continue
+                rebuilt = with_args(node, tuple([memo[arg] for arg in args]))
             replaced = rule(rebuilt)
             memo[node] = rebuilt if replaced is None else replaced
         stack.pop()

@@ -3,6 +3,7 @@
 import copy
 import gc
 import pickle
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
@@ -43,7 +44,22 @@ def test_unused_expressions_are_freed():
     assert len(E._interned) > before
     del keep
     gc.collect()
+    E._drop_unused()
     assert len(E._interned) <= before + 1
+    assert A[X * 2 + 12345] is A[X * 2 + 12345]
+
+
+def test_the_table_of_expressions_stays_small_while_threads_use_it(monkeypatch):
+    monkeypatch.setattr(E, "_FEWEST_TO_DROP", 0)
+    monkeypatch.setattr(E, "_drop_at", 0)  # unused ones are looked for again and again
+
+    def same(_):
+        return all(X * n + 54321 is X * n + 54321 for n in range(2, 400))
+
+    with ThreadPoolExecutor(4) as pool:
+        assert all(pool.map(same, range(8)))
+    E._drop_unused()
+    assert not any(key[0] == "const" and key[3] == 54321 for key in E._interned)
 
 
 def test_folding_keeps_float_semantics():
