@@ -20,6 +20,7 @@ import json
 import sys
 import zlib
 from collections.abc import Callable, Iterator, Mapping
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -98,22 +99,32 @@ def products(args: argparse.Namespace) -> Iterator[dict[str, Any]]:
                 yield found | {"ratio": times["tcomp"] / times["ort"], "difference": float(np.abs(a - b).max() / np.abs(b).max())}
 
 
-def decoder(size: str, kind: str | None, layers: int | None, path: Path, batch: Dim = 1) -> LoadedModel:
-    """A decoder with random weights, compiled once into a file, for so many sequences at a time."""
+def config_of(size: str, layers: int | None) -> DecoderConfig:
+    """That of one of `SIZES`, with fewer layers if so wanted."""
     hidden, inner, count, heads, kv_heads, tied = SIZES[size]
-    config = DecoderConfig(
+    return DecoderConfig(
         "qwen2", VOCABULARY, hidden, inner, layers or count, heads, kv_heads, hidden // heads, 32768, 1e-6, 1e6, tied, True
     )
-    base = np.random.default_rng(0).standard_normal(1 << 22, np.float32) * np.float32(0.02)
 
-    def weights(name: str, shape: tuple[int, ...]) -> np.ndarray:
-        if len(shape) == 1:
-            return np.ones(shape, np.float32) if name.endswith("weight") else np.zeros(shape, np.float32)
-        shifted = np.roll(base, zlib.crc32(name.encode()) % len(base))  # equal matrices would become one
-        return np.resize(shifted, int(np.prod(shape))).reshape(shape).astype(np.float16 if "embed" in name else np.float32)
 
+def random_weights(name: str, shape: tuple[int, ...]) -> np.ndarray:
+    """The weights of a name: ones, zeros for biases, of matrices random numbers."""
+    if len(shape) == 1:
+        return np.ones(shape, np.float32) if name.endswith("weight") else np.zeros(shape, np.float32)
+    shifted = np.roll(_numbers(), zlib.crc32(name.encode()) % _numbers().size)  # equal matrices would become one
+    return np.resize(shifted, int(np.prod(shape))).reshape(shape).astype(np.float16 if "embed" in name else np.float32)
+
+
+@cache
+def _numbers() -> np.ndarray:
+    return np.random.default_rng(0).standard_normal(1 << 22, np.float32) * np.float32(0.02)
+
+
+def decoder(size: str, kind: str | None, layers: int | None, path: Path, batch: Dim = 1) -> LoadedModel:
+    """A decoder with random weights, compiled once into a file, for so many sequences at a time."""
     if not path.exists():
-        compile_graph(decoder_graph(config, weights, batch), CompileOptions(weights=kind, state="auto")).save(path)
+        graph = decoder_graph(config_of(size, layers), random_weights, batch)
+        compile_graph(graph, CompileOptions(weights=kind, state="auto")).save(path)
     return Module.load(path)
 
 

@@ -1,0 +1,226 @@
+"""Tokens a second of language models with random weights in few bits, one sequence: tcomp, llama.cpp, ONNX Runtime GenAI, in turns.
+
+    pip install gguf safetensors tokenizers llama-cpp-python onnxruntime-genai transformers torch
+    python -m benchmarks.decoding --size 0.5B --weights int4,int8 --context 128,2048 --threads 1,2
+
+All have the same decoder, of a size of Qwen2.5, in blocks of 32 numbers: tcomp and llama.cpp int4 (Q4_0) and int8 (Q8_0), ONNX Runtime int4
+(accuracy level 4). What is not installed is left out, with a note. `decode` is a step of one token behind a context, always at the same
+place; `prefill` is that many tokens into an empty cache. Models are kept in `--folder`.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from rich import box
+from rich.console import Console
+from rich.table import Table
+
+from tcomp.frontends.language_models.config import DecoderConfig
+from tcomp.frontends.language_models.decoder import decoder_graph
+from tcomp.runtime import Module, State
+
+from .timing import Call, least_times
+from .weights import SIZES, VOCABULARY, config_of, decoder, numbers, random_weights
+
+GGUF_TYPES = {"int4": "Q4_0", "int8": "Q8_0"}
+ROOM = 16  # tokens that a cache has room for behind the context
+Steps = tuple[Call, Call]  # the context into an empty cache; a token behind it
+
+
+def weights_of(config: DecoderConfig) -> dict[str, np.ndarray]:
+    """All weights, by the names of Hugging Face."""
+    found = dict[str, np.ndarray]()
+
+    def asked(name: str, shape: tuple[int, ...]) -> np.ndarray:
+        return found.setdefault(name, random_weights(name, shape))
+
+    decoder_graph(config, asked)
+    return found
+
+
+def tcomp_steps(config: DecoderConfig, args: argparse.Namespace, kind: str, ids: np.ndarray, threads: int) -> Steps:
+    path = args.folder / f"{args.size}-{args.layers or 'all'}-{kind}.tcomp"
+    decoder(args.size, kind, args.layers, path)
+    model = Module.load(path, threads=threads, mmap=False)
+    assert isinstance(model, Module)
+    state, past = State(model, len(ids) + ROOM), len(ids)
+
+    def run(length: int, tokens: np.ndarray) -> None:
+        state.truncate(length)
+        state.run({"ids": tokens[None]})
+
+    return lambda: run(0, ids), lambda: run(past, ids[:1])
+
+
+def llama_steps(config: DecoderConfig, args: argparse.Namespace, kind: str, ids: np.ndarray, threads: int) -> Steps:
+    import llama_cpp
+
+    path = args.folder / f"{args.size}-{args.layers or 'all'}-{kind}.gguf"
+    if not path.exists():
+        write_gguf(path, config, GGUF_TYPES[kind])
+    room = len(ids) + ROOM
+    model = llama_cpp.Llama(str(path), n_ctx=room, n_threads=threads, n_threads_batch=threads, verbose=False)
+
+    def run(length: int, tokens: np.ndarray) -> None:
+        model.n_tokens = length  # `eval` forgets what the cache has behind
+        model.eval(tokens.tolist())
+
+    return lambda: run(0, ids), lambda: run(len(ids), ids[:1])
+
+
+def ort_steps(config: DecoderConfig, args: argparse.Namespace, kind: str, ids: np.ndarray, threads: int) -> Steps:
+    import onnxruntime_genai
+
+    if kind != "int4":
+        raise ImportError("its builder makes int4 for CPUs")
+    path = args.folder / f"{args.size}-{args.layers or 'all'}-{kind}.ort"
+    if not (path / "genai_config.json").exists():
+        source = args.folder / f"{args.size}-{args.layers or 'all'}.hf"
+        write_folder(source, config)
+        call = [sys.executable, "-m", "onnxruntime_genai.models.builder", "-i", source, "-o", path, "-c", args.folder / "hub"]
+        extra = ["-p", "int4", "-e", "cpu", "--extra_options", "int4_accuracy_level=4", "int4_block_size=32"]
+        subprocess.run([*map(str, call), *extra], check=True, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    settings = onnxruntime_genai.Config(str(path))
+    settings.overlay(json.dumps({"model": {"decoder": {"session_options": {"intra_op_num_threads": threads}}}}))
+    model = onnxruntime_genai.Model(settings)
+    params = onnxruntime_genai.GeneratorParams(model)
+    params.set_search_options(max_length=len(ids) + ROOM, do_sample=False)
+    generator = onnxruntime_genai.Generator(model, params)
+
+    def run(length: int, tokens: np.ndarray) -> None:
+        generator.rewind_to(length)
+        generator.append_tokens(tokens.astype(np.int32))
+
+    return lambda: run(0, ids), lambda: run(len(ids), ids[:1])
+
+
+CONTENDERS: dict[str, Callable[[DecoderConfig, argparse.Namespace, str, np.ndarray, int], Steps]] = {
+    "tcomp": tcomp_steps, "llama.cpp": llama_steps, "ort-genai": ort_steps,
+}  # fmt: skip
+
+
+def words(count: int) -> list[str]:
+    """Names of so many tokens: those of all bytes, as byte-level BPE writes them, come first."""
+    kept = [*range(33, 127), *range(161, 173), *range(174, 256)]
+    return ([chr(n) for n in kept] + [chr(256 + n) for n in range(256 - len(kept))] + [f"<{n}>" for n in range(count)])[:count]
+
+
+def write_gguf(path: Path, config: DecoderConfig, kind: str) -> None:
+    """The decoder as a GGUF file: matrices of a type such as Q4_0, the others float32."""
+    import gguf
+
+    writer = gguf.GGUFWriter(path, "qwen2")
+    writer.add_block_count(config.layers)
+    writer.add_context_length(config.positions)
+    writer.add_embedding_length(config.hidden)
+    writer.add_feed_forward_length(config.intermediate)
+    writer.add_head_count(config.heads)
+    writer.add_head_count_kv(config.kv_heads)
+    writer.add_layer_norm_rms_eps(config.epsilon)
+    writer.add_rope_freq_base(config.theta)
+    writer.add_tokenizer_model("gpt2")
+    writer.add_tokenizer_pre("qwen2")
+    writer.add_token_list(words(config.vocabulary))
+    writer.add_token_types([gguf.TokenType.NORMAL] * config.vocabulary)
+    writer.add_token_merges([])
+    writer.add_eos_token_id(config.vocabulary - 1)
+    names, type_ = gguf.get_tensor_name_map(gguf.MODEL_ARCH.QWEN2, config.layers), gguf.GGMLQuantizationType[kind]
+    for name, a in weights_of(config).items():
+        theirs, floats = names.get_name(name, (".weight", ".bias")), a.astype(np.float32)
+        assert theirs is not None, name
+        ending = name.rpartition(".")[2]
+        theirs = theirs if theirs.endswith(ending) else f"{theirs}.{ending}"
+        if a.ndim == 2:
+            writer.add_tensor(theirs, gguf.quantize(floats, type_), raw_dtype=type_)
+        else:
+            writer.add_tensor(theirs, floats)
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+
+
+def write_folder(path: Path, config: DecoderConfig) -> None:
+    """The decoder as a folder of Hugging Face, in float16."""
+    from safetensors.numpy import save_file
+    from tokenizers import Tokenizer, models
+
+    path.mkdir(parents=True, exist_ok=True)
+    save_file({name: a.astype(np.float16) for name, a in weights_of(config).items()}, path / "model.safetensors", {"format": "pt"})
+    given = {
+        "architectures": ["Qwen2ForCausalLM"], "model_type": "qwen2", "vocab_size": config.vocabulary, "hidden_size": config.hidden,
+        "intermediate_size": config.intermediate, "num_hidden_layers": config.layers, "num_attention_heads": config.heads,
+        "num_key_value_heads": config.kv_heads, "max_position_embeddings": config.positions, "rms_norm_eps": config.epsilon,
+        "rope_theta": config.theta, "tie_word_embeddings": config.tied, "torch_dtype": "float16", "hidden_act": "silu",
+        "eos_token_id": config.vocabulary - 1, "bos_token_id": config.vocabulary - 1,
+    }  # fmt: skip
+    (path / "config.json").write_text(json.dumps(given), encoding="utf-8")
+    tokens = {word: n for n, word in enumerate(words(config.vocabulary))}
+    Tokenizer(models.BPE(tokens, [])).save(str(path / "tokenizer.json"))
+    settings = {"tokenizer_class": "PreTrainedTokenizerFast", "eos_token": words(config.vocabulary)[-1]}
+    (path / "tokenizer_config.json").write_text(json.dumps(settings), encoding="utf-8")
+
+
+def measured(args: argparse.Namespace) -> Iterator[dict[str, Any]]:
+    """A row for each number of threads, kind of weights and context."""
+    config = config_of(args.size, args.layers)
+    args.folder.mkdir(parents=True, exist_ok=True)
+    for threads in args.threads:
+        for kind in args.weights:
+            for context in args.context:
+                ids = np.random.default_rng(0).integers(0, VOCABULARY, context)
+                steps = dict[str, Steps]()
+                for name in args.contenders:
+                    try:
+                        steps[name] = CONTENDERS[name](config, args, kind, ids, threads)
+                    except ImportError as error:
+                        print(f"without {name}: {error}", file=sys.stderr)
+                prefill = least_times({name: first for name, (first, _) in steps.items()}, 0.0, 1)
+                for first, _ in steps.values():
+                    first()
+                decode = least_times({name: step for name, (_, step) in steps.items()}, args.seconds, args.rounds)
+                yield {
+                    "threads": threads, "weights": kind, "context": context,
+                    **{f"{name} decode": 1 / s for name, s in decode.items()},
+                    **{f"{name} prefill": context / s for name, s in prefill.items()},
+                }  # fmt: skip
+
+
+def main(argv: list[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(
+        prog="python -m benchmarks.decoding", description=__doc__, formatter_class=argparse.RawTextHelpFormatter
+    )
+    parser.add_argument("--size", choices=SIZES, default="0.5B")
+    parser.add_argument("--layers", type=int, help="default: all of them")
+    parser.add_argument("--weights", type=lambda t: t.split(","), default=["int4", "int8"], help="some of int4, int8")
+    parser.add_argument("--context", type=numbers, default=[128, 2048])
+    parser.add_argument("--threads", type=numbers, default=[1, 2])
+    parser.add_argument("--contenders", type=lambda t: t.split(","), default=list(CONTENDERS), help=f"some of {', '.join(CONTENDERS)}")
+    parser.add_argument("--folder", type=Path, default=Path("build/weights"), help="where models are kept")
+    parser.add_argument("--seconds", type=float, default=0.3, help="of each turn")
+    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--json", type=Path, metavar="FILE", help="write all figures there")
+    args = parser.parse_args(argv)
+    rows = list(measured(args))
+    table, names = Table(box=box.SIMPLE, title="tokens a second"), list(dict.fromkeys(name for row in rows for name in row))
+    for name in names:
+        table.add_column(name, justify="right")
+    for row in rows:
+        found = (row.get(name, "-") for name in names)
+        table.add_row(*(f"{value:.1f}" if isinstance(value, float) else str(value) for value in found))
+    Console(width=200).print(table)
+    if args.json:
+        args.json.write_text(json.dumps(rows, indent=1), encoding="utf-8")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
