@@ -32,7 +32,8 @@ class ImageOptions:
 class ModelOptions:
     """How one model is served: the fields of its file serving.json.
 
-    max_batch: the most rows that are computed together; 1 batches nothing. Fewer are, where that was faster when the model was loaded
+    max_batch: the most rows that are computed together; 1 batches nothing. Fewer are, where that was faster when the model was loaded. Of a
+        language model, how many texts grow together, each with a cache of its own
     max_delay_us: how long (microseconds) a request may wait for others that fill its batch, although an instance is free
     preferred: sizes of batches (rows) to which a batch is cut, where more is waiting; for models compiled for certain sizes. Where they
         are given, nothing is measured

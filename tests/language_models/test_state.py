@@ -73,6 +73,18 @@ def test_a_run_that_fails_leaves_the_state_as_it_was(monkeypatch):
     np.testing.assert_allclose(state.values()["past.key"], np.concatenate([x[:1], x]) @ W, rtol=1e-5)
 
 
+def test_rows_may_be_written_from_outside():
+    state = tcomp.State(tcomp.compile(cumulative(0, ("p", 2, 3)), state="auto", dims={"p": (0, 100)}), capacity=2)
+    x = RNG.normal(size=(2, 2, 3)).astype(np.float32)
+    state.run({"x": x})
+    (rows,) = state.extend(5).values()  # more than there is room for
+    np.testing.assert_allclose(rows, np.concatenate([x @ W, np.zeros((3, 2, 3))]), rtol=1e-5, atol=1e-6)
+    rows[2:] = 1
+    np.testing.assert_allclose(state.run({"x": x})["z"], 2 * np.concatenate([x @ W, np.ones((3, 2, 3))]), rtol=1e-5, atol=1e-6)
+    with pytest.raises(InputError, match="3 rows in place of 7"):
+        state.extend(3)
+
+
 def test_an_array_that_is_continued_may_be_the_output():
     model = tcomp.compile(cumulative(), state={"past.key": "present.key"}, dims={"p": (0, 100)}, threads=1)
     room = np.zeros((5, 1, 2, 3), np.float32)

@@ -140,59 +140,12 @@ class _Decoder:
             angle = self.add(ew.MUL, [positions, g.constant(_frequencies(c), "frequencies")], "angles")
             cos, sin = self.add(ew.COS, [angle], "cos"), self.add(ew.SIN, [angle], "sin")
             turn = partial(self.rotated, cos=cos, sin=sin)
-        at = self.add(RESHAPE, [place], shape=(tokens, 1))
-        key = self.add(ARANGE, [], "keys", start=0, step=1, count=length, dtype="int64")
-        seen = self.add(ew.LESS_EQUAL, [key, at], "seen")
-        if starts is not None:
-            begun = self.add(ew.LESS_EQUAL, [self.add(RESHAPE, [starts], shape=(*several, 1, 1, 1, 1)), key], "begun")
-            seen = self.add(ew.AND, [seen, begun])
-        zero, hidden = (g.constant(np.array(n, np.float32), name) for n, name in ((0, "zero"), (HIDDEN, "hidden")))
-        near = seen
-        if c.window:
-            first = self.add(ew.SUB, [at, g.constant(np.array(c.window), "window")])
-            near = self.add(ew.AND, [seen, self.add(ew.LESS, [first, key])])
-        windowed = [c.windowed is None or n in c.windowed for n in range(c.layers)]
-        masks = {
-            which: self.add(ew.WHERE, [near if which else seen, zero, hidden], "near_mask" if which else "mask")
-            for which in sorted({*windowed})
-        }
-        if c.alibi:
-            slopes = g.constant(_slopes(c.heads).reshape(c.kv_heads, -1, 1, 1), "slopes")
-            bias = self.add(ew.MUL, [slopes, self.add(ew.CAST, [key], dtype="float32")], "biases")
-            masks = {which: self.add(ew.ADD, [mask, bias]) for which, mask in masks.items()}
-
-        rows = self.weights("model.embed_tokens.weight", (c.vocabulary, c.hidden))
-        assert isinstance(rows, np.ndarray)
-        table = g.constant(rows, "model.embed_tokens.weight")
-        x = self.add(GATHER, [table, ids if several else self.add(RESHAPE, [ids], shape=(tokens,))], "embedding", axis=0)
-        x = x if x.dtype == "float32" else self.add(ew.CAST, [x], dtype="float32")
-        if c.scaled_embedding:
-            x = self.add(ew.SCALE, [x], factor=sqrt(c.hidden))
-        if c.positions_from is not None:
-            vectors = self.floats("model.positions.weight", c.positions + c.positions_from, c.hidden)
-            row = own if not c.positions_from else self.add(ew.ADD, [own, g.constant(np.array(c.positions_from), "first_position")])
-            x = self.add(ew.ADD, [x, self.add(GATHER, [vectors, row], axis=0)], "placed")
-        if c.normalised_embedding:
-            x = self.norm(x, "model.embed_norm")
+        masks = self.masks(place, starts, length)
+        x = self.embedded(ids if several else self.add(RESHAPE, [ids], shape=(tokens,)), own)
         present = list[Value]()
         for n, cache in enumerate(caches):
-            prefix = f"model.layers.{n}"
-            h = self.norm(x, f"{prefix}.input_layernorm")
-            y, grown = self.attention(h, f"{prefix}.self_attn", n, cache, turn, masks[windowed[n]])
+            x, grown = self.layer(x, n, cache, turn, masks[self.has_window(n)])
             present += grown
-            y = self.linear(y, f"{prefix}.self_attn.o_proj", c.hidden, c.output_bias)
-            y = self.norm(y, f"{prefix}.self_attn.norm") if c.post_norms else y
-            if not c.parallel:
-                x = self.add(ew.ADD, [x, y], f"{prefix}.attended")
-            h = h if c.shared_norm else self.norm(x, f"{prefix}.post_attention_layernorm")
-            z = (
-                self.mixture(h, f"{prefix}.mlp", c.experts)
-                if c.experts and n in c.experts.layers
-                else self.mlp(h, f"{prefix}.mlp", c.intermediate)
-            )
-            z = self.norm(z, f"{prefix}.mlp.norm") if c.post_norms else z
-            z = self.add(ew.ADD, [y, z]) if c.parallel else z
-            x = self.add(ew.ADD, [x, z], f"{prefix}.out")
         axes, wanted = len(x.shape), as_dim(minimum(tokens, 1 + self.drafts)) if self.drafts else 1
         begin = (*(0 for _ in several), as_dim(as_expr(tokens) - wanted), 0)
         last = self.add(SLICE, [x], "last", starts=begin, steps=(1,) * axes, shape=(*several, wanted, c.hidden))
@@ -204,6 +157,70 @@ class _Decoder:
         else:
             logits = self.linear(y, "lm_head", c.vocabulary, result=result)
         return g.build([self.capped(logits, c.logit_cap, "logits"), *present])
+
+    def has_window(self, layer: int) -> bool:
+        """Whether queries of a layer see but some positions before them."""
+        c = self.config
+        return c.window > 0 and (c.windowed is None or layer in c.windowed)
+
+    def masks(self, place: Value, starts: Value | None, length: Dim) -> dict[bool, Value]:
+        """What is added to scores, for layers without and with a window: [tokens, length] for queries at the rows `place`; with a batch of
+        sequences that begin at the rows `starts` [batch, 1], or with biases of heads, more axes stand in front."""
+        c, g = self.config, self.g
+        at = self.add(RESHAPE, [place], shape=(place.shape[0], 1))
+        key = self.add(ARANGE, [], "keys", start=0, step=1, count=length, dtype="int64")
+        seen = self.add(ew.LESS_EQUAL, [key, at], "seen")
+        if starts is not None:
+            begun = self.add(ew.LESS_EQUAL, [self.add(RESHAPE, [starts], shape=(starts.shape[0], 1, 1, 1, 1)), key], "begun")
+            seen = self.add(ew.AND, [seen, begun])
+        zero, hidden = (g.constant(np.array(n, np.float32), name) for n, name in ((0, "zero"), (HIDDEN, "hidden")))
+        found = {}
+        for windowed in sorted({self.has_window(n) for n in range(c.layers)}):
+            visible = seen
+            if windowed:
+                first = self.add(ew.SUB, [at, g.constant(np.array(c.window), "window")])
+                visible = self.add(ew.AND, [seen, self.add(ew.LESS, [first, key])])
+            found[windowed] = self.add(ew.WHERE, [visible, zero, hidden], "near_mask" if windowed else "mask")
+        if c.alibi:
+            slopes = g.constant(_slopes(c.heads).reshape(c.kv_heads, -1, 1, 1), "slopes")
+            bias = self.add(ew.MUL, [slopes, self.add(ew.CAST, [key], dtype="float32")], "biases")
+            found = {windowed: self.add(ew.ADD, [mask, bias]) for windowed, mask in found.items()}
+        return found
+
+    def embedded(self, ids: Value, place: Value) -> Value:
+        """Vectors [..., hidden] of tokens [...] at positions [...]."""
+        c, g = self.config, self.g
+        rows = self.weights("model.embed_tokens.weight", (c.vocabulary, c.hidden))
+        assert isinstance(rows, np.ndarray)
+        x = self.add(GATHER, [g.constant(rows, "model.embed_tokens.weight"), ids], "embedding", axis=0)
+        x = x if x.dtype == "float32" else self.add(ew.CAST, [x], dtype="float32")
+        if c.scaled_embedding:
+            x = self.add(ew.SCALE, [x], factor=sqrt(c.hidden))
+        if c.positions_from is not None:
+            vectors = self.floats("model.positions.weight", c.positions + c.positions_from, c.hidden)
+            row = self.add(ew.ADD, [place, g.constant(np.array(c.positions_from), "first_position")]) if c.positions_from else place
+            x = self.add(ew.ADD, [x, self.add(GATHER, [vectors, row], axis=0)], "placed")
+        return self.norm(x, "model.embed_norm") if c.normalised_embedding else x
+
+    def layer(
+        self, x: Value, number: int, cache: tuple[Value, ...], turn: Callable[[Value], Value], mask: Value
+    ) -> tuple[Value, list[Value]]:
+        """(x [..., hidden] after a layer, its longer cache)"""
+        c, prefix = self.config, f"model.layers.{number}"
+        h = self.norm(x, f"{prefix}.input_layernorm")
+        y, grown = self.attention(h, f"{prefix}.self_attn", number, cache, turn, mask)
+        y = self.linear(y, f"{prefix}.self_attn.o_proj", c.hidden, c.output_bias)
+        y = self.norm(y, f"{prefix}.self_attn.norm") if c.post_norms else y
+        if not c.parallel:
+            x = self.add(ew.ADD, [x, y], f"{prefix}.attended")
+        h = h if c.shared_norm else self.norm(x, f"{prefix}.post_attention_layernorm")
+        if c.experts is not None and number in c.experts.layers:
+            z = self.mixture(h, f"{prefix}.mlp", c.experts)
+        else:
+            z = self.mlp(h, f"{prefix}.mlp", c.intermediate)
+        z = self.norm(z, f"{prefix}.mlp.norm") if c.post_norms else z
+        z = self.add(ew.ADD, [y, z]) if c.parallel else z
+        return self.add(ew.ADD, [x, z], f"{prefix}.out"), grown
 
     def mlp(self, x: Value, prefix: str, size: int) -> Value:
         """A layer of `size` elements inside, of x [..., hidden]."""
