@@ -83,11 +83,13 @@ class Programs:
         self.outputs.append(out)
         indices = tuple(v * scale + shift for v, _, _ in kept) or (E.const(0),)
         reducer = self.reducer()
-        match self.pick("store", "accumulate", "temporary"):
+        match self.pick("store", "accumulate", "temporary", "moved"):
             case "store":
                 return store(out, indices, self.value(loops, 2))
             case "accumulate":
                 return Accumulate(out, indices, self.value(loops, 2), reducer)
+            case "moved":
+                return self.moved(loops, out, indices)
         self.names += 1
         t, k = Buffer(f"t{self.names}", self.dtype, (3,), "register"), E.loop_var(f"k{self.names}", 3)
         inner = (*loops, (k, 3, "serial"))
@@ -99,6 +101,16 @@ class Programs:
                 store(out, indices, self.combine(t[0], t[1])),
             ),
         )
+
+    def moved(self, loops: tuple[tuple[Expr, int, str], ...], out: Buffer, indices: tuple[Expr, ...]) -> Stmt:
+        """What is read at a place that is changed where something holds of what was there before."""
+        self.names += 1
+        at = Buffer(f"at{self.names}", "int64", (1,), "register")
+        place = sum((v for v, _, _ in loops if self.draw(st.booleans())), at[0])  # within SIZE
+        test = E.not_equal(self.inputs[0][place], self.inputs[1][place])
+        read = self.combine(self.inputs[0][place], self.inputs[1][place])
+        first, then = (store(at, (E.const(0),), E.const(self.draw(st.integers(0, 3)))) for _ in range(2))
+        return Allocate(at, block(first, If(test, then), store(out, indices, read)))
 
     def reducer(self) -> E.Reducer:
         function = self.pick(*self.reducers)
