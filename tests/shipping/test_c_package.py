@@ -16,7 +16,7 @@ import tcomp
 from tcomp.errors import InputError, TcompError
 from tcomp.options import CompileOptions
 from tcomp.pipeline import compile_model
-from tcomp.shipping.c_entry import HUGE_PAGE
+from tcomp.runtime.workspace import HUGE_PAGE
 from tcomp.shipping.c_interface import CInterface, package_name
 from tcomp.shipping.c_package import write_c_package
 from tcomp.target import Target
