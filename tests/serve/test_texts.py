@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import http.client
 import json
 import threading
@@ -19,7 +20,10 @@ pytest.importorskip("jinja2", reason="pip install 'tcomp[generate]'")
 from tcomp.errors import TcompError
 from tcomp.generation import Generator, Scheduler
 from tcomp.generation.scheduler import Progress
+from tcomp.serve.metrics import Metrics
+from tcomp.serve.options import ModelOptions
 from tcomp.serve.text import parameters
+from tcomp.serve.text.queue import TextQueue
 from tests.language_models.test_generation import CONFIG, PROMPT, byte_generator, greedy, small_model
 
 TEMPLATE = "{% for m in messages %}{{ m.role }} {{ m.content }} {% endfor %}{% if add_generation_prompt %}assistant{% endif %}"
@@ -186,6 +190,19 @@ def test_a_client_that_goes_stops_its_text(texts: Running, monkeypatch: pytest.M
     while steps[0].running and time.monotonic() < end:
         time.sleep(0.005)
     assert count() and len(steps) < 8
+
+
+def test_texts_that_end_before_somebody_asks_are_whole() -> None:
+    async def run() -> list[Any]:
+        queue = TextQueue("m-1", byte_generator(), ModelOptions(), Metrics().of("m", "1", 1))
+        with queue.join([queue.generator.request("a", 4), queue.generator.request("b", 2)]) as asked:
+            while any(request.finish is None for request in asked.requests):
+                await asyncio.sleep(0)
+            found = [progress async for progress in asked.pieces()]
+        await queue.close()
+        return found
+
+    assert sorted(progress.number for progress in asyncio.run(run())) == [0, 0, 0, 0, 1, 1]
 
 
 def test_openais_client(texts: Running) -> None:

@@ -34,6 +34,7 @@ class Texts:
 
     def __init__(self, queue: TextQueue, requests: Sequence[Request], deadline: float | None) -> None:
         self.requests, self.deadline, self.arrived = requests, deadline, time.monotonic()
+        self._left = sum(request.finish is None for request in requests)  # now: the thread may end them before somebody asks
         self._queue, self._found = queue, asyncio.Queue[Progress | Exception]()
 
     def __enter__(self) -> Self:
@@ -44,12 +45,11 @@ class Texts:
 
     async def pieces(self) -> AsyncIterator[Progress]:
         """What is computed, until all texts are whole. Raises what any of them ended with."""
-        left = sum(request.finish is None for request in self.requests)
-        while left:
+        while self._left:
             found = await self._found.get()
             if isinstance(found, Exception):
                 raise found
-            left -= found.finish is not None
+            self._left -= found.finish is not None
             yield found
 
     def deliver(self, found: Sequence[Progress | Exception]) -> None:
