@@ -187,7 +187,7 @@ def test_large_weights_are_checked_by_several_threads_or_by_one_if_need_be(monke
 
 
 def test_large_files_are_mapped_in_huge_pages(tmp_path: Path) -> None:
-    """Where Linux has them for the files of this folder, that is: then for a copy made by one large write, too."""
+    """Where Linux has them for the files of this folder, and free ones: then for a copy made by one large write, too."""
     weights = [(str(n), np.full(size, n, np.uint8)) for n, size in enumerate((3 << 20, 100, 5 << 20, 1 << 20, 77, 4 << 20))]
     written, saved, plain = tmp_path / "written", tmp_path / "saved", tmp_path / "plain"
     write_artifact(written, CODE, weights, models.AFFINE_MANIFEST)
@@ -200,7 +200,7 @@ def test_large_files_are_mapped_in_huge_pages(tmp_path: Path) -> None:
         artifact.verify()
         mapping = Path("/proc/self/smaps").read_text().partition(str(path))[2]
         huge[path] = int(mapping.partition("FilePmdMapped:")[2].split()[0]) if "FilePmdMapped:" in mapping else 0
-    assert huge[written] >= huge[plain] and huge[saved] >= huge[plain]
+    assert not huge[plain] or (huge[written] and huge[saved])
 
 
 def test_without_mapping_a_file_may_change(tmp_path: Path) -> None:
