@@ -468,8 +468,8 @@ def _only(reads: Sequence[E.Expr], axis: E.Expr) -> E.Expr | None:
 
 def _inherited(t: Tensor, body: E.Expr, layouts: Mapping[Tensor, Layout]) -> Layout | None:
     """The order of the largest input's axes, carried over to the axes of the result that index them (of equal ones, what is not row-major);
-    where it has another rank (tokens that become an image), the last one. None where lanes would run across separate products: where both
-    operands of one have the last axis, and others for themselves."""
+    where it has another rank (tokens that become an image), the last one, unless that is the same for all elements of an axis. None where
+    lanes would run across separate products: where both operands of one have the last axis, and others for themselves."""
     place, found = {a: n for n, a in enumerate(t.axes)}, list[tuple[int, Layout]]()
     row_major = 0  # bytes of the largest input that lies in order, and is read so or is a matrix of a product
     otherwise: Layout | None = None
@@ -477,7 +477,9 @@ def _inherited(t: Tensor, body: E.Expr, layouts: Mapping[Tensor, Layout]) -> Lay
     largest = max(map(_bytes, reads), default=0)
     for r in reads:
         layout = layouts.get(r.attr)
-        if r.args and r.attr.ndim != t.ndim and layout is None and _bytes(r) == largest and r.args[-1] in t.axes[:-1]:
+        elsewhere = r.args and r.attr.ndim != t.ndim and layout is None and r.args[-1] in t.axes[:-1]
+        whole = {a for a, n in zip(t.axes, t.shape, strict=True) if n != 1} <= set(E.variables(*r.args))  # not one row for all others
+        if elsewhere and whole and t.shape[-1] != 1 and _bytes(r) == largest:
             otherwise = _last(t.axes.index(r.args[-1]), t.ndim)
         if layout is None and (r.args == t.axes or (r.attr.ndim == t.ndim == 2 and _reductions(body))):
             row_major = max(row_major, _bytes(r))

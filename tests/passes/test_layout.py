@@ -315,6 +315,16 @@ def test_a_bias_has_no_say_in_the_order_of_an_image(unchanged):
     assert layouts(chosen(unchanged, b.build(z)))["sum"] is None
 
 
+def test_positions_of_tokens_have_no_say_in_the_order_of_a_mask(unchanged):
+    """Rows of one token each: lanes along the tokens would be empty for a new one."""
+    rows, b = dim("rows", 1, 64), GraphBuilder("net")
+    (p,) = b.add(mv.RESHAPE, [b.input("places", "float32", (rows,))], {"shape": (rows, 1)}, "column")
+    (k,) = b.add(mv.ARANGE, [], {"start": 0, "step": 1, "count": 48, "dtype": "float32"}, "keys")
+    (y,) = b.add(ew.SUB, [k, p], name="mask")
+    z = [b.add(op, [y], name=op.name)[0] for op in (ew.EXP, ew.NEG)]
+    assert layouts(chosen(unchanged, b.build(z)))["mask"] is None
+
+
 def test_channels_stay_last_through_a_resize(unchanged):
     """Its rows and columns are windows too, looked up in a table."""
     b = GraphBuilder("resized")
