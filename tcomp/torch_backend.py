@@ -154,8 +154,7 @@ class _Call:
     def __call__(self, *args: Any) -> Any:
         found: Sequence[Any] = ()
         if self.model is not None:
-            given = zip(self.imported.graph.inputs, self.imported.inputs, strict=True)
-            found = [*self.model.run({value.name: array_of(args[n]) for value, n in given}).values()]
+            found = self.model._execute([array_of(args[n]) for n in self.imported.inputs])
         results = [tensor_of(found[r]) if kind == "output" else self.size(r, args) for kind, r in self.imported.results]
         return results[0] if self.single else results
 
