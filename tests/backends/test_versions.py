@@ -111,7 +111,7 @@ def test_a_version_takes_whole_panels():
     """Weights lie in panels as wide as the register tile for all sizes; few rows alone would have tiles of another width."""
     backend, n = backend_of("cpu -mcpu=znver4"), dim("n", 0)
     b = GraphBuilder()
-    x, w = b.input("x", "float32", (n, 16, 512)), b.input("w", "float32", (512, 512))
+    x, w = b.input("x", "float32", (n, 5, 512)), b.input("w", "float32", (512, 512))
     body = b.build(b.add(MATMUL, [x, w]))
     packed = with_layouts(body, layouts := operand_layouts(body, frozenset({1}), backend))
 
@@ -121,6 +121,15 @@ def test_a_version_takes_whole_panels():
 
     panel = layouts[1].pieces[-1].mod
     assert columns(with_sizes(body, {n: 1})) % panel != 0 == columns(with_sizes(packed, {n: 1})) % panel
+
+
+def test_tiles_divide_the_rows_of_each_image():
+    """49 rows of each of any number of images: tiles of 7 rows, and no code for the last rows of the last tile."""
+    backend = backend_of("cpu -mcpu=znver4")
+    b = GraphBuilder()
+    x, w = b.input("x", "float32", (dim("n", 1), 49, 64)), b.input("w", "float32", (64, 32))
+    kernel = build_loops(b.build(b.add(RELU, b.add(MATMUL, [x, w]))), "kernel", backend).kernel
+    assert "n * 7" in str(kernel) and "if " not in str(kernel)
 
 
 def test_a_graph_with_fixed_sizes():

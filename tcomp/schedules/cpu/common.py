@@ -5,14 +5,14 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from itertools import pairwise
-from math import prod
+from math import gcd, prod
 
 from tcomp.errors import ScheduleError
 from tcomp.ir import expr as E
 from tcomp.ir.access import stride
 from tcomp.ir.dtypes import itemsize
 from tcomp.ir.loops import VECTORIZED, Accumulate, Buffer, For, If, expressions, walk
-from tcomp.ir.simplify import as_dim
+from tcomp.ir.simplify import as_dim, linear, simplify
 from tcomp.schedules.analysis.access_patterns import Nest, extent_of
 from tcomp.schedules.knobs import Knobs
 from tcomp.schedules.primitives import editing
@@ -42,7 +42,7 @@ def divides(n: int, extent: E.Dim) -> bool:
 
 def whole_tiles(extent: E.Dim, n: int) -> E.Dim | None:
     """How many tiles of `n` elements of a loop are whole, where the last one may not be; None where all are."""
-    return None if divides(n, extent) else as_dim(E.as_expr(extent) // n)
+    return None if as_dim(simplify(E.as_expr(extent) % n)) == 0 else as_dim(E.as_expr(extent) // n)
 
 
 def extent(s: Schedule, loop: str) -> E.Dim:
@@ -126,6 +126,11 @@ def unguard_lanes(s: Schedule) -> None:
         if isinstance(x, For) and x.kind == VECTORIZED and isinstance(x.body, If) and isinstance(x.body.then, Accumulate):
             with suppress(ScheduleError):
                 s.unguard(x.var.name)
+
+
+def factor(extent: E.Dim) -> int:
+    """A number that an extent is certainly a multiple of."""
+    return gcd(*linear(E.as_expr(extent)).values())
 
 
 def least(extent: E.Dim) -> int:

@@ -312,6 +312,9 @@ def tile_of(nest: Nest, target: CpuTarget, knobs: Knobs) -> Tile:
     part = work_partition.row_parts(nest, target, knobs)
     rows, outer_rows = (1 if x is None else extent_of(x.extent) if part is None or part[0] is not x else part[1] for x in (row, outer))
     multiple, outer_multiple = (part[1] if part is not None and part[0] is x else 0 for x in (row, outer))  # what tiles divide
+    if row is not None and not isinstance(row.extent, int):  # the rows of some images, say: tiles of which none is cut
+        known = common.factor(row.extent)
+        multiple = known if any(known % n == 0 for n in work_partition.TILE_ROWS) else 0
     # Rows whose distance is a multiple of `Core.l1_span` share one set of the first-level cache, of half of it two: more evict each other.
     step = 0 if row is None else max((abs(stride(r, row.var) or 0) * itemsize(r.attr.dtype) for r in nest.reads), default=0)
     in_sets = int(target.l1 // gcd(step, target.core.l1_span) * OPERAND_WAYS)

@@ -380,7 +380,8 @@ def collapse(kernel: L.Kernel, apart: int | None = None) -> L.Kernel:
     if any(isinstance(s, L.While | L.If | L.Call | L.Prefetch) for s in L.walk(kernel.body)):
         return kernel  # imperative programs keep their shape
     kernel = _without_units(kernel)
-    for least in (1, apart) if apart is not None else (None,):  # known extents are merged with each other first
+    limits: list[int | None] = [None] if apart is None else [1, apart]  # known extents are merged with each other first
+    for least in limits:
         failed = set[Pair]()
         while (found := _mergeable(kernel.body, failed, least)) is not None:
             kernel = _merge(kernel, *found)
