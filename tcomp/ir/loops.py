@@ -341,7 +341,10 @@ def redirect(stmt: Stmt, place: Callable[[Buffer, tuple[Expr, ...]], Place | Non
             s = replace(s, buffer=found[0], indices=found[1])
         return s
 
-    return visit(map_expressions(stmt, lambda e: E.rewrite(e, rule)))
+    def redirected(e: Expr) -> Expr:
+        return E.rewrite(e, rule) if any(place(r.attr, r.args) is not None for r in E.reads(e)) else e
+
+    return visit(map_expressions(stmt, redirected))
 
 
 STACK_LIMIT = 64 << 10  # bytes of one temporary that lives on the stack of a thread

@@ -8,12 +8,13 @@ quick test settles what is done element by element, isl the rest; what isl canno
 from __future__ import annotations
 
 from collections.abc import Sequence
-from itertools import product
+from itertools import combinations, product
 
 import islpy as isl
 
 from tcomp.ir import expr as E, loops as L
 from tcomp.ir.access import Access, accesses
+from tcomp.ir.expr import Expr
 from tcomp.ir.loops import Buffer, Kernel, Stmt
 from tcomp.ir.polyhedral.model import READ, Instance, Relation, TooHard, limited, map_of, model
 from tcomp.schedules.analysis.dependence import determined
@@ -35,13 +36,27 @@ def reusable_in_place(kernel: Kernel) -> list[tuple[Buffer, Buffer]]:
 
 
 def _elementwise(found: Sequence[Access], source: Buffer, output: Buffer) -> bool:
-    """A single statement writes the output, and it alone reads the input: at the same indices, which determine the iteration."""
-    writes = [a for a in found if a.buffer is output and a.writes]
-    if len(writes) != 1 or not isinstance((write := writes[0]).statement, L.Store):
+    """Each element of the output is written once, and that iteration alone reads the element of the input: at the indices of the store,
+    which determine the iteration; and the ranges of several stores, of a tile and of the rest, say, have nothing in common."""
+    writes = {a.statement: a for a in found if a.buffer is output and a.writes}
+    for a in (a for a in found if a.buffer is source or a.buffer is output):
+        if (write := writes.get(a.statement)) is None or a.indices != write.indices or (a.buffer is output and not a.writes):
+            return False
+    if not writes or not all(isinstance(s, L.Store) for s in writes):
         return False
-    alike = all(a.statement is write.statement and a.indices == write.indices for a in found if a.buffer is source)
-    around = [x.var for x in write.loops]
-    return alike and determined([write.indices], around).issuperset(around)
+    for write in writes.values():
+        around = [x.var for x in write.loops]
+        if not determined([write.indices], around).issuperset(around):
+            return False
+    return all(_apart(a.indices, b.indices) for a, b in combinations(writes.values(), 2))
+
+
+def _apart(one: Sequence[Expr], other: Sequence[Expr]) -> bool:
+    """Whether two places differ whatever the iterations."""
+    return any(
+        (a[1] is not None and b[0] is not None and a[1] < b[0]) or (b[1] is not None and a[0] is not None and b[1] < a[0])
+        for a, b in zip(map(E.bounds, one), map(E.bounds, other), strict=True)
+    )
 
 
 def _read_before(body: Stmt, source: Buffer, output: Buffer) -> bool:
