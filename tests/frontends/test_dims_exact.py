@@ -52,7 +52,7 @@ def test_versions_for_each_size():
     check(module, import_model(proto), (1, 2, 8, 9, 32, 33))
     assert len(schedules(module)) > len(schedules(usual))
     of_last = [s for s in schedules(module) if "s" in s["kernels"] or any("s" in k.split() for k in s["kernels"])]
-    assert len(of_last) in (0, 4)  # three sizes, and all: also a sum without a product
+    assert 1 < len(of_last) <= 4  # also a sum without a product, at those of the sizes where its loops differ
     fixed = {len(s["schedule"]) for s in schedules(tcomp.compile(proto, dims={"n": 32}))}
     assert fixed  # compiles for the size alone as well
 
