@@ -119,6 +119,7 @@ class Primitives:
     expand = _method(storage.expand)
     prefetch = _method(memory_latency.prefetch)
     promote = _method(storage.promote)
+    tighten = _method(guards.tighten)
     unguard = _method(guards.unguard)
     clean = _method(guards.clean)
     note = _method(guards.note)

@@ -188,9 +188,12 @@ def schedule(s: Schedule, found: SoftmaxProduct, target: CpuTarget, knobs: Knobs
             partial = s.rfactor(c.leaf.buffer.name, loop.var.name, width)
             s.compute_at(partial, row, "register")
             partial_loops(s, partial, loop.extent, width)
-    unguard_lanes(s)
     for loops in shared:
         threads(s, [x for x in loops if x in s.loops], True, knobs)
+    for name in list(s.loops):  # rows and keys behind the last ones are not computed
+        with suppress(ScheduleError):
+            s.tighten(name)
+    unguard_lanes(s)
 
 
 def row_and_column_loops(s: Schedule, found: SoftmaxProduct, product: Nest) -> tuple[For, For, list[str]]:

@@ -6,10 +6,10 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 
 from tcomp.ir import expr as E, loops as L
-from tcomp.ir.access import coefficient, in_range, indices_of, within
+from tcomp.ir.access import coefficient, in_range, indices_of, within, without
 from tcomp.ir.dtypes import is_float
 from tcomp.ir.expr import INDEX, Dim, Expr, as_expr, loop_var
-from tcomp.ir.simplify import as_dim, difference, prove, simplify
+from tcomp.ir.simplify import as_dim, difference, prove, same_dim, simplify
 from tcomp.schedules.analysis.legality import out_of_bounds
 from tcomp.schedules.handles import Loop, LoopCopy, Stage
 from tcomp.schedules.primitives import editing
@@ -125,7 +125,7 @@ def specialize(kernel: L.Kernel, loop: Loop) -> tuple[L.Kernel, LoopCopy]:
         selections += [s.cond] if isinstance(s, L.If) else [e.args[0] for e in E.walk(*L.expressions(s)) if e.op == "select"]
     conditions = dict.fromkeys(c for root in selections for c in E.conjuncts(root) if not E.reads(c))
     inside = {x.var: as_expr(x.extent) for x in L.walk(target) if isinstance(x, L.For)}
-    whole = {c: simplify(e) for c in conditions if (e := _hardest(c, inside)) is not None}
+    whole = {c: simplify(e) for c in conditions if (e := _extreme(c, inside, hardest=True)) is not None}
     whole = {c: e for c, e in whole.items() if e.op != "const" or e.attr}
     tests = [e for e in dict.fromkeys(whole.values()) if e.op != "const"]
     refuse_if(not tests, f"`{loop}` tests nothing that could be tested in front of it", "it is about conditions linear in the loops inside")
@@ -134,8 +134,9 @@ def specialize(kernel: L.Kernel, loop: Loop) -> tuple[L.Kernel, LoopCopy]:
     return nesting(replaced(kernel, {target: L.If(E.all_of(tests), fast, other)})), LoopCopy(names[target.var.name], copies=names)
 
 
-def _hardest(condition: Expr, inside: Mapping[Expr, Expr]) -> Expr | None:
-    """What a condition says in those iterations of the loops inside in which it is hardest to hold; None where that is not known."""
+def _extreme(condition: Expr, inside: Mapping[Expr, Expr], hardest: bool) -> Expr | None:
+    """What a condition says in those iterations of the loops inside in which it is hardest, or easiest, to hold; None where that is not
+    known."""
     moving = [v for v in E.variables(condition) if v in inside]
     if not moving:
         return condition
@@ -143,7 +144,7 @@ def _hardest(condition: Expr, inside: Mapping[Expr, Expr]) -> Expr | None:
         return None
     gap = difference(condition.args[1], condition.args[0])  # a < b is 0 < b - a
     steps = {v: coefficient(gap, v) for v in moving}
-    ends = {v: as_expr(0) if step >= 0 else inside[v] - 1 for v, step in steps.items() if step is not None}
+    ends = {v: as_expr(0) if (step >= 0) == hardest else inside[v] - 1 for v, step in steps.items() if step is not None}
     linear = len(ends) == len(moving) and inside.keys().isdisjoint(E.variables(*ends.values()))
     return E.substitute(condition, ends) if linear else None
 
@@ -151,6 +152,65 @@ def _hardest(condition: Expr, inside: Mapping[Expr, Expr]) -> Expr | None:
 def _settled(s: L.Stmt) -> L.Stmt | None:
     """What is left of an `if` that is known to hold."""
     return rebuild(s.then, _settled) if isinstance(s, L.If) and s.cond is TRUE else None
+
+
+def tighten(kernel: L.Kernel, loop: Loop) -> L.Kernel:
+    """End a serial loop before the iterations that store nothing, because no condition inside holds there.
+
+    Legal where all stores, but those into temporaries of one iteration, stand under one condition that is linear in the loop and in the
+    loops inside: it holds nowhere in the iterations that are left out. Good for tiles at an edge: those behind it are not computed.
+
+    >>> A = te.placeholder((te.var("n"),), name="A")
+    >>> s = Schedule(te.compute(A.shape, lambda i: A[i] * 2, name="B"))
+    >>> s.split("B.i", 32), s.split("B.i.i", 8)
+    (('B.i.o', 'B.i.i'), ('B.i.i.o', 'B.i.i.i'))
+    >>> s.tighten("B.i.i.o")
+    >>> print(s.loops["B.i.i.o"])
+    for B.i.i.o in 0..min(4, max(0, (n + 7) // 8 - B.i.o * 4)) {
+      for B.i.i.i in 0..8 {
+        if B.i.i.i + B.i.i.o * 8 + B.i.o * 32 < n {
+          B[B.i.i.i + B.i.i.o * 8 + B.i.o * 32] = A[B.i.i.i + B.i.i.o * 8 + B.i.o * 32] * 2.0f
+        }
+      }
+    }
+    """
+    target = find_loop(kernel, loop)
+    refuse_if(target.kind != L.SERIAL, f"`{loop}` is {target.kind}", "only the number of serial iterations may differ")
+    refuse_if(any(isinstance(s, L.While) for s in L.walk(target)), f"`{loop}` has a while loop inside")
+    own = {s.buffer for s in L.walk(target) if isinstance(s, L.Allocate)}
+    inside = {x.var: as_expr(x.extent) for x in L.walk(target.body) if isinstance(x, L.For)}
+    found = [{end for c in known if (end := _end(c, target.var, inside)) is not None} for known in _store_conditions(target.body, own)]
+    common = set.intersection(*found) if found else set[Expr]()
+    refuse_if(not common, f"no condition around all stores in `{loop}` tells from which iteration on it does not hold")
+    end = min(common, key=str)
+    end = simplify(end if prove(end >= 0) else E.maximum(end, 0))
+    extent = as_dim(end if prove(end <= target.extent) else simplify(E.minimum(end, target.extent)))
+    refuse_if(same_dim(extent, target.extent), f"`{loop}` stores something in its last iteration")
+    shorter = loop_var(target.var.name, extent)
+    return replaced(kernel, {target: L.For(shorter, extent, rebuild(rebind(target.body, {target.var: shorter}), _settled), target.kind)})
+
+
+def _store_conditions(s: L.Stmt, own: Collection[L.Buffer], known: tuple[Expr, ...] = ()) -> list[tuple[Expr, ...]]:
+    """Of each store into other buffers than `own`, the conditions around it."""
+    if isinstance(s, L.Store | L.Accumulate):
+        return [] if s.buffer in own else [known]
+    found = []
+    for c in L.children(s):
+        more = E.conjuncts(s.cond) if isinstance(s, L.If) and c is s.then else ()
+        found += _store_conditions(c, own, (*known, *more))
+    return found
+
+
+def _end(condition: Expr, v: Expr, inside: Mapping[Expr, Expr]) -> Expr | None:
+    """After how many iterations of a loop a condition holds in no iteration of the loops inside; None where that is not known."""
+    easiest = None if E.reads(condition) else _extreme(condition, inside, hardest=False)
+    if easiest is None or easiest.op not in ("lt", "le") or easiest.args[0].dtype != INDEX:
+        return None
+    gap = difference(easiest.args[1], easiest.args[0])
+    if (parts := without(gap, v)) is None or parts[0] >= 0:
+        return None
+    step, rest = -parts[0], parts[1] if easiest.op == "lt" else parts[1] + 1  # it holds while v * step < rest
+    return simplify((rest + (step - 1)) // step)
 
 
 def unguard(kernel: L.Kernel, loop: Loop) -> L.Kernel:
