@@ -9,7 +9,8 @@
 #include <vector>
 
 dim3_ threadIdx, blockIdx;
-struct Fiber { ucontext_t context; std::vector<char> stack; dim3_ place; bool done; };
+struct Fiber { ucontext_t context; dim3_ place; bool done; };
+static const size_t STACK = 1 << 18;  // bytes of a fiber's stack, of which it touches few
 static std::vector<Fiber> fibers;
 static ucontext_t scheduler;
 static Fiber *current;
@@ -160,10 +161,8 @@ int run(bool barriers, bool descending, const int *grid, const int *block, void 
   late = descending;
   together = barriers;
   stuck = misaligned = false;
-  if (barriers && (int)fibers.size() < threads) {
-    fibers.resize(threads);
-    for (auto &f : fibers) f.stack.resize(1 << 18);
-  }
+  if (barriers && (int)fibers.size() < threads) fibers.resize(threads);
+  std::unique_ptr<char[]> stacks(barriers ? new char[threads * STACK] : nullptr);  // not cleared: pages that nobody touches take no memory
   for (int n = 0; n < grid[0] * grid[1] * grid[2]; ++n) {
     copies.clear();
     bulk.clear();
@@ -175,7 +174,7 @@ int run(bool barriers, bool descending, const int *grid, const int *block, void 
       Fiber &f = fibers[t];
       f.place = place; f.done = false;
       getcontext(&f.context);
-      f.context.uc_stack.ss_sp = f.stack.data(); f.context.uc_stack.ss_size = f.stack.size(); f.context.uc_link = nullptr;
+      f.context.uc_stack.ss_sp = &stacks[t * STACK]; f.context.uc_stack.ss_size = STACK; f.context.uc_link = nullptr;
       makecontext(&f.context, enter, 0);
     }
     for (bool some = barriers; some;) {
