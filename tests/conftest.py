@@ -32,8 +32,8 @@ def golden(request: pytest.FixtureRequest) -> Callable[[str, str], None]:
 
 
 def pytest_xdist_auto_num_workers() -> int:
-    """One worker of pytest-xdist more than there are cores, as some tests wait: for other processes, for time to pass."""
-    return len(os.sched_getaffinity(0)) + 1
+    """Two workers of pytest-xdist more than there are cores, as some tests wait: for other processes, for time to pass."""
+    return len(os.sched_getaffinity(0)) + 2
 
 
 def pytest_configure() -> None:
