@@ -22,7 +22,7 @@ from tcomp.runtime.stopping import answer_interrupts
 from tcomp.runtime.trace import Events
 from tests.models import nets
 from tests.runtime import native_models as models
-from tests.runtime.forked import in_child
+from tests.runtime.alone import alone
 from tests.runtime.test_module import DLPack, random, reference
 
 ONE = np.float32(1)
@@ -37,7 +37,7 @@ def tasks() -> int:
 # ---- one pool ---------------------------------------------------------------------------------
 
 
-@in_child
+@alone
 def test_modules_share_the_threads_of_one_pool(affine: bytes) -> None:
     before, x = tasks(), random(5000)
     loaded = [Module.load(affine, threads=threads) for threads in (2, 4, 3, 4, 1)]

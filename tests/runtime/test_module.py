@@ -23,7 +23,7 @@ from tcomp.runtime import Module, TensorSpec, host, numpy_dtype, read_artifact
 from tcomp.runtime.arrays import admit
 from tcomp.runtime.manifest import from_saved, to_saved
 from tests.runtime import native_models as models
-from tests.runtime.forked import in_child
+from tests.runtime.alone import alone
 
 W = models.W
 
@@ -303,7 +303,7 @@ def test_modules_loaded_one_after_the_other_are_not_confused(affine: bytes, filt
     assert all(module([2.0]).tolist() == [[2.0], [-2.0]] for module in kept)
 
 
-@in_child
+@alone
 def test_unloading_frees_descriptors_threads_and_mappings(affine: bytes, tmp_path: Path) -> None:
     path = tmp_path / "model.tcomp"
     path.write_bytes(affine)
