@@ -69,7 +69,7 @@ class Generator:
         tokenizer or template that cannot be read."""
         path = Path(folder)
         if not isinstance(model, LoadedModel):
-            # Read, not mapped: weights stream up to three times as fast from the large pages that memory of its own has.
+            # Read, not mapped: without large pages for files, weights stream up to three times as fast from memory of its own.
             model = Module.load(os.fspath(model), threads=threads, mmap=False)
         return cls(model, read_tokenizer(path / TOKENIZER), end_tokens(path), chat=chat_template(path))
 

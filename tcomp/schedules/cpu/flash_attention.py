@@ -21,7 +21,7 @@ from tcomp.errors import ScheduleError
 from tcomp.ir import expr as E
 from tcomp.ir.dtypes import itemsize
 from tcomp.ir.fallback import FallbackKind
-from tcomp.ir.loops import STACK_LIMIT, Accumulate, For, Kernel, Store
+from tcomp.ir.loops import SERIAL, STACK_LIMIT, Accumulate, For, If, Kernel, Store, walk
 from tcomp.schedules.analysis.access_patterns import (
     Nest,
     batch_axes,
@@ -190,9 +190,10 @@ def schedule(s: Schedule, found: SoftmaxProduct, target: CpuTarget, knobs: Knobs
             partial_loops(s, partial, loop.extent, width)
     for loops in shared:
         threads(s, [x for x in loops if x in s.loops], True, knobs)
-    for name in list(s.loops):  # rows and keys behind the last ones are not computed
+    tested = {v for c in walk(s.kernel.body) if isinstance(c, If) for v in E.variables(c.cond)}
+    for name in [x.var.name for x in walk(s.kernel.body) if isinstance(x, For) and x.kind == SERIAL and x.var in tested]:
         with suppress(ScheduleError):
-            s.tighten(name)
+            s.tighten(name)  # rows and keys behind the last ones are not computed
     unguard_lanes(s)
 
 
