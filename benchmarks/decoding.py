@@ -19,16 +19,13 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from rich import box
-from rich.console import Console
-from rich.table import Table
 
 from tcomp.frontends.language_models.config import DecoderConfig
 from tcomp.frontends.language_models.decoder import decoder_graph
 from tcomp.runtime import Module, State
 
 from .timing import Call, least_times
-from .weights import SIZES, VOCABULARY, config_of, decoder, numbers, random_weights
+from .weights import SIZES, VOCABULARY, config_of, decoder, numbers, random_weights, show
 
 GGUF_TYPES = {"int4": "Q4_0", "int8": "Q8_0"}
 ROOM = 16  # tokens that a cache has room for behind the context
@@ -210,15 +207,7 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--json", type=Path, metavar="FILE", help="write all figures there")
     args = parser.parse_args(argv)
     rows = list(measured(args))
-    table, names = Table(box=box.SIMPLE, title="tokens a second"), list(dict.fromkeys(name for row in rows for name in row))
-    for name in names:
-        table.add_column(name, justify="right")
-    for row in rows:
-        found = (row.get(name, "-") for name in names)
-        table.add_row(*(f"{value:.1f}" if isinstance(value, float) else str(value) for value in found))
-    Console(width=200).print(table)
-    if args.json:
-        args.json.write_text(json.dumps(rows, indent=1), encoding="utf-8")
+    show(rows, args.json, "tokens a second")
     return 0
 
 

@@ -19,7 +19,7 @@ import argparse
 import json
 import sys
 import zlib
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -200,6 +200,19 @@ def numbers(text: str) -> list[int]:
     return [int(n) for n in text.split(",")]
 
 
+def show(rows: Sequence[dict[str, Any]], file: Path | None, title: str = "") -> None:
+    """Print rows, which may lack columns, as a table; write them to a file of JSON, if one is given."""
+    table, names = Table(box=box.SIMPLE, title=title or None), list(dict.fromkeys(name for row in rows for name in row))
+    for name in names:
+        table.add_column(name, justify="right")
+    for row in rows:
+        found = (row.get(name, "-") for name in names)
+        table.add_row(*(f"{value:.3f}" if isinstance(value, float) else str(value) for value in found))
+    Console(width=200).print(table)
+    if file is not None:
+        file.write_text(json.dumps(rows, indent=1), encoding="utf-8")
+
+
 def main(argv: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(
         prog="python -m benchmarks.weights", description=__doc__, formatter_class=argparse.RawTextHelpFormatter
@@ -225,14 +238,7 @@ def main(argv: list[str] | None = None) -> int:
         print(
             "  ".join(f"{name} {value:.4g}" if isinstance(value, float) else f"{name} {value}" for name, value in row.items()), flush=True
         )
-    table = Table(box=box.SIMPLE)
-    for name in rows[0]:
-        table.add_column(name, justify="right")
-    for row in rows:
-        table.add_row(*(f"{value:.3f}" if isinstance(value, float) else str(value) for value in row.values()))
-    Console(width=200).print(table)
-    if args.json:
-        args.json.write_text(json.dumps(rows, indent=1), encoding="utf-8")
+    show(rows, args.json)
     return 0
 
 
