@@ -162,4 +162,8 @@ class _Call:
         """A result that is no tensor."""
         if not isinstance(value, Expr):
             return value
-        return evaluate_int(value, {v: args[self.imported.sizes[v]] for v in variables(value)})
+        known = {}
+        for symbol in variables(value):
+            number, axis = self.imported.sizes[symbol]
+            known[symbol] = args[number] if axis is None else args[number].shape[axis]
+        return evaluate_int(value, known)

@@ -57,7 +57,7 @@ def import_program(program: ExportedProgram) -> Graph:
     }
     imported = import_fx(module, constants, program.range_constraints)
     others = [str(value) for kind, value in imported.results if kind != "output"]
-    if imported.sizes or others:
+    if others or any(axis is None for _, axis in imported.sizes.values()):
         what = f"a result is {others[0]}" if others else "an input is a number"
         raise UnsupportedError(f"{what}, and artifacts have only tensors", hint="export a module of tensors alone")
     return imported.graph

@@ -27,12 +27,13 @@ aten = torch.ops.aten
 @dataclass(frozen=True)
 class Imported:
     """A graph, and what its inputs and results are in the FX graph: numbers of placeholders; for each result of the FX graph the number of
-    an output, or a size, or None. `sizes`: the placeholders that are symbolic sizes."""
+    an output, or a size, or None. `sizes` says where to find each symbol of sizes: (number of a placeholder, None) if that is the size,
+    (number, axis) if it is an extent of that tensor."""
 
     graph: Graph
     inputs: tuple[int, ...]
     results: tuple[tuple[str, Any], ...]
-    sizes: Mapping[Expr, int]
+    sizes: Mapping[Expr, tuple[int, int | None]]
 
 
 @cache
@@ -77,7 +78,7 @@ class _Importer:
         self.context = Context(GraphBuilder("torch"), Dims(ranges))
         self.values: dict[Node, Any] = {}
         self.placeholders: list[int] = []
-        self.sizes: dict[Expr, int] = {}
+        self.sizes: dict[Expr, tuple[int, int | None]] = {}
         self.foreign: set[Node] = set()  # of types that tcomp does not have
         self.count = 0
 
@@ -120,12 +121,16 @@ class _Importer:
         if isinstance(example, torch.SymInt):
             size = self.context.dims(example)
             if isinstance(size, Expr):
-                self.sizes[size] = number
+                self.sizes[size] = number, None
             return size
         if not isinstance(example, torch.Tensor):
             return example
         self.placeholders.append(number)
-        return self.unknown(node)
+        value = self.unknown(node)
+        for axis, size in enumerate(value.shape):
+            if isinstance(size, Expr):
+                self.sizes.setdefault(size, (number, axis))
+        return value
 
     def unknown(self, node: Node) -> Any:
         """An input of the graph of the type that a node has."""

@@ -13,9 +13,10 @@ import pytest
 torch = pytest.importorskip("torch", reason="PyTorch is not installed: pip install torch==2.13.0")
 
 from torch import nn
+from torch.fx.experimental.proxy_tensor import make_fx
 from torch.nn import functional
 
-from tcomp.torch_backend import tcomp_backend
+from tcomp.torch_backend import _Call, _Settings, tcomp_backend
 
 STRICT = {"strict": True, "threads": 1}
 
@@ -145,6 +146,17 @@ def test_what_there_is_no_operator_for_stays_in_pytorch(caplog: pytest.LogCaptur
         compiled(function)(x)
 
 
+def test_sizes_as_results_of_a_graph_of_tensors_alone() -> None:
+    """A piece of a graph may have such results, and no placeholder that is the size."""
+    graph = make_fx(lambda x: (x * 2, x.shape[0] * 3), tracing_mode="symbolic")(torch.randn(4, 2))
+    run = _Call(graph, {}, _Settings(strict=True, threads=1))
+    for n in (4, 5):
+        x = torch.randn(n, 2)
+        doubled, size = run(x)
+        close(doubled, x * 2)
+        assert size == 3 * n
+
+
 def test_options_that_there_are_not() -> None:
     with pytest.raises(Exception, match="no option `fast`"):
         torch.compile(torch.relu, backend=tcomp_backend, options={"fast": 1})(torch.ones(2))
@@ -153,6 +165,7 @@ def test_options_that_there_are_not() -> None:
 FUNCTIONS: dict[str, Callable[..., Any]] = {
     "mixed types": lambda x, i: x * i + 2 * i - i / 3,
     "rounded quotients": lambda x, i: (torch.div(i, 3, rounding_mode="floor"), torch.div(i, -2, rounding_mode="trunc"), x // 0.3, i % 3),
+    "converted": lambda x, i: (torch.ops.prims.convert_element_type(x * 3, torch.int32), x.to(torch.float64), i.bool()),
     "slices": lambda x, i: (x[:, 1:-1:2], x[-1], x[..., None], torch.cat([x, x[:, :2]], 1), x.flip(1), x.roll(1, 0)),
     "indices": lambda x, i: (x[i[0] % 3], x[:, i[0] % 5], x[i % 3, i % 5], x.gather(1, i % 5), x.index_select(1, i[0] % 5)),
     "writes": lambda x, i: (

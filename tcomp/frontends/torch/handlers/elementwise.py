@@ -277,5 +277,5 @@ TABLE: Table = {
     aten.le: partial(_compare, ops.LESS_EQUAL), aten.gt: partial(_compare, ops.GREATER),
     aten.ge: partial(_compare, ops.GREATER_EQUAL), aten.where: _where,
     aten.clamp: _clamp, "prims.fma": lambda ctx, x, y, z: _add_result(ops.MUL, ctx, z, x, y),
-    aten.hardtanh: lambda ctx, x, low=-1, high=1: _clamp(ctx, x, low, high), aten.fill: _fill,
+    "prims.convert_element_type": _cast, aten.hardtanh: lambda ctx, x, low=-1, high=1: _clamp(ctx, x, low, high), aten.fill: _fill,
 }  # fmt: skip
