@@ -16,6 +16,7 @@ from tcomp.frontends.context import GraphContext
 from tcomp.ir.dtypes import to_numpy
 from tcomp.ir.expr import OPERATORS, Dim, Expr, as_expr, dim, maximum, minimum
 from tcomp.ir.graph import Value
+from tcomp.ir.shape_operands import derived
 from tcomp.ir.simplify import as_dim
 from tcomp.ops.movement import DIMS
 
@@ -38,8 +39,10 @@ def dtype_name(dtype: torch.dtype) -> str:
     return DTYPES[dtype]
 
 
-def array_of(tensor: torch.Tensor) -> np.ndarray:
-    """The elements of a tensor where they lie, if they are contiguous, else a copy."""
+def array_of(tensor: torch.Tensor | int) -> np.ndarray:
+    """The elements of a tensor where they lie, if they are contiguous, else a copy; a size as an int64."""
+    if isinstance(tensor, int):
+        return np.array(tensor, np.int64)
     tensor = tensor.detach().resolve_neg().contiguous()
     return tensor.view(torch.int16).numpy().view(to_numpy("bfloat16")) if tensor.dtype == torch.bfloat16 else tensor.numpy()
 
@@ -65,10 +68,8 @@ class Dims:
         if e.is_Integer:
             return as_expr(int(e))
         if e.is_Symbol:
-            known = self.ranges.get(e) or env.var_to_range.get(e)
-            low, high = (int(b) if b.is_Integer else None for b in (known.lower, known.upper)) if known else (None, None)
-            least = 1 if e in self.ranges else 0  # without any limit, what is empty is no input that there is code for
-            found = self.symbols.setdefault(str(e), dim(str(e), max(low or 0, least), None if high is None or high >= UNBOUNDED else high))
+            found = self.symbols.get(str(e))
+            found = self.symbols.setdefault(str(e), dim(str(e), *self._range(e, env))) if found is None else found
             self.given[found] = e, env
             return found
         args = [self._formula(a, env) for a in e.args]
@@ -90,6 +91,19 @@ class Dims:
                     result = pick(result, a)
                 return result
         raise UnsupportedError(f"a size is {e}, which tcomp has no formula for")
+
+    def _range(self, symbol: Any, env: Any) -> tuple[int, int | None]:
+        """The least and the largest value of a symbol; None: there is no largest one."""
+        known = self.ranges.get(symbol) or env.var_to_range.get(symbol)
+        low, high = (int(b) if b.is_Integer else None for b in (known.lower, known.upper)) if known else (None, None)
+        least = 1 if symbol in self.ranges else 0  # without any limit, what is empty is no input that there is code for
+        return max(low or 0, least), None if high is None or high >= UNBOUNDED else high
+
+    def give(self, size: Any, element: Expr) -> None:
+        """Take the value of the symbol `size`, a `torch.SymInt`, from an element of an input: it is no extent of any."""
+        symbol = size.node.expr
+        low, high = self._range(symbol, size.node.shape_env)
+        self.symbols[str(symbol)] = as_expr(derived(str(symbol), element, low, high, "a size"))
 
     def symint(self, size: Dim) -> Any:
         """A size of tcomp's as PyTorch has it: the inverse of a call."""

@@ -18,6 +18,7 @@ from tcomp.frontends.torch.handlers import elementwise, indexing, movement, nn, 
 from tcomp.frontends.torch.operators import FUNCTIONS
 from tcomp.ir.expr import Expr
 from tcomp.ir.graph import Graph, GraphBuilder, Value
+from tcomp.ir.shape_operands import element
 from tcomp.ops.movement import IDENTITY
 
 HANDLERS: Table = {op: handler for family in (elementwise, indexing, movement, nn, reduction) for op, handler in family.TABLE.items()}
@@ -81,6 +82,8 @@ class _Importer:
         self.sizes: dict[Expr, tuple[int, int | None]] = {}
         self.foreign: set[Node] = set()  # of types that tcomp does not have
         self.count = 0
+        shapes = [n.meta["val"].shape for n in module.graph.nodes if n.op == "placeholder" and isinstance(n.meta.get("val"), torch.Tensor)]
+        self.told = {d.node.expr for shape in shapes for d in shape if isinstance(d, torch.SymInt)}  # symbols that are extents
 
     def run(self) -> Imported:
         for node in self.module.graph.nodes:
@@ -119,6 +122,11 @@ class _Importer:
         if number in self.constants:
             return self.constant(node, self.constants[number])
         if isinstance(example, torch.SymInt):
+            if example.node.expr.is_Symbol and example.node.expr not in self.told:
+                builder = self.context.builder
+                value = builder.input(node.name, "int64", ())
+                self.context.dims.give(example, element(value.name, len(self.placeholders), 0, "int64"))
+                self.placeholders.append(number)
             size = self.context.dims(example)
             if isinstance(size, Expr):
                 self.sizes[size] = number, None

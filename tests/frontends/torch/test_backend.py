@@ -157,6 +157,16 @@ def test_sizes_as_results_of_a_graph_of_tensors_alone() -> None:
         assert size == 3 * n
 
 
+def test_numbers_that_are_no_extent_of_any_input() -> None:
+    def function(x: Any, n: int) -> Any:
+        return x.sum() / n + torch.arange(n)
+
+    run = compiled(function, dynamic=True)
+    for n in (5, 7, 300):
+        x = torch.randn(4, 2)
+        close(run(x, n), function(x, n))
+
+
 def test_options_that_there_are_not() -> None:
     with pytest.raises(Exception, match="no option `fast`"):
         torch.compile(torch.relu, backend=tcomp_backend, options={"fast": 1})(torch.ones(2))
