@@ -95,6 +95,10 @@ def _whole_or_pieces(module: GraphModule, constants: Mapping[int, torch.Tensor],
         if not missing:
             _logger.warning("a graph of %d operators runs in PyTorch: %s", len(module.graph.nodes), error)
             return module
+    strided = [why for node, why in missing.items() if getattr(node.target, "overloadpacket", None) is torch.ops.aten.as_strided]
+    if strided:  # which reads memory as the operators before it have left it: pieces would leave it otherwise
+        _logger.warning("a graph of %d operators runs in PyTorch: %s", len(module.graph.nodes), strided[0])
+        return module
     count = sum(node.op == "call_function" for node in module.graph.nodes)
     names = dict.fromkeys(f"{node.target} ({why})" for node, why in missing.items())
     _logger.warning("%d of %d operators run in PyTorch: %s", len(missing), count, ", ".join(names))

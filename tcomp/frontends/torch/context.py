@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -117,10 +117,11 @@ class Dims:
 
 @dataclass
 class Context(GraphContext):
-    """The node at hand (`node`), and the graph to which its importer adds."""
+    """The node at hand (`node`), the graph to which its importer adds, and what it has imported so far (`values`, by node)."""
 
     dims: Dims
     node: Any = None
+    values: dict[Node, Any] = field(default_factory=dict)
 
     @property
     def name(self) -> str:

@@ -77,7 +77,7 @@ class _Importer:
     def __init__(self, module: GraphModule, constants: Mapping[int, torch.Tensor], ranges: Mapping[Any, Any] | None = None) -> None:
         self.module, self.constants = module, constants
         self.context = Context(GraphBuilder("torch"), Dims(ranges))
-        self.values: dict[Node, Any] = {}
+        self.values = self.context.values
         self.placeholders: list[int] = []
         self.sizes: dict[Expr, tuple[int, int | None]] = {}
         self.foreign: set[Node] = set()  # of types that tcomp does not have

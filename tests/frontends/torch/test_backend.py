@@ -167,6 +167,18 @@ def test_numbers_that_are_no_extent_of_any_input() -> None:
         close(run(x, n), function(x, n))
 
 
+def test_reading_memory_of_free_sizes_stays_in_pytorch(caplog: pytest.LogCaptureFixture) -> None:
+    """A piece that ends before `as_strided` would leave the elements in another order."""
+
+    def function(x: Any) -> Any:
+        return (x + 1).t().as_strided((x.shape[0] - 1, 4), (3, 1)) * 2
+
+    with caplog.at_level(logging.WARNING, "tcomp"):
+        x = torch.randn(5, 3)
+        close(torch.compile(function, backend=tcomp_backend, dynamic=True)(x), function(x))
+    assert "sizes are symbolic" in caplog.text
+
+
 def test_options_that_there_are_not() -> None:
     with pytest.raises(Exception, match="no option `fast`"):
         torch.compile(torch.relu, backend=tcomp_backend, options={"fast": 1})(torch.ones(2))
@@ -176,6 +188,11 @@ FUNCTIONS: dict[str, Callable[..., Any]] = {
     "mixed types": lambda x, i: x * i + 2 * i - i / 3,
     "rounded quotients": lambda x, i: (torch.div(i, 3, rounding_mode="floor"), torch.div(i, -2, rounding_mode="trunc"), x // 0.3, i % 3),
     "converted": lambda x, i: (torch.ops.prims.convert_element_type(x * 3, torch.int32), x.to(torch.float64), i.bool()),
+    "memory": lambda x, i: (
+        (x + 1).t().as_strided((2, 4), (3, 1), 1),
+        (x * 2).permute(1, 0)[1:].as_strided((2, 2, 3), (4, 2, 1)),
+        x.exp().t().contiguous().t().as_strided((3, 3), (1, 4)),
+    ),
     "slices": lambda x, i: (x[:, 1:-1:2], x[-1], x[..., None], torch.cat([x, x[:, :2]], 1), x.flip(1), x.roll(1, 0)),
     "indices": lambda x, i: (x[i[0] % 3], x[:, i[0] % 5], x[i % 3, i % 5], x.gather(1, i % 5), x.index_select(1, i[0] % 5)),
     "writes": lambda x, i: (

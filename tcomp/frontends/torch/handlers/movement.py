@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import partial
-from math import prod
 from typing import Any
 
 import numpy as np
 import torch
+from torch.fx import Node
 
 from tcomp.frontends.torch.context import Context, Operand, Table, dtype_name
 from tcomp.ir.dtypes import is_float
@@ -154,17 +154,26 @@ def _unfold(ctx: Context, x: Value, dim: int, size: int, step: int) -> Value:
     return permute(ctx, windows, [*rest, axis + 1])
 
 
+def _lies_in(tensor: Any, memory: torch.UntypedStorage) -> bool:
+    return isinstance(tensor, torch.Tensor) and tensor.untyped_storage()._cdata == memory._cdata
+
+
 def _as_strided(ctx: Context, x: Value, size: Sequence[int], stride: Sequence[int], offset: int | None = None) -> Value:
-    """Elements of the memory in which the tensor lies, which has to be all of it, in order."""
-    source = ctx.node.args[0].meta["val"]
-    fixed = all(isinstance(n, int) for n in (*x.shape, *size, *stride, offset or 0))
-    if not fixed or not source.is_contiguous() or source.storage_offset() or source.untyped_storage().nbytes() != source.nbytes:
+    """Elements of the memory in which the tensor lies: that of the tensor of which it is a view, which has to be all of the memory."""
+    view = whole = ctx.node.args[0]
+    memory = view.meta["val"].untyped_storage()
+    while whole.op == "call_function" and isinstance(source := whole.args[0], Node) and _lies_in(source.meta.get("val"), memory):
+        whole = source
+    base, stored = whole.meta["val"], ctx.values[whole]
+    fixed = all(isinstance(n, int) for n in (*base.shape, *base.stride(), *size, *stride, offset or 0))
+    if not fixed or not isinstance(stored, Value) or base.storage_offset() or memory.nbytes() != base.nbytes:
         raise ctx.unsupported("it reads memory beyond the tensor, or sizes are symbolic")
     places = sum(
         (np.arange(n).reshape(-1, *[1] * (len(size) - k - 1)) * s for k, (n, s) in enumerate(zip(size, stride, strict=True))),
-        np.asarray(offset or 0),
+        np.asarray(view.meta["val"].storage_offset() if offset is None else offset),
     )
-    flat = ctx.add(ops.RESHAPE, x, shape=(prod(map(int, x.shape)),))
+    in_order = permute(ctx, stored, sorted(range(base.ndim), key=lambda n: (-base.stride(n), base.shape[n] > 1)))  # as in memory
+    flat = ctx.add(ops.RESHAPE, in_order, shape=(base.numel(),))
     return ctx.add(ops.GATHER, flat, ctx.constant(np.broadcast_to(places, tuple(size)), "int64"), axis=0)
 
 
