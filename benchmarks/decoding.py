@@ -127,7 +127,7 @@ def write_gguf(path: Path, config: DecoderConfig, kind: str) -> None:
     writer.add_tokenizer_pre("qwen2")
     writer.add_token_list(words(config.vocabulary))
     writer.add_token_types([gguf.TokenType.NORMAL] * config.vocabulary)
-    writer.add_token_merges([])
+    writer.add_token_merges([" ".join(words(2))])  # llama.cpp wants one at least
     writer.add_eos_token_id(config.vocabulary - 1)
     names, type_ = gguf.get_tensor_name_map(gguf.MODEL_ARCH.QWEN2, config.layers), gguf.GGMLQuantizationType[kind]
     for name, a in weights_of(config).items():

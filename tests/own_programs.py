@@ -2,8 +2,8 @@
 strided, transposed, wrapped around, guarded or looked up. Which ones are wrong is found by running every iteration in Python.
 
 `python -m tests.own_programs --wrong 200 --right 10000` judges so many: every wrong one is refused, or raises `IndexError` in a call; no
-right one is refused, and none has a guard but where an index depends on data. With `--time 0.05`, what guards cost: right programs are run,
-for so many seconds each, with and without them, at sizes at which a run takes 10 microseconds.
+right one is refused, and none has a guard but where an index depends on data. With `--cost`, what guards cost: the instructions that right
+programs execute with and without them are counted, at sizes at which a run takes some 10 microseconds.
 """
 
 from __future__ import annotations
@@ -35,12 +35,13 @@ from tcomp.functions import InPlace
 from tcomp.ir import expr as E, loops as L
 from tcomp.ir.loops import Kernel
 from tcomp.ir.polyhedral.in_range import safe_tensors
+from tests.instructions import instructions
 from tests.schedules.dice import Dice, Seeded
 
 SIZES = [{"n": n, "m": m} for n, m in ((4, 4), (9, 3), *itertools.product((1, 2, 3, 6), (1, 2, 5, 9)))]
-SCALES = (8, 64, 512, 4096, 8192)  # of the sizes above, for timing
+SCALES = (8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096, 8192)  # of the sizes above, for what guards cost
 MAX_ELEMENTS = 1 << 31  # of an array; most are of no use, and nothing is stored there
-LEAST = 1e-5  # seconds of a run that is timed
+LEAST = 1e-5  # seconds of a run that counts
 REFUSALS = ("is outside of", "is never in range", "Python counts it from the end")
 Numbers = Mapping[str, int]
 
@@ -53,7 +54,7 @@ class Outside(Exception):
 class Case:
     """A program: `reference` computes the result for some sizes in Python, or raises `Outside`; `prove` gives the number of guards that the
     compiler puts in, `build` a function of sizes that computes the result natively. `data`: an index depends on data or on a `while`, or is
-    not affine. `compare` gives the seconds of a run with the guards and without them, where it can be made to take long enough."""
+    not affine. `compare` gives the instructions of a run with the guards and without them, where it can be made to take long enough."""
 
     text: str
     sizes: Sequence[Numbers]
@@ -61,7 +62,7 @@ class Case:
     prove: Callable[[], int]
     build: Callable[[], Callable[[Numbers], np.ndarray]]
     data: bool = False
-    compare: Callable[[float], tuple[float, float] | None] = lambda seconds: None
+    compare: Callable[[], tuple[int, int] | None] = lambda: None
 
     def outside(self) -> list[bool]:
         """For each of the sizes, whether the program leaves an array."""
@@ -346,7 +347,7 @@ def program(made: Program, text: str, data: bool, dice: Dice) -> Case:
 
         return run
 
-    def compare(seconds: float) -> tuple[float, float] | None:
+    def compare() -> tuple[int, int] | None:
         for scale in SCALES:
             large = {name: n * scale for name, n in sizes[0].items()}
             elements = [prod(evaluate_int(d, large) for d in a.dims) for a in made.arrays.values()]
@@ -355,14 +356,12 @@ def program(made: Program, text: str, data: bool, dice: Dice) -> Case:
             fixed, given = large if len(sizes) == 1 else {}, arrays(large)
             given["A"][:1] = 5  # or nothing would be done where that is the condition
             try:
-                with aligned():
-                    runs = [bound(tcomp.build(made.kernel(**fixed), threads=1), given, large)]
-                    if least(runs, 0.0)[0] < LEAST:
-                        continue
-                    with unguarded():
-                        runs.append(bound(tcomp.build(made.kernel(**fixed), threads=1), given, large))
-                guarded, plain = least(runs, seconds)
-                return guarded, plain
+                run = bound(tcomp.build(made.kernel(**fixed), threads=1), given, large)
+                if least(run) < LEAST:
+                    continue
+                with unguarded():
+                    plain = bound(tcomp.build(made.kernel(**fixed), threads=1), given, large)
+                return instructions(run), instructions(plain)
             except (ProgramError, OutOfRangeError) as error:  # a program of constant sizes that is right for these alone
                 assert isinstance(error, OutOfRangeError) or any(text in str(error) for text in REFUSALS), error
                 return None
@@ -386,27 +385,6 @@ def bound(f: InPlace, given: Mapping[str, np.ndarray], sizes: Numbers) -> Callab
 
 
 @contextmanager
-def aligned() -> Iterator[None]:
-    """Within, loops start where lines of the cache do: else a short one may take twice as long by where it happens to lie."""
-    module = import_module("tcomp.codegen.llvm.kernel")
-    original, numbers = module.emit_kernel, itertools.count(1000)  # no number of the code itself
-
-    def emit(*arguments: Any) -> str:
-        notes = list[str]()
-
-        def noted(back: re.Match[str]) -> str:
-            notes.append(f'!{(n := next(numbers))} = distinct !{{!{n}, !{{!"llvm.loop.align", i32 64}}}}')
-            return f"{back[0]}, !llvm.loop !{n}"
-
-        text = re.sub(r"br i1 %\w+, label %(loop|part|chunk|do)\d*, label %\w+$", noted, original(*arguments), flags=re.MULTILINE)
-        return "\n".join([text, *notes, ""])
-
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(module, "emit_kernel", emit)
-        yield
-
-
-@contextmanager
 def unguarded() -> Iterator[None]:
     """Within, programs are built as they are."""
     with pytest.MonkeyPatch.context() as patch:
@@ -415,18 +393,14 @@ def unguarded() -> Iterator[None]:
         yield
 
 
-def least(runs: Sequence[Callable[[], Any]], seconds: float) -> list[float]:
-    """The least seconds of the processor for each of some calls, which take turns for a time."""
-    best, end = [float("inf")] * len(runs), time.perf_counter() + seconds
-    turn = 0
-    while True:
-        for n, run in enumerate(runs):
-            start = time.thread_time()
-            run()
-            best[n] = min(best[n], time.thread_time() - start)
-        turn += 1
-        if turn > 2 and time.perf_counter() > end:
-            return best
+def least(run: Callable[[], Any]) -> float:
+    """The least seconds of the processor for a call."""
+    found = list[float]()
+    for _ in range(5):
+        start = time.thread_time()
+        run()
+        found.append(time.thread_time() - start)
+    return min(found)
 
 
 def guards(kernel: Kernel) -> int:
@@ -441,18 +415,20 @@ def evaluate_int(node: ast.expr, sizes: Numbers) -> int:
 # ---------------------------------------------------------------- the full run
 
 
-def time_guards(right: Iterator[Case], seconds: float) -> None:
-    """Prints how much longer programs take with their guards than without, by turns."""
+def cost_of_guards(right: Iterator[Case]) -> None:
+    """Prints how many more instructions programs execute with their guards than without."""
     found = list[tuple[float, str, Case]]()
-    guarded = [case for case in right if case.data and case.prove()]
-    for case in guarded:
-        if (times := case.compare(seconds)) is not None:
-            found.append((times[0] / times[1], f"{times[0] * 1e6:.1f} us with, {times[1] * 1e6:.1f} us without guards", case))
+    guarded = 0
+    for case in right:
+        if case.data and case.prove():
+            guarded += 1
+            if (counts := case.compare()) is not None:
+                found.append((counts[0] / counts[1], f"{counts[0]} instructions with, {counts[1]} without guards", case))
+                if found[-1][0] > 1.0:
+                    print(f"{found[-1][0]:.3f}: {found[-1][1]}\n{case.text}", flush=True)
     ratios = np.array([ratio for ratio, _, _ in found])
-    spread = ", ".join(f"{q} % below {np.percentile(ratios, q):.3f}" for q in (10, 25, 50, 75, 90))
-    print(f"{len(found)} of {len(guarded)} guarded programs take long enough: geomean {np.exp(np.log(ratios).mean()):.3f}, {spread}")
-    for ratio, text, case in sorted(found, key=lambda entry: -entry[0])[:10]:
-        print(f"{ratio:.3f}: {text}\n{case.text}", flush=True)
+    spread = ", ".join(f"{q} % below {np.percentile(ratios, q):.3f}" for q in (10, 25, 50, 75, 90, 100))
+    print(f"{len(found)} of {guarded} guarded programs take long enough: geomean {np.exp(np.log(ratios).mean()):.3f}, {spread}")
 
 
 def main() -> None:
@@ -461,10 +437,11 @@ def main() -> None:
     parser.add_argument("--right", type=int, default=10_000)
     parser.add_argument("--seed", default="0")
     parser.add_argument("--native", type=int, default=20, help="of the right programs, one in so many is run")
-    parser.add_argument("--time", type=float, metavar="SECONDS", help="only compare times of the right programs with and without guards")
+    parser.add_argument("--start", type=int, default=0, help="the number of the first right program of --cost")
+    parser.add_argument("--cost", action="store_true", help="only count instructions of the right programs with and without guards")
     arguments = parser.parse_args()
-    if arguments.time:
-        return time_guards(itertools.islice(cases(arguments.seed, False), arguments.right), arguments.time)
+    if arguments.cost:
+        return cost_of_guards(itertools.islice(cases(arguments.seed, False), arguments.start, arguments.start + arguments.right))
     for wrong, count in ((True, arguments.wrong), (False, arguments.right)):
         started, found = time.perf_counter(), Counter[str]()
         for number, case in enumerate(itertools.islice(cases(arguments.seed, wrong), count)):

@@ -11,6 +11,7 @@ from hypothesis import HealthCheck, assume as given_that, example, given, settin
 import tcomp
 from tcomp import te
 from tcomp.errors import InputError, IRError, OutOfRangeError, ProgramError
+from tcomp.frontends.python import Program
 from tcomp.ir import expr as E, loops as L
 from tcomp.ir.interpreters.loops import run_kernel
 from tcomp.ir.loops import Buffer, Kernel, loop, store
@@ -20,6 +21,7 @@ from tcomp.ir.simplify import as_dim, simplify
 from tcomp.ir.text.parser import parse_kernel
 from tcomp.schedules.index_checks import checked_first
 from tests import own_programs
+from tests.instructions import instructions
 from tests.ir.index_programs import CONDITIONS, INDICES, VALUES, I, J, N, X, Y, values
 
 
@@ -176,6 +178,56 @@ def test_indices_that_are_used_often_are_checked_before() -> None:
     np.testing.assert_array_equal(*results)
     assert quick_kernel(safe) is None  # there are sizes that need no guards, of loops without iterations
     assert str(parse_kernel(str(twice))) == str(twice) and own_programs.guards(twice) == own_programs.guards(safe) == 1
+
+
+@tcomp.program(A="float64[n]", B="int64[n]", C="float64[n]")
+def looked_up_at_one_place(n, A, B, C):
+    for i in range(n):
+        if A[i] > 4.0:
+            C[i] += A[B[n - 1]]
+
+
+def test_one_element_that_is_used_often_is_checked_before() -> None:
+    f = tcomp.build(looked_up_at_one_place.kernel(), threads=1)
+    assert str(f.loops()).count("checked(") == 1 and "outside0[] = " in str(f.loops())
+    for n, index in ((20, 5), (20, -1), (20, 20), (1, 3), (4, 9)):
+        a, b, c = np.arange(n) * 1.0, np.full(n, index), np.zeros(n)
+        if n > 5 and not 0 <= index < n:
+            with pytest.raises(OutOfRangeError, match=f"the index is {index}, and there are {n} elements"):
+                f(a, b, c)
+        else:  # an index that is not used may be anything
+            f(a, b, c)
+            np.testing.assert_array_equal(c, [0, 0, 0, 0, 0, *[5] * (n - 5)][:n])
+
+
+@tcomp.program(A="float64[n]", B="int64[n]", C="float64[n]")
+def looked_up_once(n, A, B, C):
+    for i in range(n):
+        C[i] += A[B[n - 1 - i]]
+
+
+@tcomp.program(A="float64[n]", B="int64[n]", C="float64[n]")
+def looked_up_by_remainders(n, m, A, B, C):
+    for _ in range(n):
+        for j in range(n):
+            C[j] += A[B[j % m]]
+
+
+@pytest.mark.parametrize(("program", "n"), [(looked_up_once, 400), (looked_up_by_remainders, 16), (looked_up_at_one_place, 400)])
+def test_guards_cost_no_instructions(program: Program, n: int) -> None:
+    """Of those that more elements take: what a call takes besides is the same."""
+
+    def count(size: int) -> int:
+        given: dict[str, np.ndarray] = {"A": np.arange(float(size)), "B": np.arange(size)[::-1].copy(), "C": np.zeros(size)}
+        return instructions(own_programs.bound(tcomp.build(program.kernel(n=size), threads=1), given, {"m": size}))
+
+    try:
+        guarded = count(2 * n) - count(n)
+        with own_programs.unguarded():
+            plain = count(2 * n) - count(n)
+    except OSError as error:
+        pytest.skip(f"processes may not be traced here: {error}")
+    assert guarded <= 1.01 * plain, (guarded, plain)
 
 
 def test_a_program_that_leaves_its_array_is_refused_with_a_witness() -> None:

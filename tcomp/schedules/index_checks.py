@@ -1,11 +1,13 @@
 """Indices that are looked up are checked before the loops that use them, where these use each of them often: once, in vectors. Where all
 are in range, the loops run without their guards; else with them, and the first index that is used and is out of range is reported. As
-for all inputs, nobody may write the array of indices meanwhile.
+for all inputs, nobody may write the array of indices meanwhile. Of an array of which all iterations look up the same element, that one is
+checked.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 from functools import reduce
 from math import prod
 
@@ -23,12 +25,12 @@ def checked_first(kernel: Kernel, scheduled: Callable[[Kernel], Kernel]) -> Kern
     """The kernel with its loops twice, without and with guards, and what decides between them; itself where nothing can be checked before,
     or that certainly does not pay. `scheduled` gives the loops of a kernel that is as it was lowered."""
     written = {s.buffer for s in L.walk(kernel.body) if isinstance(s, L.Store | L.Accumulate)}
-    given, sizes, uses = {*kernel.buffers} - written, {*kernel.scalars}, dict[tuple[Buffer, Expr], Expr]()
+    given, sizes, uses = {*kernel.buffers} - written, {*kernel.scalars}, dict[_LookUp, Expr]()
     for guard, loops in _guards(kernel.body, ()):
         if (found := _looked_up(guard, given, sizes)) is not None:
             uses[found] = uses.get(found, as_expr(0)) + _iterations(loops, sizes)
-    often = {key: simplify(_elements(key[0]) * OFTEN <= count) for key, count in uses.items()}
-    often = {key: test for key, test in often.items() if not prove(E.unary("not", test))}
+    often = {found: simplify(found.pays(count)) for found, count in uses.items()}
+    often = {found: test for found, test in often.items() if not prove(E.unary("not", test))}
     if not often:
         return kernel
 
@@ -38,7 +40,7 @@ def checked_first(kernel: Kernel, scheduled: Callable[[Kernel], Kernel]) -> Kern
 
     fast = L.map_expressions(kernel.body, lambda e: E.rewrite(e, bare))
     outside = [Buffer(f"outside{n}", "int32", (), "register") for n in range(len(often))]
-    checks = L.block(*(_check(*key, result, scheduled) for key, result in zip(often, outside, strict=True)))
+    checks = L.block(*(_check(found, result, scheduled) for found, result in zip(often, outside, strict=True)))
     unknown = L.block(*(L.store(result, (), 1) for result in outside))
     pays, fine = _all(list(often.values())), _all([result[()] <= 0 for result in outside])
     return kernel.with_body(L.allocated(outside, L.block(L.If(pays, checks, unknown), L.If(fine, fast, kernel.body))))
@@ -55,8 +57,25 @@ def _guards(s: Stmt, loops: tuple[L.For, ...]) -> Iterator[tuple[Expr, tuple[L.F
         yield from _guards(child, (*loops, s) if isinstance(s, L.For) else loops)
 
 
-def _looked_up(guard: Expr, given: set[Buffer], sizes: set[Expr]) -> tuple[Buffer, Expr] | None:
-    """(buffer, whether an element of it is out of range), for an index that depends on one element of a given buffer, and on sizes."""
+@dataclass(frozen=True, slots=True)
+class _LookUp:
+    """Elements of a given buffer from which an index is computed, by sizes and nothing else: all of them, or the one at `place`, if that
+    depends on sizes alone. `outside`: whether the index is out of range, for the element `_element(buffer)`."""
+
+    buffer: Buffer
+    outside: Expr
+    place: tuple[Expr, ...] | None
+
+    def pays(self, count: Expr) -> Expr:
+        """Whether to check them before about `count` uses; an element that is checked has to be there, even if it is never used."""
+        if self.place is None:
+            return _elements(self.buffer) * OFTEN <= count
+        there = [test for i, n in zip(self.place, self.buffer.shape, strict=True) for test in (0 <= i, i < as_expr(n))]
+        return _all([as_expr(OFTEN) <= count, *there])
+
+
+def _looked_up(guard: Expr, given: set[Buffer], sizes: set[Expr]) -> _LookUp | None:
+    """What an index comes from that depends on one element of a given buffer, and on sizes."""
     check = clamped_check(guard)
     assert check is not None
     for read in E.reads(check.args[0]):
@@ -64,7 +83,9 @@ def _looked_up(guard: Expr, given: set[Buffer], sizes: set[Expr]) -> tuple[Buffe
         index, extent = E.rewrite(check.args[0], lambda e: e, {read: element}), check.args[1]
         known = not E.reads(index, extent) and sizes.issuperset({*E.variables(index, extent)} - {element})
         if known and read.attr in given and read.attr.shape:
-            return read.attr, cast(extent, "uint64") <= cast(index, "uint64")  # as such, negative ones are the largest
+            fixed = not E.reads(*read.args) and sizes.issuperset(E.variables(*read.args))
+            outside = cast(extent, "uint64") <= cast(index, "uint64")  # as such, negative ones are the largest
+            return _LookUp(read.attr, outside, read.args if fixed else None)
     return None
 
 
@@ -73,11 +94,14 @@ def _element(buffer: Buffer) -> Expr:
     return E.var("element", dtype=buffer.dtype)
 
 
-def _check(buffer: Buffer, outside: Expr, result: Buffer, scheduled: Callable[[Kernel], Kernel]) -> Stmt:
-    """Loops that leave in `result` whether any element of a buffer is out of range: 1, or less."""
+def _check(found: _LookUp, result: Buffer, scheduled: Callable[[Kernel], Kernel]) -> Stmt:
+    """What leaves in `result` whether any of the elements is out of range: 1, or less."""
+    buffer = found.buffer
+    if found.place is not None:
+        return L.store(result, (), cast(E.substitute(found.outside, {_element(buffer): buffer[found.place]}), result.dtype))
     source = te.placeholder(buffer.shape, buffer.dtype, buffer.name)
     axes = [te.reduce_axis(n, f"k{axis}") for axis, n in enumerate(buffer.shape)]
-    test = E.substitute(outside, {_element(buffer): source[tuple(axes)]})
+    test = E.substitute(found.outside, {_element(buffer): source[tuple(axes)]})
     kernel = scheduled(lower(result.name, [source], [te.compute((), lambda: te.max(cast(test, result.dtype), axes), result.name)]))
     places = dict(zip(kernel.buffers, (buffer, result), strict=True))
     return L.redirect(kernel.body, lambda b, indices: (places[b], indices) if b in places else None)

@@ -93,7 +93,7 @@ end:
 }}"""
 
 
-UNROLLED = 4  # iterations of a loop that LLVM unrolls: 5.25 instructions each instead of 7 for c[i] += a[b[i]] with a check, 6 without
+UNROLLED = 8  # iterations of a loop that LLVM unrolls: its end costs as much as a check where there are fewer
 
 
 class Module:
@@ -350,6 +350,8 @@ class Builder:
         if e.args[1].op == "const":
             return self.divide_by_constant(e, a, int(e.args[1].attr), unsigned, hi)
         lanes, type_, (x, y) = self.alike(a, b)
+        if unsigned and b.lanes == 1 and divisor_lo is not None and divisor_lo > 0:
+            return Value(self.op(f"{'urem' if remainder else 'udiv'} {type_} {x}, {y}"), dtype, lanes)
         bits = self.module.type("bool", lanes)
         y = self.op(f"freeze {type_} {y}")  # a masked-out lane may hold anything, but one thing
         one = self.splat(1, dtype, lanes)
