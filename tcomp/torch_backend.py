@@ -22,7 +22,7 @@ from torch.fx.passes.infra.partitioner import CapabilityBasedPartitioner
 from torch.fx.passes.operator_support import OperatorSupportBase
 
 from tcomp.errors import InputError, TcompError
-from tcomp.frontends.torch import Imported, array_of, decompositions, import_fx, tensor_of, unsupported_nodes
+from tcomp.frontends.torch import SEED, Imported, array_of, decompositions, import_fx, tensor_of, unsupported_nodes
 from tcomp.ir.expr import Expr, evaluate_int, variables
 from tcomp.options import CompileOptions
 from tcomp.pipeline import compile_graph
@@ -158,7 +158,7 @@ class _Call:
     def __call__(self, *args: Any) -> Any:
         found: Sequence[Any] = ()
         if self.model is not None:
-            found = self.model._execute([array_of(args[n]) for n in self.imported.inputs])
+            found = self.model._execute([_seed() if n == SEED else array_of(args[n]) for n in self.imported.inputs])
         results = [tensor_of(found[r]) if kind == "output" else self.size(r, args) for kind, r in self.imported.results]
         return results[0] if self.single else results
 
@@ -171,3 +171,8 @@ class _Call:
             number, axis = self.imported.sizes[symbol]
             known[symbol] = args[number] if axis is None else args[number].shape[axis]
         return evaluate_int(value, known)
+
+
+def _seed() -> Any:
+    """A new seed, from the generator of PyTorch."""
+    return torch.randint(1 << 32, (1,)).numpy().astype("uint32")

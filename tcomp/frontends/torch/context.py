@@ -18,7 +18,7 @@ from tcomp.ir.expr import OPERATORS, Dim, Expr, as_expr, dim, maximum, minimum
 from tcomp.ir.graph import Value
 from tcomp.ir.shape_operands import derived
 from tcomp.ir.simplify import as_dim
-from tcomp.ops.movement import DIMS
+from tcomp.ops.movement import CONCAT, DIMS
 
 Scalar: TypeAlias = "int | float | bool | Expr"
 Operand: TypeAlias = "Value | Scalar"
@@ -117,11 +117,14 @@ class Dims:
 
 @dataclass
 class Context(GraphContext):
-    """The node at hand (`node`), the graph to which its importer adds, and what it has imported so far (`values`, by node)."""
+    """The node at hand (`node`), the graph to which its importer adds, and what it has imported so far (`values`, by node). Random operators
+    draw `streams` different sequences from the input `seed`, if there are any."""
 
     dims: Dims
     node: Any = None
     values: dict[Node, Any] = field(default_factory=dict)
+    seed: Value | None = None
+    streams: int = 0
 
     @property
     def name(self) -> str:
@@ -135,6 +138,13 @@ class Context(GraphContext):
     def constant(self, number: Any, dtype: str, shape: Sequence[int] = ()) -> Value:
         """Equal elements, or those of an array."""
         return self.builder.constant(np.broadcast_to(np.asarray(number).astype(to_numpy(dtype)), shape or np.shape(number)), "c", dtype)
+
+    def key(self) -> Value:
+        """The key (uint32 [2]) of one more random operator: the seed of a run, and a number of its own."""
+        if self.seed is None:
+            self.seed = self.builder.input("seed", "uint32", (1,))
+        self.streams += 1
+        return self.add(CONCAT, self.seed, self.constant([self.streams], "uint32"), axis=0)
 
     def tensor(self, x: Operand, dtype: str) -> Value:
         """A tensor, or a number as one, of this element type."""

@@ -11,7 +11,7 @@ from torch.export import ExportedProgram
 from torch.export.graph_signature import InputKind, OutputKind
 
 from tcomp.errors import ImportModelError, InputError, UnsupportedError
-from tcomp.frontends.torch.importer import decompositions, import_fx
+from tcomp.frontends.torch.importer import SEED, decompositions, import_fx
 from tcomp.ir.graph import Graph
 
 Program: TypeAlias = "ExportedProgram | torch.nn.Module"
@@ -56,6 +56,10 @@ def import_program(program: ExportedProgram) -> Graph:
         n: held[str(s.target)] for n, s in enumerate(signature.input_specs) if s.kind != InputKind.USER_INPUT and s.kind != InputKind.TOKEN
     }
     imported = import_fx(module, constants, program.range_constraints)
+    if SEED in imported.inputs:
+        raise UnsupportedError(
+            "the program draws random numbers", why="an artifact gives the same results in every run", hint="module.eval()"
+        )
     others = [str(value) for kind, value in imported.results if kind != "output"]
     if others or any(axis is None for _, axis in imported.sizes.values()):
         what = f"a result is {others[0]}" if others else "an input is a number"

@@ -14,22 +14,31 @@ from torch.fx.node import map_arg
 
 from tcomp.errors import TcompError, UnsupportedError
 from tcomp.frontends.torch.context import DTYPES, Context, Dims, Table, array_of, dtype_name
-from tcomp.frontends.torch.handlers import elementwise, indexing, movement, nn, reduction
+from tcomp.frontends.torch.handlers import elementwise, indexing, movement, nn, random, reduction
 from tcomp.frontends.torch.operators import FUNCTIONS
 from tcomp.ir.expr import Expr
 from tcomp.ir.graph import Graph, GraphBuilder, Value
 from tcomp.ir.shape_operands import element
 from tcomp.ops.movement import IDENTITY
 
-HANDLERS: Table = {op: handler for family in (elementwise, indexing, movement, nn, reduction) for op, handler in family.TABLE.items()}
+HANDLERS: Table = {
+    op: handler for family in (elementwise, indexing, movement, nn, random, reduction) for op, handler in family.TABLE.items()
+}
 aten = torch.ops.aten
+
+
+SEED = -1  # the number of the input, uint32 [1], that random numbers of a run come from
 
 
 @dataclass(frozen=True)
 class Imported:
-    """A graph, and what its inputs and results are in the FX graph: numbers of placeholders; for each result of the FX graph the number of
-    an output, or a size, or None. `sizes` says where to find each symbol of sizes: (number of a placeholder, None) if that is the size,
-    (number, axis) if it is an extent of that tensor."""
+    """A graph, and where its inputs and results are in the FX graph.
+
+    inputs: numbers of placeholders, or `SEED`
+    results: for each result of the FX graph ("output", number of an output), ("size", a size), or ("none", what else it is)
+    sizes: where to find each symbol of sizes: (number of a placeholder, None) if that is the size, (number, axis) if it is an extent of
+        that tensor
+    """
 
     graph: Graph
     inputs: tuple[int, ...]
@@ -102,7 +111,8 @@ class _Importer:
                 (value,) = self.context.builder.add(IDENTITY, [value], {}, value.name)
             results.append(("output", len(outputs)))
             outputs.append(value)
-        return Imported(_pruned(self.context.builder.build(outputs)), tuple(self.placeholders), tuple(results), self.sizes)
+        inputs = (*self.placeholders, *([] if self.context.seed is None else [SEED]))
+        return Imported(_pruned(self.context.builder.build(outputs)), inputs, tuple(results), self.sizes)
 
     def node(self, node: Node) -> None:
         self.context.node = node

@@ -179,6 +179,39 @@ def test_reading_memory_of_free_sizes_stays_in_pytorch(caplog: pytest.LogCapture
     assert "sizes are symbolic" in caplog.text
 
 
+def test_random_numbers() -> None:
+    """Of the right distribution, others in every run, the same after the same seed, and not related to each other."""
+
+    def function(x: Any) -> Any:
+        dropped = functional.dropout(x, 0.25)
+        made = torch.rand(4000), torch.randn(4000), torch.empty(4000).uniform_(2, 3), torch.empty(4000).normal_(5, 2)
+        return dropped, torch.rand_like(x), torch.randn_like(x), torch.bernoulli(x * 0.3), *made
+
+    run, x = compiled(function), torch.ones(4000)
+    torch.manual_seed(3)
+    first, second = run(x), run(x)
+    torch.manual_seed(3)
+    assert all(map(torch.equal, run(x), first)) and not any(map(torch.equal, first, second))
+    wanted = [(1, 0.577), (0.5, 0.289), (0, 1), (0.3, 0.458), (0.5, 0.289), (0, 1), (2.5, 0.289), (5, 2)]  # means, and deviations
+    for found, (mean, deviation) in zip(first, wanted, strict=True):
+        assert abs(found.mean() - mean) < 0.08 * deviation and abs(found.std() - deviation) < 0.1 * deviation
+    related = torch.corrcoef(torch.stack([*first])) - torch.eye(len(first))
+    assert related.abs().max() < 0.08
+
+
+def test_training_with_dropout() -> None:
+    """The derivative knows what was dropped."""
+    model = nn.Sequential(nn.Linear(8, 400), nn.Dropout(0.5), nn.Flatten())
+    x = torch.randn(4, 8, requires_grad=True)
+    y = compiled(model)(x)
+    kept = (y != 0).float()
+    assert 0.4 < kept.mean() < 0.6
+    y.sum().backward()
+    close(x.grad, 2 * kept @ model[0].weight.detach())
+    model.eval()
+    close(compiled(model)(x), model(x))
+
+
 def test_options_that_there_are_not() -> None:
     with pytest.raises(Exception, match="no option `fast`"):
         torch.compile(torch.relu, backend=tcomp_backend, options={"fast": 1})(torch.ones(2))

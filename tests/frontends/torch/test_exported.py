@@ -72,5 +72,6 @@ def test_mistakes(tmp_path: Path) -> None:
     refused(InputError, "within limits takes a file", net, args=inputs(2), max_seconds=60)
     refused(UnsupportedError, "cannot trace the Net", net, args=inputs(2)[:1])
     refused(UnsupportedError, "changes `norm.running_mean`", Net().train(), args=inputs(2))
+    refused(UnsupportedError, "draws random numbers", torch.nn.Dropout(), args=(torch.ones(4),))
     (tmp_path / "bad.pt2").write_bytes(b"PK nonsense")
     refused(ImportModelError, "cannot be read", tmp_path / "bad.pt2")
