@@ -117,8 +117,8 @@ class Dims:
 
 @dataclass
 class Context(GraphContext):
-    """The node at hand (`node`), the graph to which its importer adds, and what it has imported so far (`values`, by node). Random operators
-    draw `streams` different sequences from the input `seed`, if there are any."""
+    """The node at hand (`node`), the graph to which its importer adds, and what it has imported so far (`values`, by node). Random
+    operators draw `streams` different sequences from the input `seed`, if there are any."""
 
     dims: Dims
     node: Any = None

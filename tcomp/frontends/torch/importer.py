@@ -50,8 +50,10 @@ class Imported:
 def decompositions() -> dict[Any, Any]:
     """How PyTorch itself writes operators by those of core ATen, and a few more, but for those that are imported as they are."""
     table = dict(torch._decomp.core_aten_decompositions())
-    more = (aten.adaptive_max_pool3d, aten.as_strided_copy, aten.bucketize, aten.dist, aten.narrow_copy, aten.unbind_copy)
-    table |= torch._decomp.get_decompositions([*more, aten._batch_norm_with_update_functional])
+    resized = (aten.upsample_nearest2d, aten.upsample_bilinear2d, aten.upsample_bicubic2d, aten.upsample_trilinear3d)
+    pooled, indices = (aten.adaptive_max_pool2d, aten.adaptive_max_pool3d), (aten.tril_indices, aten.triu_indices)
+    more = (aten.as_strided_copy, aten.bucketize, aten.dist, aten.narrow_copy, aten.unbind_copy, aten._batch_norm_with_update_functional)
+    table |= torch._decomp.get_decompositions([*resized, *pooled, *indices, *more])
     return {op: f for op, f in table.items() if getattr(op, "overloadpacket", None) not in HANDLERS}
 
 

@@ -11,6 +11,7 @@ import pytest
 torch = pytest.importorskip("torch", reason="PyTorch is not installed: pip install torch==2.13.0")
 
 from torch import nn
+from torch.nn import functional
 
 import tcomp
 from tcomp.cli.app import app
@@ -61,6 +62,30 @@ def test_exported_programs_and_their_files(tmp_path: Path) -> None:
 def refused(kind: type[TcompError], match: str, *given: Any, **options: Any) -> None:
     with pytest.raises(kind, match=match):
         tcomp.compile(*given, **options)
+
+
+class Several(nn.Module):
+    """Operators that torch.export keeps, and torch.compile takes apart."""
+
+    def forward(self, x: Any) -> Any:
+        square = x[..., :8] + torch.eye(8)
+        return [
+            functional.interpolate(x, scale_factor=2.0, mode="bilinear", align_corners=True),
+            functional.interpolate(x, size=(5, 13), mode="nearest"),
+            functional.interpolate(x, scale_factor=2.0, mode="bicubic"),
+            functional.adaptive_max_pool2d(x, (4, 5)),
+            torch.cdist(x, x + 1),
+            torch.linalg.det(square),
+            x[..., torch.tril_indices(3, 3)[0]],
+        ]
+
+
+def test_operators_that_exported_programs_keep() -> None:
+    module = tcomp.compile(Several(), args=(torch.ones(2, 3, 8, 10),), dynamic_shapes=({0: torch.export.Dim("batch")},), threads=1)
+    for batch in (1, 3):
+        x = torch.randn(batch, 3, 8, 10)
+        for got, wanted in zip(module.run({module.inputs[0].name: x.numpy()}).values(), Several()(x), strict=True):
+            np.testing.assert_allclose(got, wanted.numpy(), rtol=2e-4, atol=1e-4)
 
 
 def test_mistakes(tmp_path: Path) -> None:

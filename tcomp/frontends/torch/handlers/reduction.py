@@ -17,6 +17,7 @@ from tcomp.ir.graph import Operator, Value
 from tcomp.ir.simplify import as_dim
 from tcomp.ops import movement, reduction as ops
 from tcomp.ops.elementwise import ABS, ADD, DIV, EQUAL, MUL, NOT, POW, RECIPROCAL, SQRT, SUB
+from tcomp.ops.matmul import DET
 
 aten = torch.ops.aten
 Axes = int | Sequence[int] | None
@@ -77,6 +78,13 @@ def _var(ctx: Context, x: Value, axes: Axes = None, correction: float | None = N
 def _var_mean(ctx: Context, x: Value, axes: Axes = None, correction: float | None = None, keepdim: bool = False) -> tuple[Value, Value]:
     chosen = ctx.axes(x, axes)
     return _var(ctx, x, axes, correction, keepdim), ctx.add(ops.REDUCE_MEAN, x, axes=chosen, keepdims=keepdim)
+
+
+def _distances(ctx: Context, x: Value, y: Value, p: float, mode: int | None = None) -> Value:
+    """The p-norms of x[..., i, :] - y[..., j, :]: [..., i, j]."""
+    rows = ctx.add(movement.RESHAPE, x, shape=(*x.shape[:-1], 1, x.shape[-1]))
+    columns = ctx.add(movement.RESHAPE, y, shape=(*y.shape[:-2], 1, *y.shape[-2:]))
+    return _vector_norm(ctx, ctx.add(SUB, rows, columns), p, -1)
 
 
 def _vector_norm(ctx: Context, x: Value, order: float = 2, axes: Axes = None, keepdim: bool = False, dtype: Any = None) -> Value:
@@ -192,7 +200,8 @@ TABLE: Table = {
     aten.any: partial(_logical, ops.REDUCE_MAX), aten.all: partial(_logical, ops.REDUCE_MIN),
     aten.max: partial(_extreme, ops.REDUCE_MAX, ops.ARG_MAX), aten.min: partial(_extreme, ops.REDUCE_MIN, ops.ARG_MIN),
     aten.argmax: partial(_position, ops.ARG_MAX), aten.argmin: partial(_position, ops.ARG_MIN), aten.var: widened(_var),
-    aten.var_mean: widened(_var_mean), aten.linalg_vector_norm: _vector_norm,
+    aten.var_mean: widened(_var_mean), aten.linalg_vector_norm: _vector_norm, aten._cdist_forward: _distances,
+    aten._linalg_det: lambda ctx, x: (ctx.add(DET, x), None, None),
     aten._softmax: partial(_softmax, ops.SOFTMAX), aten._log_softmax: partial(_softmax, ops.LOG_SOFTMAX),
     aten.cumsum: partial(_cumulative, ops.CUM_SUM), aten.cumprod: partial(_cumulative, ops.CUM_PROD),
     aten.native_layer_norm: _layer_norm, aten.native_group_norm: _group_norm,
