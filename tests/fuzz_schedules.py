@@ -121,7 +121,7 @@ def batches(seed: int, start: int, cases: int, jobs: int) -> Iterator[Tally]:
     todo = [(first, min(BATCH, start + cases - first)) for first in range(start, start + cases, BATCH)]
     while todo:
         context = multiprocessing.get_context("spawn")
-        with ProcessPoolExecutor(jobs, context, max_tasks_per_child=200) as pool:
+        with ProcessPoolExecutor(jobs, context) as pool:  # not max_tasks_per_child: Python 3.11 may wait forever
             futures = {pool.submit(batch, seed, *piece): piece for piece in todo[: 200 * jobs]}
             for future, piece in futures.items():
                 if future.exception() is not None:

@@ -30,9 +30,9 @@ def batches(seed: int, start: int, cases: int, jobs: int) -> Iterator[tuple[Coun
     """The results of all batches; a process that dies is a finding."""
     tasks = [(first, min(BATCH, start + cases - first)) for first in range(start, start + cases, BATCH)]
     context = multiprocessing.get_context("spawn")
-    while tasks:
-        with ProcessPoolExecutor(jobs, mp_context=context, max_tasks_per_child=TASKS) as pool:
-            running = {pool.submit(batch, seed, *task): task for task in tasks}
+    while tasks:  # by pools of their own: in Python 3.11, processes that are replaced (max_tasks_per_child) may wait forever
+        with ProcessPoolExecutor(jobs, mp_context=context) as pool:
+            running = {pool.submit(batch, seed, *task): task for task in tasks[: TASKS * jobs]}
             for future in as_completed(running):
                 try:
                     yield future.result()
@@ -40,7 +40,7 @@ def batches(seed: int, start: int, cases: int, jobs: int) -> Iterator[tuple[Coun
                     break
                 tasks.remove(running[future])
             else:
-                return
+                continue
         first, count = tasks.pop(0)  # one of the first that were not finished: its cases one by one
         tasks[:0] = [(n, 1) for n in range(first, first + count)] if count > 1 else []
         if count == 1:
@@ -62,6 +62,8 @@ def main() -> int:
     for some, ops, found in batches(args.seed, args.start, args.cases, args.jobs):
         outcomes += some
         operators += ops
+        if (count := sum(outcomes.values())) % (BATCH * TASKS) == 0:
+            print(f"{count} graphs in {time.monotonic() - started:.0f} s", file=sys.stderr, flush=True)
         for number, outcome, detail in sorted(found):
             if outcome == RIGHT:
                 kinds[detail.removeprefix("the reference differs: ").partition(" ")[0]] += 1
