@@ -213,7 +213,18 @@ def looked_up_by_remainders(n, m, A, B, C):
             C[j] += A[B[j % m]]
 
 
-@pytest.mark.parametrize(("program", "n"), [(looked_up_once, 2000), (looked_up_by_remainders, 16), (looked_up_at_one_place, 2000)])
+@tcomp.program(A="float64[n]", B="int64[n]", C="float64[n]")
+def looked_up_in_a_triangle(n, m, A, B, C):
+    for i in range(n):
+        for j in range(i):
+            if i < m:
+                C[j] += A[B[(i + j) % n]]
+
+
+@pytest.mark.parametrize(
+    ("program", "n"),
+    [(looked_up_once, 2000), (looked_up_by_remainders, 16), (looked_up_at_one_place, 2000), (looked_up_in_a_triangle, 20)],
+)
 def test_guards_cost_no_instructions(program: Program, n: int) -> None:
     """Of those that more elements take: what a call takes besides is the same."""
 

@@ -280,7 +280,8 @@ class Function(Expressions):
             return
         yes, end = self.labels("then", "end")
         no = end if otherwise is None else self.labels("else")[0]
-        self.branch(test.ref, yes, no)
+        # Of two copies of loops, the one that checks its indices is for runs in which some are out of range.
+        self.branch(test.ref, yes, no, expected=otherwise is not None and _checks(otherwise) and not _checks(then))
         for label, body in ((yes, then), (no, otherwise)):
             if body is not None:
                 self.start(label)
@@ -583,6 +584,11 @@ class Function(Expressions):
             place = self.op(f"getelementptr {element}, ptr {address.pointer}, i64 {start}")
             self.line(f"store <{n} x {element}> {part}, ptr {place}, align {itemsize(buffer.dtype)}")
             start, left = start + n, left - n
+
+
+def _checks(stmt: Stmt) -> bool:
+    """Whether an index is checked in it."""
+    return any(e.op == "checked" for s in L.walk(stmt) for e in E.walk(*L.expressions(s)))
 
 
 def _free(s: L.For) -> tuple[list[Buffer], list[Expr]]:
