@@ -95,13 +95,13 @@ def _whole_or_pieces(module: GraphModule, constants: Mapping[int, torch.Tensor],
         if not missing:
             _logger.warning("a graph of %d operators runs in PyTorch: %s", len(module.graph.nodes), error)
             return module
-    strided = [why for node, why in missing.items() if getattr(node.target, "overloadpacket", None) is torch.ops.aten.as_strided]
-    if strided:  # which reads memory as the operators before it have left it: pieces would leave it otherwise
-        _logger.warning("a graph of %d operators runs in PyTorch: %s", len(module.graph.nodes), strided[0])
+    reasons = ", ".join(dict.fromkeys(f"{node.target} ({why})" for node, why in missing.items()))
+    if any(getattr(node.target, "overloadpacket", None) is torch.ops.aten.as_strided for node in module.graph.nodes):
+        # It reads memory as the operators before it have left it, which pieces do not.
+        _logger.warning("a graph of %d operators runs in PyTorch: it reads memory by strides; %s", len(module.graph.nodes), reasons)
         return module
     count = sum(node.op == "call_function" for node in module.graph.nodes)
-    names = dict.fromkeys(f"{node.target} ({why})" for node, why in missing.items())
-    _logger.warning("%d of %d operators run in PyTorch: %s", len(missing), count, ", ".join(names))
+    _logger.warning("%d of %d operators run in PyTorch: %s", len(missing), count, reasons)
     return _pieces(module, constants, settings, missing)
 
 

@@ -68,8 +68,9 @@ class Dims:
         if e.is_Integer:
             return as_expr(int(e))
         if e.is_Symbol:
-            found = self.symbols.get(str(e))
-            found = self.symbols.setdefault(str(e), dim(str(e), *self._range(e, env))) if found is None else found
+            if str(e) not in self.symbols:
+                self.symbols[str(e)] = dim(str(e), *self._range(e, env))
+            found = self.symbols[str(e)]
             self.given[found] = e, env
             return found
         args = [self._formula(a, env) for a in e.args]
@@ -140,7 +141,10 @@ class Context(GraphContext):
         return self.builder.constant(np.broadcast_to(np.asarray(number).astype(to_numpy(dtype)), shape or np.shape(number)), "c", dtype)
 
     def key(self) -> Value:
-        """The key (uint32 [2]) of one more random operator: the seed of a run, and a number of its own."""
+        """The key (uint32 [2]) of one more random operator: the seed of a run, and a number of its own. Raises `UnsupportedError` for an
+        operator with a generator of its own."""
+        if self.node.kwargs.get("generator") is not None:
+            raise self.unsupported("it has a generator of its own")
         if self.seed is None:
             self.seed = self.builder.input("seed", "uint32", (1,))
         self.streams += 1

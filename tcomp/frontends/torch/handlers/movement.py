@@ -164,7 +164,7 @@ def _as_strided(ctx: Context, x: Value, size: Sequence[int], stride: Sequence[in
     memory = view.meta["val"].untyped_storage()
     while whole.op == "call_function" and isinstance(source := whole.args[0], Node) and _lies_in(source.meta.get("val"), memory):
         whole = source
-    base, stored = whole.meta["val"], ctx.values[whole]
+    base, stored = whole.meta["val"], ctx.values.get(whole)
     fixed = all(isinstance(n, int) for n in (*base.shape, *base.stride(), *size, *stride, offset or 0))
     if not fixed or not isinstance(stored, Value) or base.storage_offset() or memory.nbytes() != base.nbytes:
         raise ctx.unsupported("it reads memory beyond the tensor, or sizes are symbolic")
