@@ -22,7 +22,7 @@ from torch.fx.passes.infra.partitioner import CapabilityBasedPartitioner
 from torch.fx.passes.operator_support import OperatorSupportBase
 
 from tcomp.errors import InputError, TcompError
-from tcomp.frontends.torch import SEED, Imported, array_of, decompositions, import_fx, tensor_of, unsupported_nodes
+from tcomp.frontends.torch import SEED, Imported, array_of, decompositions, import_fx, tensor_of, unsupported_nodes, with_scans
 from tcomp.ir.expr import Expr, evaluate_int, variables
 from tcomp.options import CompileOptions
 from tcomp.pipeline import compile_graph
@@ -59,7 +59,7 @@ def tcomp_backend(module: GraphModule, inputs: Sequence[Any], mode: str | None =
 
     with torch.nn.attention.sdpa_kernel(torch.nn.attention.SDPBackend.MATH):  # which is made of operators that have derivatives
         make = aot_autograd(fw_compiler=compiled, bw_compiler=compiled, inference_compiler=for_inference, decompositions=decompositions())
-        return make(module, inputs)
+        return make(with_scans(module), inputs)
 
 
 class _Compiled:

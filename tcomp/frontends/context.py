@@ -3,13 +3,19 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeAlias
 
 from tcomp.ir.broadcasting import HALF
-from tcomp.ir.graph import GraphBuilder, Operator, Value
+from tcomp.ir.expr import Dim
+from tcomp.ir.graph import LOOP, Graph, GraphBuilder, Node, Operator, Value, loop_attrs
 from tcomp.ops.elementwise import CAST
 from tcomp.ops.expression import EXPRESSION, TensorFunction
+from tcomp.ops.movement import IDENTITY
+
+Values: TypeAlias = Sequence[Value]
+Types: TypeAlias = "Sequence[tuple[str, Sequence[Dim]]]"  # (element type, shape) of each
 
 
 @dataclass
@@ -35,6 +41,38 @@ class GraphContext(ABC):
         """The results of an operator that a user has defined."""
         return self.results(EXPRESSION, *inputs, **function.attributes([(v.dtype, v.shape) for v in inputs]))
 
+    def structured(self, op: Operator, inputs: Values, types: Types, attrs: dict[str, Any], *bodies: Graph) -> list[Value]:
+        """The results, of these types, of one more operator with bodies."""
+        values = [Value(self.builder.fresh(self.name), dtype, tuple(shape)) for dtype, shape in types]
+        self.builder.append(Node(op, tuple(inputs), tuple(values), attrs, self.name, bodies))
+        return values
+
+    def scan(
+        self, length: Dim, carry: Values, xs: Values, captured: Values, reverse: bool,
+        body: Callable[[GraphBuilder, list[Value], list[Value], list[Value]], tuple[Values, Values, Graph]],
+    ) -> list[Value]:  # fmt: skip
+        """The last states of a loop over the rows of `xs`, then the rows that it makes, stacked, all from the last row on if `reverse`.
+        `body(builder, states, rows, captured)` tells (new states, new rows, the graph of both)."""
+        inner = GraphBuilder("body")
+        inner.input("i", "int64", ())
+        states, rows, others = (
+            [inner.input(v.name, v.dtype, v.shape[first:]) for v in values] for values, first in ((carry, 0), (xs, 1), (captured, 0))
+        )
+        after, made, graph = body(inner, states, rows, others)
+        attrs = loop_attrs(length, len(after), (reverse,) * len(xs), (reverse,) * len(made))
+        types = [*((v.dtype, v.shape) for v in after), *((v.dtype, (length, *v.shape)) for v in made)]
+        return self.structured(LOOP, [*carry, *xs, *captured], types, attrs, graph)
+
+    def finished(self, outputs: Values, names: Sequence[str] = ()) -> Graph:
+        """The graph with these outputs, each a value of its own. `names` are those of the outputs, where they have some."""
+        found, taken = list[Value](), {*self.builder.inputs, *self.builder.constants}
+        for n, x in enumerate(outputs):
+            if x in taken or names:
+                (x,) = self.builder.add(IDENTITY, [x], {}, names[n] if n < len(names) else x.name)
+            taken.add(x)
+            found.append(x)
+        return self.builder.build(found)
+
     def cast(self, x: Value, dtype: str) -> Value:
         """The value in another element type."""
         return x if x.dtype == dtype else self.add(CAST, x, dtype=dtype)
@@ -44,4 +82,4 @@ class GraphContext(ABC):
         return self.cast(x, "float32") if isinstance(x, Value) and x.dtype in HALF else x
 
 
-__all__ = ["GraphContext"]
+__all__ = ["GraphContext", "Values"]

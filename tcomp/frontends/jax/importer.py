@@ -30,8 +30,7 @@ from tcomp.frontends.jax.handlers import (
     windows,
 )
 from tcomp.frontends.jax.operators import FUNCTIONS
-from tcomp.ir.graph import Graph, GraphBuilder, Value
-from tcomp.ops.movement import IDENTITY
+from tcomp.ir.graph import Graph, GraphBuilder
 
 _FAMILIES = (contraction, elementwise, indexing, linalg, movement, randoms, reduction, special, windows)
 HANDLERS: Table = {name: handler for family in _FAMILIES for name, handler in family.TABLE.items()}
@@ -60,7 +59,7 @@ class Imported:
 def import_jaxpr(closed: Any, names: Sequence[str] = (), outputs: Sequence[str] = ()) -> Imported:
     """The graph of a closed jaxpr. `names` of the inputs and outputs are made up where they are not given. Raises `UnsupportedError`, which
     names the primitive and where it comes from, for what cannot be compiled."""
-    importer = Importer("jax")
+    importer = Importer(GraphBuilder("jax"))
     avals = [v.aval for v in closed.jaxpr.invars]
     values = []
     for n, aval in enumerate(avals):
@@ -102,20 +101,13 @@ def _fixed(shape: Sequence[Any]) -> tuple[int, ...]:
 class Importer:
     """A graph in the making."""
 
-    def __init__(self, name: str) -> None:
-        self.builder = GraphBuilder(name)
-        self.context = Context(self.builder, self.evaluate)
+    def __init__(self, builder: GraphBuilder) -> None:
+        self.builder = builder
+        self.context = Context(builder, self.evaluate)
 
     def finish(self, outputs: Sequence[Operand], names: Sequence[str] = ()) -> Graph:
         """The graph with these outputs, each a value of its own."""
-        found: list[Value] = []
-        taken = {*self.builder.inputs, *self.builder.constants}
-        for n, x in enumerate(leaves(outputs)):
-            if x in taken or names:
-                (x,) = self.builder.add(IDENTITY, [x], {}, names[n] if n < len(names) else x.name)
-            taken.add(x)
-            found.append(x)
-        return self.builder.build(found)
+        return self.context.finished(leaves(outputs), names)
 
     def evaluate(self, jaxpr: Any, constants: Sequence[Any], operands: Sequence[Operand]) -> list[Operand]:
         """The results of an open jaxpr for these operands."""

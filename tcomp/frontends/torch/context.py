@@ -18,7 +18,7 @@ from tcomp.ir.expr import OPERATORS, Dim, Expr, as_expr, dim, maximum, minimum
 from tcomp.ir.graph import Value
 from tcomp.ir.shape_operands import derived
 from tcomp.ir.simplify import as_dim
-from tcomp.ops.movement import CONCAT, DIMS
+from tcomp.ops.movement import CONCAT, DIMS, SLICE
 
 Scalar: TypeAlias = "int | float | bool | Expr"
 Operand: TypeAlias = "Value | Scalar"
@@ -126,6 +126,7 @@ class Context(GraphContext):
     values: dict[Node, Any] = field(default_factory=dict)
     seed: Value | None = None
     streams: int = 0
+    flips: dict[Value, tuple[Value, tuple[int, ...]]] = field(default_factory=dict)  # (of what, along which axes)
 
     @property
     def name(self) -> str:
@@ -167,6 +168,17 @@ class Context(GraphContext):
         if isinstance(result := self.node.meta["val"], torch.Tensor) and result.dtype in (torch.float16, torch.bfloat16):
             name = dtype_name(result.dtype)  # operators compute with wider numbers inside anyway
         return [self.tensor(x, name) for x in operands]
+
+    def flip(self, x: Value, axes: tuple[int, ...]) -> Value:
+        """The elements in reverse order along axes."""
+        source, along = self.flips.get(x, (x, ()))
+        if along == axes:
+            return source
+        starts = tuple(as_dim(as_expr(d) - 1) if n in axes else 0 for n, d in enumerate(x.shape))
+        steps = tuple(-1 if n in axes else 1 for n in range(len(x.shape)))
+        found = self.add(SLICE, x, starts=starts, steps=steps, shape=x.shape)
+        self.flips[found] = x, axes
+        return found
 
     def axis(self, x: Value, n: int) -> int:
         """An axis, counted from the front."""

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
+from itertools import chain
 from operator import getitem
 from typing import Any
 
@@ -13,13 +14,13 @@ from torch.fx import GraphModule, Node
 from torch.fx.node import map_arg
 
 from tcomp.errors import TcompError, UnsupportedError
+from tcomp.frontends.context import Values
 from tcomp.frontends.torch.context import DTYPES, Context, Dims, Table, array_of, dtype_name
 from tcomp.frontends.torch.handlers import elementwise, indexing, movement, nn, random, reduction
 from tcomp.frontends.torch.operators import FUNCTIONS
 from tcomp.ir.expr import Expr
 from tcomp.ir.graph import Graph, GraphBuilder, Value
 from tcomp.ir.shape_operands import element
-from tcomp.ops.movement import IDENTITY
 
 HANDLERS: Table = {
     op: handler for family in (elementwise, indexing, movement, nn, random, reduction) for op, handler in family.TABLE.items()
@@ -63,12 +64,12 @@ def import_fx(
     """The graph of a module whose nodes are functional ATen operators with `meta["val"]`. `constants`: placeholders, by number, that are
     these tensors for good; `ranges` of symbols of sizes, if they are others than those of the trace. Raises `UnsupportedError` for what
     cannot be compiled."""
-    return _Importer(module, constants or {}, ranges).run()
+    return _Importer(module, constants or {}, Context(GraphBuilder("torch"), Dims(ranges))).run()
 
 
 def unsupported_nodes(module: GraphModule) -> dict[Node, str]:
     """The operators of an FX graph that cannot be compiled, and why."""
-    importer, found = _Importer(module, {}), dict[Node, str]()
+    importer, found = _Importer(module, {}, Context(GraphBuilder("torch"), Dims())), dict[Node, str]()
     for node in module.graph.nodes:
         if node.op == "output":
             continue
@@ -85,9 +86,8 @@ def unsupported_nodes(module: GraphModule) -> dict[Node, str]:
 
 
 class _Importer:
-    def __init__(self, module: GraphModule, constants: Mapping[int, torch.Tensor], ranges: Mapping[Any, Any] | None = None) -> None:
-        self.module, self.constants = module, constants
-        self.context = Context(GraphBuilder("torch"), Dims(ranges))
+    def __init__(self, module: GraphModule, constants: Mapping[int, torch.Tensor], context: Context) -> None:
+        self.module, self.constants, self.context = module, constants, context
         self.values = self.context.values
         self.placeholders: list[int] = []
         self.sizes: dict[Expr, tuple[int, int | None]] = {}
@@ -109,12 +109,10 @@ class _Importer:
             if not isinstance(value, Value):
                 results.append(("size" if isinstance(value, int | Expr) else "none", value))
                 continue
-            if value in outputs or value in self.context.builder.inputs or value in self.context.builder.constants:
-                (value,) = self.context.builder.add(IDENTITY, [value], {}, value.name)
             results.append(("output", len(outputs)))
             outputs.append(value)
         inputs = (*self.placeholders, *([] if self.context.seed is None else [SEED]))
-        return Imported(_pruned(self.context.builder.build(outputs)), inputs, tuple(results), self.sizes)
+        return Imported(_pruned(self.context.finished(outputs)), inputs, tuple(results), self.sizes)
 
     def node(self, node: Node) -> None:
         self.context.node = node
@@ -168,7 +166,9 @@ class _Importer:
             dtype_name(example.dtype)
         return tuple(map(value, example)) if isinstance(example, list | tuple) else value(example)
 
-    def constant(self, node: Node, tensor: Any) -> Value:
+    def constant(self, node: Node, tensor: Any) -> Any:
+        if isinstance(tensor, GraphModule):
+            return tensor
         if not isinstance(tensor, torch.Tensor):
             raise UnsupportedError("an attribute is no tensor", where=node.name)
         return self.context.builder.constant(array_of(tensor), node.name, dtype_name(tensor.dtype))
@@ -187,6 +187,8 @@ class _Importer:
         operator = getattr(node.target, "overloadpacket", node.target)
         if operator is aten._assert_tensor_metadata:  # of what was known when the program was traced
             return None
+        if operator is torch.ops.higher_order.scan:
+            return self.scan(node, *args)
         if operator in FUNCTIONS:
             return self.context.own(FUNCTIONS[operator], *args[0])
         if (handler := HANDLERS.get(operator) or HANDLERS.get(str(operator))) is None:
@@ -199,6 +201,33 @@ class _Importer:
         if isinstance(result, tuple):
             return tuple(r if r is None or e is None else self.checked(r, e) for r, e in zip(result, example, strict=False))
         return self.checked(result, example)
+
+    def scan(self, node: Node, step: GraphModule, carry: Values, xs: Values, captured: Sequence[Any]) -> tuple[Value, ...]:
+        """All rows may be given from the last one on: then they are read so, and what is made of them is stacked so."""
+        if not all(isinstance(v, Value) for v in (*carry, *xs, *captured)):
+            raise self.context.unsupported("it uses a number")
+        flipped = [self.context.flips.get(x) for x in xs]
+        reverse = all(f is not None and f[1] == (0,) for f in flipped)
+        ctx, length = self.context, xs[0].shape[0]
+
+        def body(builder: GraphBuilder, *formal: list[Value]) -> tuple[Values, Values, Graph]:
+            inner = _Importer(step, {}, Context(builder, ctx.dims, node))
+            given = iter(chain.from_iterable(formal))
+            for n in step.graph.nodes:
+                if n.op == "placeholder":
+                    inner.values[n] = next(given)
+                elif n.op != "output":
+                    inner.node(n)
+            if inner.context.seed is not None:
+                raise ctx.unsupported("it draws random numbers")
+            (output,) = (n for n in step.graph.nodes if n.op == "output")
+            found = [inner.values[n] for n in output.args[0]]
+            return found[: len(carry)], found[len(carry) :], inner.context.finished(found)
+
+        sources = [f[0] for f in flipped if f is not None] if reverse else xs
+        found = ctx.scan(length, carry, sources, captured, reverse, body)
+        rows = found[len(carry) :]
+        return *found[: len(carry)], *((ctx.flip(r, (0,)) for r in rows) if reverse else rows)
 
     def checked(self, value: Value, example: torch.Tensor) -> Value:
         """The value in the element type that PyTorch says it has. Raises `UnsupportedError` if it is of another shape."""

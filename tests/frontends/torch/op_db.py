@@ -132,6 +132,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--only", default="", help="names of operators, comma-separated")
     parser.add_argument("--dtypes", default=",".join(DTYPES))
+    parser.add_argument("--every", type=int, default=1, help="take every n-th operator")
     parser.add_argument("--samples", type=int, default=3, help="of each operator and element type")
     parser.add_argument("--backward", action="store_true")
     parser.add_argument("--seconds", type=float, default=60.0, help="of one operator and element type, at which its samples end")
@@ -142,7 +143,7 @@ def main() -> None:
     known = [json.loads(line) for line in options.out.read_text().splitlines()] if options.out.exists() else []
     done = {(r["op"], r["dtype"]) for r in known}
     with options.out.open("a") as file:
-        for op in op_db:
+        for op in op_db[:: options.every]:
             if any(word in op.name for word in RANDOM) or (options.only and op.name not in options.only.split(",")):
                 continue
             for name in options.dtypes.split(","):

@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
+from tcomp.frontends.context import Values
 from tcomp.frontends.jax.context import Context, Operand, Table, leaves, part_types, rebuilt
-from tcomp.ir.graph import IF, LOOP, Graph, Node, Value, loop_attrs, materialised
+from tcomp.ir.graph import IF, LOOP, Graph, GraphBuilder, Value, loop_attrs, materialised
 from tcomp.ops.elementwise import LESS_EQUAL, WHERE
 from tcomp.ops.reduction import REDUCE_MAX
 from tcomp.ops.xla import STOP
@@ -17,42 +18,29 @@ if TYPE_CHECKING:
 ENDLESS = 1 << 62  # iterations: more than any run has
 
 
-def _appended(
-    importer: Importer, op: Any, inputs: Sequence[Value], types: Sequence[Any], attrs: Any, bodies: Sequence[Graph]
-) -> list[Value]:
-    """The results, of (element type, shape) each, of a node with bodies."""
-    builder, name = importer.builder, importer.context.name
-    values = [Value(builder.fresh(name), dtype, shape) for dtype, shape in types]
-    builder.append(Node(op, tuple(inputs), tuple(values), attrs, name, tuple(bodies)))
-    return values
-
-
-def _inside(importer: Importer) -> Importer:
+def _inside(importer: Importer, builder: GraphBuilder | None = None) -> Importer:
     """The importer of a body."""
-    inner = type(importer)("body")
+    inner = type(importer)(builder or GraphBuilder("body"))
     inner.context.eqn, inner.context.callers = importer.context.eqn, importer.context.callers
     inner.context.conditional = importer.context.conditional
     return inner
 
 
-def _inputs(inner: Importer, values: Sequence[Value], sliced: bool = False) -> list[Value]:
-    return [inner.builder.input(v.name, v.dtype, v.shape[1:] if sliced else v.shape) for v in values]
+def _inputs(inner: Importer, values: Sequence[Value]) -> list[Value]:
+    return [inner.builder.input(v.name, v.dtype, v.shape) for v in values]
 
 
 def _scan(
     importer: Importer, *operands: Operand, jaxpr: Any, num_consts: int, num_carry: int, length: int, reverse: bool, **others: Any
 ) -> list[Operand]:
     consts, carry, xs = operands[:num_consts], operands[num_consts : num_consts + num_carry], operands[num_consts + num_carry :]
-    inner = _inside(importer)
-    inner.builder.input("i", "int64", ())
-    carried, slices, captured = _inputs(inner, leaves(carry)), _inputs(inner, leaves(xs), True), _inputs(inner, leaves(consts))
-    given = rebuilt(jaxpr.in_avals, iter([*captured, *carried, *slices]))
-    results = inner.evaluate(jaxpr.jaxpr, jaxpr.consts, given)
-    states, rows = leaves(results[:num_carry]), leaves(results[num_carry:])
-    attrs = loop_attrs(int(length), len(states), (reverse,) * len(slices), (reverse,) * len(rows))
-    types = [*((v.dtype, v.shape) for v in states), *((v.dtype, (int(length), *v.shape)) for v in rows)]
-    body = inner.finish(results)
-    values = _appended(importer, LOOP, [*leaves(carry), *leaves(xs), *leaves(consts)], types, attrs, [body])
+
+    def body(builder: GraphBuilder, *formal: list[Value]) -> tuple[Values, Values, Graph]:
+        inner, (states, rows, captured) = _inside(importer, builder), formal
+        results = inner.evaluate(jaxpr.jaxpr, jaxpr.consts, rebuilt(jaxpr.in_avals, iter([*captured, *states, *rows])))
+        return leaves(results[:num_carry]), leaves(results[num_carry:]), inner.finish(results)
+
+    values = importer.context.scan(int(length), leaves(carry), leaves(xs), leaves(consts), reverse, body)
     return rebuilt([v.aval for v in importer.context.eqn.outvars], iter(values))
 
 
@@ -77,9 +65,10 @@ def _while(importer: Importer, *operands: Operand, cond_jaxpr: Any, body_jaxpr: 
     body = inner.finish([*results, goes_on])
     types = [(v.dtype, v.shape) for v in leaves(carry)]
     then, otherwise = _inside(importer), _inside(importer)
-    values = _appended(then, LOOP, _inputs(then, names), types, loop_attrs(ENDLESS, count, (), (), True), [body])
+    values = then.context.structured(LOOP, _inputs(then, names), types, loop_attrs(ENDLESS, count, (), (), True), body)
     same = _inputs(otherwise, names)[:count]
-    found = _appended(importer, IF, [_any(importer.context, first), *names], types, {}, [then.finish(values), otherwise.finish(same)])
+    bodies = then.finish(values), otherwise.finish(same)
+    found = importer.context.structured(IF, [_any(importer.context, first), *names], types, {}, *bodies)
     return rebuilt([v.aval for v in importer.context.eqn.outvars], iter(found))
 
 
@@ -113,7 +102,7 @@ def _choose(importer: Importer, index: Value, branches: Sequence[Any], first: in
         number, *passed = _inputs(inner, [index, *values])
         bodies = [_branch(importer, one, [index, *values], 1), inner.finish(_choose(inner, number, rest, first + 1, passed))]
         values = [index, *values]
-    return _appended(importer, IF, [condition, *values], [(v.dtype, v.shape) for v in bodies[0].outputs], {}, bodies)
+    return ctx.structured(IF, [condition, *values], [(v.dtype, v.shape) for v in bodies[0].outputs], {}, *bodies)
 
 
 def _cond(importer: Importer, index: Value, *operands: Operand, branches: Sequence[Any], **others: Any) -> list[Operand]:

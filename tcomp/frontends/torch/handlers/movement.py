@@ -112,9 +112,7 @@ def _repeat(ctx: Context, x: Value, repeats: Sequence[int]) -> Value:
 
 
 def _flip(ctx: Context, x: Value, dims: Sequence[int]) -> Value:
-    for axis in ctx.axes(x, dims) if dims else ():
-        x = cut(ctx, x, axis, as_dim(as_expr(x.shape[axis]) - 1), x.shape[axis], -1)
-    return x
+    return ctx.flip(x, tuple(sorted(ctx.axes(x, dims)))) if dims and x.shape else x
 
 
 def _triangle(upper: bool, ctx: Context, x: Value, diagonal: int = 0) -> Value:
