@@ -2,7 +2,8 @@
 
 Each network runs in a process of its own with empty caches: the time to the first result (compiling included), then runs of all contenders
 in turns, least times. Results are compared with eager PyTorch's first. A ratio below 1 says that tcomp is faster. Weights are random;
-`transformers` is needed for most networks, and a C++ compiler for inductor. With `--training`, a step is forward, loss, backward and SGD.
+`transformers` is needed for most networks, and a C++ compiler for inductor. With `--training`, a step is forward, loss, backward and SGD,
+all compiled.
 """
 
 from __future__ import annotations
@@ -163,21 +164,35 @@ class Pieces(logging.Handler):
         self.count += 1
 
 
-def stepper(module: nn.Module, run: Callable[..., Any], args: Sequence[Tensor]) -> Callable[[], float]:
-    optimizer, wanted = torch.optim.SGD(module.parameters(), lr=0.01), None
+def stepper(module: nn.Module, args: Sequence[Tensor], backend: str) -> Callable[[], float]:
+    """A step of training: the loss and what updates the parameters are one graph each (and the derivatives another one)."""
+    optimizer = torch.optim.SGD(module.parameters(), lr=0.01)
+
+    def loss_of(*args: Tensor) -> Tensor:
+        scores = module(*args)
+        scores = scores.reshape(-1, scores.shape[-1])
+        return nn.functional.cross_entropy(scores, torch.arange(len(scores)) % scores.shape[-1])
+
+    compiled, update = (f if backend == "eager" else torch.compile(f, backend=backend) for f in (loss_of, optimizer.step))
 
     def step() -> float:
-        nonlocal wanted
-        scores = run(*args)
-        scores = scores.reshape(-1, scores.shape[-1])
-        wanted = torch.arange(len(scores)) % scores.shape[-1] if wanted is None else wanted
         optimizer.zero_grad()
-        loss = nn.functional.cross_entropy(scores, wanted)
+        loss = compiled(*args)
         loss.backward()
-        optimizer.step()
+        update()
         return float(loss.item())
 
     return step
+
+
+def with_recurrences(backend: str, run: Callable[[], Any]) -> Callable[[], Any]:
+    """Have Dynamo hand over LSTMs to tcomp alone: inductor would write out all their steps, and compile them for minutes."""
+
+    def call() -> Any:
+        torch._dynamo.config.allow_rnn = backend == "tcomp"
+        return run()
+
+    return call
 
 
 def measured(name: str, training: bool, threads: int, seconds: float, rounds: int, eager: bool) -> dict[str, Any]:
@@ -194,9 +209,8 @@ def measured(name: str, training: bool, threads: int, seconds: float, rounds: in
         module, args = make()
         module.train(training)
         torch._dynamo.reset_code_caches()
-        torch._dynamo.config.allow_rnn = backend == "tcomp"  # inductor writes out all steps of a recurrence, and compiles them for minutes
         run = module if backend == "eager" else torch.compile(module, backend=backend)
-        step = stepper(module, run, args) if training else lambda run=run, args=args: run(*args)
+        step = with_recurrences(backend, stepper(module, args, backend) if training else lambda run=run, args=args: run(*args))
         start = time.perf_counter()
         with torch.set_grad_enabled(training):
             found: Any = [step() for _ in range(20)] if training else step()

@@ -48,7 +48,7 @@ from tcomp.passes import (
     state,
     stored_weights,
 )
-from tcomp.passes.memory_plan import plan_memory
+from tcomp.passes.memory_plan import overwritten, plan_memory
 from tcomp.passes.runner import run_passes
 from tcomp.runtime import Artifact, read_artifact, write_artifact
 from tcomp.runtime.artifact import scratch_file
@@ -263,6 +263,7 @@ def package(graph: Graph, kernels: Mapping[Node, CompiledKernel], options: Compi
     report.arena, report.arena_lower_bound = plan.size, plan.lower_bound
     with nullcontext(options.file) if options.file is not None else scratch_file() as image:
         described = manifest(graph, dims, options.backend.target, options.threads, kernels, report.not_fused, plan.size)
+        described["notes"]["overwritten"] = overwritten(graph, in_place)
         write_artifact(image, code, weights, described)
         return read_artifact(image)
 

@@ -22,11 +22,23 @@ from torch.fx.passes.infra.partitioner import CapabilityBasedPartitioner
 from torch.fx.passes.operator_support import OperatorSupportBase
 
 from tcomp.errors import InputError, TcompError
-from tcomp.frontends.torch import SEED, Imported, array_of, decompositions, import_fx, tensor_of, unsupported_nodes, with_scans
+from tcomp.frontends.torch import (
+    SEED,
+    TORCH_DTYPES,
+    Imported,
+    array_of,
+    contiguous,
+    decompositions,
+    import_fx,
+    tensor_of,
+    unsupported_nodes,
+    with_scans,
+)  # fmt: skip
 from tcomp.ir.expr import Expr, evaluate_int, variables
 from tcomp.options import CompileOptions
 from tcomp.pipeline import compile_graph
-from tcomp.runtime import LoadedModel, Module
+from tcomp.runtime import Module
+from tcomp.runtime.frame import Plan
 
 Run = Callable[..., Any]
 _logger = logging.getLogger("tcomp")
@@ -57,8 +69,9 @@ def tcomp_backend(module: GraphModule, inputs: Sequence[Any], mode: str | None =
     def for_inference(graph: GraphModule, examples: Sequence[Any]) -> Run:
         return make_boxed_func(_Compiled(graph, static, settings))
 
+    compilers = {"fw_compiler": compiled, "bw_compiler": compiled, "inference_compiler": for_inference}
     with torch.nn.attention.sdpa_kernel(torch.nn.attention.SDPBackend.MATH):  # which is made of operators that have derivatives
-        make = aot_autograd(fw_compiler=compiled, bw_compiler=compiled, inference_compiler=for_inference, decompositions=decompositions())
+        make = aot_autograd(**compilers, decompositions=decompositions(), keep_inference_input_mutations=True)
         return make(with_scans(module), inputs)
 
 
@@ -66,15 +79,15 @@ class _Compiled:
     """A graph as code. `constants` are placeholders, by number, that always were these tensors with this content so far."""
 
     def __init__(self, module: GraphModule, constants: Mapping[int, torch.Tensor], settings: _Settings) -> None:
-        self.module, self.settings = module, settings
+        self.module, self.settings, self.changed = module, settings, _without_writes(module)
         self.constants: dict[int, tuple[torch.Tensor, int, int]] = {
-            n: (x, x.data_ptr(), x._version) for n, x in constants.items() if x.device.type == "cpu"
+            n: (x, x.data_ptr(), x._version) for n, x in constants.items() if x.device.type == "cpu" and n not in self.changed
         }
         self.run = self._made()
 
     def _made(self) -> Run:
         with unset_fake_temporarily():  # PyTorch compiles where tensors have no elements, which parameters are to have here
-            return _whole_or_pieces(self.module, {n: x for n, (x, _, _) in self.constants.items()}, self.settings)
+            return _whole_or_pieces(self.module, {n: x for n, (x, _, _) in self.constants.items()}, self.settings, self.changed)
 
     def __call__(self, *args: Any) -> Any:
         changed = [n for n, (_, at, version) in self.constants.items() if args[n].data_ptr() != at or args[n]._version != version]
@@ -82,12 +95,37 @@ class _Compiled:
             for n in changed:
                 del self.constants[n]
             self.run = self._made()
-        return self.run(*args)
+        results = self.run(*args)
+        if not self.changed:
+            return results
+        rest = len(results) - len(self.changed)
+        for n, result in zip(self.changed, results[rest:], strict=True):
+            if result is args[n]:
+                torch.autograd.graph.increment_version(result)
+            else:
+                args[n].copy_(result)
+        return results[:rest]
 
 
-def _whole_or_pieces(module: GraphModule, constants: Mapping[int, torch.Tensor], settings: _Settings) -> Run:
+def _without_writes(module: GraphModule) -> tuple[int, ...]:
+    """Have a graph return, behind its results, what it writes to its inputs in the end. Gives the numbers of these."""
+    placeholders = [node for node in module.graph.nodes if node.op == "placeholder"]
+    (output,) = (node for node in module.graph.nodes if node.op == "output")
+    writes = []
+    for node in [node for node in module.graph.nodes if node.target is torch.ops.aten.copy_.default]:
+        if node.args[0] is not node.args[1]:
+            writes.append(node.args)
+        node.replace_all_uses_with(node.args[1])
+        module.graph.erase_node(node)
+    if writes:
+        output.args = ([*output.args[0], *(value for _, value in writes)],)
+        module.recompile()
+    return tuple(placeholders.index(target) for target, _ in writes)
+
+
+def _whole_or_pieces(module: GraphModule, constants: Mapping[int, torch.Tensor], settings: _Settings, changed: Sequence[int]) -> Run:
     try:
-        return _Call(module, constants, settings)
+        return _Call(module, constants, settings, changed)
     except TcompError as error:
         if settings.strict:
             raise
@@ -144,23 +182,47 @@ class _Part(torch.nn.Module):
 
 
 class _Call:
-    """A whole graph as one compiled model."""
+    """A whole graph as one compiled model. Its last results are to be written to the inputs whose numbers are `changed`: where the code can
+    do that itself, the inputs are these results."""
 
-    def __init__(self, module: GraphModule, constants: Mapping[int, torch.Tensor], settings: _Settings) -> None:
+    def __init__(
+        self, module: GraphModule, constants: Mapping[int, torch.Tensor], settings: _Settings, changed: Sequence[int] = ()
+    ) -> None:
         self.imported: Imported = import_fx(module, constants)
-        graph = self.imported.graph
-        self.model: LoadedModel | None = None
+        graph, results = self.imported.graph, self.imported.results
+        self.model: Module | None = None
+        self.plan: Plan | None = None
+        self.types: list[tuple[Any, torch.dtype]] = []  # of the outputs
+        self.places: dict[int, int] = {}  # of outputs, by number, in the memory of which input
         if graph.outputs:
             artifact = compile_graph(graph, CompileOptions(threads=settings.threads))
-            self.model = Module.load(artifact, threads=settings.threads)
+            self.model = Module(artifact, settings.threads)
+            allowed = {(self.imported.inputs[n], m) for n, m in artifact.notes["overwritten"]}
+            rest = len(results) - len(changed)
+            self.places = {r: n for n, (kind, r) in zip(changed, results[rest:], strict=True) if kind == "output" and (n, r) in allowed}
+            self.plan = self.model.fixed_plan()
+            self.types = [(tuple(v.shape), TORCH_DTYPES[v.dtype]) for v in graph.outputs]
         self.single = not isinstance(next(n for n in module.graph.nodes if n.op == "output").args[0], list | tuple)
 
     def __call__(self, *args: Any) -> Any:
         found: Sequence[Any] = ()
         if self.model is not None:
-            found = self.model._execute([_seed() if n == SEED else array_of(args[n]) for n in self.imported.inputs])
-        results = [tensor_of(found[r]) if kind == "output" else self.size(r, args) for kind, r in self.imported.results]
+            given = [_seed() if n == SEED else args[n] for n in self.imported.inputs]
+            if self.plan is None:
+                found = [tensor_of(a) for a in self.model._execute([array_of(x) for x in given])]
+            else:
+                found = self.run_at(self.model, self.plan, [contiguous(x) for x in given], args)
+        results = [found[r] if kind == "output" else self.size(r, args) for kind, r in self.imported.results]
         return results[0] if self.single else results
+
+    def run_at(self, model: Module, plan: Plan, given: list[torch.Tensor], args: Sequence[Any]) -> list[torch.Tensor]:
+        """The outputs; some may be tensors among `args`."""
+        found = [torch.empty(shape, dtype=dtype) for shape, dtype in self.types] if not self.places else []
+        for r, (shape, dtype) in enumerate(self.types if self.places else ()):
+            place = args[self.places[r]] if r in self.places else None
+            found.append(place if place is not None and contiguous(place) is place else torch.empty(shape, dtype=dtype))
+        model.run_at(plan, [x.data_ptr() for x in (*given, *found)])
+        return found
 
     def size(self, value: Any, args: Sequence[Any]) -> Any:
         """A result that is no tensor."""
@@ -173,6 +235,6 @@ class _Call:
         return evaluate_int(value, known)
 
 
-def _seed() -> Any:
+def _seed() -> torch.Tensor:
     """A new seed, from the generator of PyTorch."""
-    return torch.randint(1 << 32, (1,)).numpy().astype("uint32")
+    return torch.randint(1 << 32, (1,)).to(torch.uint32)

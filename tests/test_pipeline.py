@@ -296,6 +296,19 @@ def test_results_lie_over_inputs_that_end_with_them(rows: int | str) -> None:
         assert report.arena == 40 * keys * 4 + 40 * size * 4  # one array of scores, and what is made of it
 
 
+def test_outputs_in_the_memory_of_inputs_of_the_caller() -> None:
+    builder = GraphBuilder()
+    x, y = (builder.input(name, "float32", (3, 5)) for name in "xy")
+    (total,) = builder.add(ew.ADD, [x, y])
+    (artifact, a, b) = compile_graph(builder.build([total]), CompileOptions(threads=1)), random(3, 5), random(3, 5)
+    module, wanted = tcomp.Module(artifact), a + b
+    assert [[*pair] for pair in artifact.notes["overwritten"]] == [[0, 0], [1, 0]]
+    plan = module.fixed_plan()
+    assert plan is not None
+    module.run_at(plan, [v.ctypes.data for v in (a, b, a)])
+    assert np.array_equal(a, wanted)
+
+
 def test_report_and_texts() -> None:
     told: list[tuple[str, int, int]] = []
     _, report = compile_model(

@@ -97,6 +97,23 @@ def plan_memory(graph: Graph, temporaries: Mapping[Node, Sequence[Dim]] | None =
     return Plan(offsets, needed, size, None if symbolic else _peak(static, blocks), storage)
 
 
+def overwritten(graph: Graph, in_place: InPlace) -> list[tuple[int, int]]:
+    """Numbers of an input and an output of `graph` that may have the same address: nothing reads the input once the output is written.
+    Several outputs may lie where inputs lie, each where another one does. `in_place` as for `plan_memory`."""
+    last = {v: node for node in graph.nodes for v in node.inputs}
+    inputs = {v: n for n, v in enumerate(graph.inputs) if v not in graph.outputs}
+    outputs = {v: n for n, v in enumerate(graph.outputs)}
+    return [
+        (inputs[source], outputs[result])
+        for node in graph.nodes
+        if not _bodies(node)
+        for result in node.outputs
+        for source in dict.fromkeys(node.inputs)
+        if source in inputs and result in outputs and last[source] is node and byte_size(source) == byte_size(result)
+        if in_place(node, source, result)
+    ]
+
+
 def byte_size(value: Value) -> Dim:
     """Bytes of a value in its layout."""
     return as_dim(as_expr(prod(value.physical_shape, start=itemsize(value.dtype))))

@@ -13,7 +13,7 @@ from itertools import islice
 from math import prod
 from typing import TYPE_CHECKING, Any, TypeAlias
 
-from numpy import ndarray
+from numpy import broadcast_to, ndarray, zeros
 
 from tcomp.errors import ArtifactError, InputError
 from tcomp.runtime.arrays import Array, Shape, admit, given_outputs
@@ -215,6 +215,26 @@ class Module(LoadedModel):
             outputs = new_arrays(plan.outputs) if out is None else self._outputs(plan, values, out)
         for array in outputs:
             places.append(address_of(array))
+        dims = self._run_plan(plan, places, values, outputs, timeout, run)
+        return self._slice(outputs, plan, dims) if self._grows else outputs
+
+    def fixed_plan(self) -> Plan | None:
+        """What each run takes where all sizes are known, else None."""
+        if self.manifest.dims:
+            return None
+        arrays = [broadcast_to(zeros((), dtype), [int(d) for d in spec.shape]) for spec, dtype in self._admission]
+        plan = self._make_plan(tuple([array.shape for array in arrays]), arrays)
+        return None if plan.empty else plan
+
+    def run_at(self, plan: Plan, places: list[int]) -> None:
+        """Run on memory at the addresses of all inputs, then of all outputs, whose types, sizes and alignment are not checked. `plan` is
+        the `fixed_plan`. Raises as `run`."""
+        self._run_plan(plan, places, [], [])
+
+    def _run_plan(
+        self, plan: Plan, places: list[int], values: list[Any], outputs: list[Array], timeout: float | None = None, run: Run | None = None
+    ) -> list[int]:
+        """The sizes that a run has counted; none, if there are no such."""
         try:
             frame = self._frames.pop()
         except IndexError:
@@ -233,13 +253,12 @@ class Module(LoadedModel):
             error = self._observed(run, frame, timeout, values, outputs)
         if error:  # the frame is not used again: the code left a status in it
             self._fail(error, frame.call.index, frame.call.extent)
-        if self._grows:
-            outputs = self._slice(outputs, plan, list(frame.dims))
+        dims = list(frame.dims) if self._grows else []
         if workspace is not None:
             give_back(workspace)
         if len(self._frames) < MAX_FRAMES:
             self._frames.append(frame)
-        return outputs
+        return dims
 
     def _prepared(self, values: list[Any], out: Mapping[str, object] | None) -> tuple[list[Array], list[Array], BoundCall]:
         arrays = [admit(value, spec, dtype, copy=False) for value, (spec, dtype) in zip(values, self._admission, strict=True)]

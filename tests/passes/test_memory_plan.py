@@ -10,7 +10,7 @@ from tcomp.errors import IRError
 from tcomp.ir.expr import dim, evaluate_int
 from tcomp.ir.graph import IF, LOOP, Graph, Node, Operator, Value
 from tcomp.ir.layout import Layout
-from tcomp.passes.memory_plan import ALIGNMENT, byte_size, plan_memory
+from tcomp.passes.memory_plan import ALIGNMENT, byte_size, overwritten, plan_memory
 
 WORK = Operator("work")
 N, M = dim("n", 1, 64), dim("m", 1)
@@ -202,6 +202,14 @@ def test_a_chain_needs_two_buffers_and_one_in_place():
     plan = plan_memory(graph)
     assert plan.size == plan.lower_bound == 2 * 4032
     assert plan_memory(graph, in_place=lambda *_: True).size == 4032
+
+
+def test_outputs_in_the_memory_of_inputs_that_nothing_reads_later():
+    x, y, a, b, c = (Value(name, "float32", (4,)) for name in "xyabc")
+    nodes = Node(WORK, (x,), (a,), {}, "first"), Node(WORK, (x, y), (b,), {}, "second"), Node(WORK, (y, b), (c,), {}, "third")
+    graph = Graph("g", (x, y), (a, b, c), nodes)
+    assert overwritten(graph, lambda *_: True) == [(0, 1), (1, 2)]
+    assert overwritten(graph, lambda node, source, result: source is y) == [(1, 2)]
 
 
 def test_a_residual_network_reaches_the_lower_bound():

@@ -29,6 +29,7 @@ DTYPES = {
     torch.float16: "float16", torch.bfloat16: "bfloat16", torch.float32: "float32", torch.float64: "float64", torch.bool: "bool",
     torch.int8: "int8", torch.int16: "int16", torch.int32: "int32", torch.int64: "int64", torch.uint8: "uint8",
 }  # fmt: skip
+TORCH_DTYPES = {name: dtype for dtype, name in DTYPES.items()}
 UNBOUNDED = 1 << 40  # sizes from which on PyTorch means no bound
 
 
@@ -39,11 +40,16 @@ def dtype_name(dtype: torch.dtype) -> str:
     return DTYPES[dtype]
 
 
+def contiguous(tensor: torch.Tensor | int) -> torch.Tensor:
+    """The tensor itself, if its elements lie in order, else a copy; a size as an int64."""
+    if isinstance(tensor, int):
+        return torch.tensor(tensor)
+    return tensor if tensor.is_contiguous() and not tensor.is_neg() else tensor.resolve_neg().contiguous()
+
+
 def array_of(tensor: torch.Tensor | int) -> np.ndarray:
     """The elements of a tensor where they lie, if they are contiguous, else a copy; a size as an int64."""
-    if isinstance(tensor, int):
-        return np.array(tensor, np.int64)
-    tensor = tensor.detach().resolve_neg().contiguous()
+    tensor = contiguous(tensor).detach()
     return tensor.view(torch.int16).numpy().view(to_numpy("bfloat16")) if tensor.dtype == torch.bfloat16 else tensor.numpy()
 
 
@@ -197,4 +203,7 @@ def widened(handler: Handler) -> Handler:
     return lambda ctx, *args, **others: handler(ctx, *map(ctx.wide, args), **{k: ctx.wide(x) for k, x in others.items()})
 
 
-__all__ = ["KIND", "Context", "Dims", "Handler", "Operand", "Table", "array_of", "dtype_name", "tensor_of", "widened"]
+__all__ = [
+    "DTYPES", "KIND", "TORCH_DTYPES", "Context", "Dims", "Handler", "Operand", "Table", "array_of", "contiguous", "dtype_name", "tensor_of",
+    "widened",
+]  # fmt: skip

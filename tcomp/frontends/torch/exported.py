@@ -11,7 +11,8 @@ from torch.export import ExportedProgram
 from torch.export.graph_signature import InputKind, OutputKind
 
 from tcomp.errors import ImportModelError, InputError, UnsupportedError
-from tcomp.frontends.torch.importer import SEED, decompositions, import_fx
+from tcomp.frontends.torch.decompositions import decompositions
+from tcomp.frontends.torch.importer import SEED, import_fx
 from tcomp.ir.graph import Graph
 
 Program: TypeAlias = "ExportedProgram | torch.nn.Module"

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from functools import cache
 from itertools import chain
 from operator import getitem
 from typing import Any
@@ -45,17 +44,6 @@ class Imported:
     inputs: tuple[int, ...]
     results: tuple[tuple[str, Any], ...]
     sizes: Mapping[Expr, tuple[int, int | None]]
-
-
-@cache
-def decompositions() -> dict[Any, Any]:
-    """How PyTorch itself writes operators by those of core ATen, and a few more, but for those that are imported as they are."""
-    table = dict(torch._decomp.core_aten_decompositions())
-    resized = (aten.upsample_nearest2d, aten.upsample_bilinear2d, aten.upsample_bicubic2d, aten.upsample_trilinear3d)
-    pooled, indices = (aten.adaptive_max_pool2d, aten.adaptive_max_pool3d), (aten.tril_indices, aten.triu_indices)
-    more = (aten.as_strided_copy, aten.bucketize, aten.dist, aten.narrow_copy, aten.unbind_copy, aten._batch_norm_with_update_functional)
-    table |= torch._decomp.get_decompositions([*resized, *pooled, *indices, *more])
-    return {op: f for op, f in table.items() if getattr(op, "overloadpacket", None) not in HANDLERS}
 
 
 def import_fx(

@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from tcomp.frontends.torch.context import DTYPES, Dims, array_of, dtype_name, tensor_of
+from tcomp.frontends.torch.context import TORCH_DTYPES, Dims, array_of, dtype_name, tensor_of
 from tcomp.ir.dtypes import is_float
 from tcomp.ir.graph import Value
 from tcomp.ops.expression import TensorFunction
@@ -17,7 +17,6 @@ Run = Callable[[TensorFunction, Sequence[Any]], Sequence[Any]]  # of arrays
 FUNCTIONS: dict[Any, TensorFunction] = {}
 """By operator of PyTorch, what `operator_of` has made."""
 _operators: dict[TensorFunction, Any] = {}
-_TORCH = {name: dtype for dtype, name in DTYPES.items()}
 
 
 def operator_of(function: TensorFunction, run: Run) -> Any:
@@ -33,7 +32,7 @@ def operator_of(function: TensorFunction, run: Run) -> Any:
     def typed(tensors: Sequence[torch.Tensor]) -> list[torch.Tensor]:
         dims = Dims()
         given = [Value("", dtype_name(t.dtype), [dims(d) for d in t.shape]).placeholder() for t in tensors]
-        return [tensors[0].new_empty([dims.symint(d) for d in t.shape], dtype=_TORCH[t.dtype]) for t in function(given)]
+        return [tensors[0].new_empty([dims.symint(d) for d in t.shape], dtype=TORCH_DTYPES[t.dtype]) for t in function(given)]
 
     def kept(ctx: Any, inputs: Any, output: Any) -> None:
         ctx.save_for_backward(*inputs[0])

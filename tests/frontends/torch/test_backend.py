@@ -282,7 +282,9 @@ def test_other_floats(dtype: Any) -> None:
 
 def test_steps_of_optimizers() -> None:
     """Each is one graph; fused multiply-adds are prims that PyTorch defines when it traces a step."""
-    for make in (partial(torch.optim.Adam, lr=0.1), partial(torch.optim.SGD, lr=0.1, momentum=0.9), partial(torch.optim.RMSprop, lr=0.1)):
+    adam, sgd = partial(torch.optim.Adam, lr=0.1), partial(torch.optim.SGD, lr=0.1, momentum=0.9, nesterov=True)
+    fused = partial(torch.optim.AdamW, lr=0.1, fused=True, amsgrad=True, maximize=True), partial(sgd, fused=True, weight_decay=0.1)
+    for make in (adam, sgd, partial(torch.optim.RMSprop, lr=0.1), partial(adam, foreach=True), partial(sgd, foreach=True), *fused):
         found = []
         for compile_it in (False, True):
             torch.manual_seed(0)
@@ -295,6 +297,26 @@ def test_steps_of_optimizers() -> None:
                 step()
             found.append([p.detach() for p in parameters])
         close(found[1], found[0])
+
+
+def test_inputs_are_written_where_they_lie() -> None:
+    """What reads a parameter after it is written, or cannot write to it in order, reads what was there before."""
+
+    def step(x: Any, y: Any, z: Any) -> Any:
+        old = x * 2
+        x.add_(y)
+        y.copy_(old)
+        z.copy_(z.flip(0) + x)
+        return x - y
+
+    given = [torch.arange(6.0).reshape(2, 3), torch.ones(2, 3), torch.ones(3, 2).T]
+    wanted = [t.clone() for t in given]
+    places = [t.data_ptr() for t in given]
+    run = compiled(step)
+    for _ in range(2):
+        close(run(*given), step(*wanted))
+        close(given, wanted)
+    assert places == [t.data_ptr() for t in given]
 
 
 def test_derivatives_of_strided_convolutions() -> None:
