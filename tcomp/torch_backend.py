@@ -55,6 +55,7 @@ def tcomp_backend(module: GraphModule, inputs: Sequence[Any], mode: str | None =
     for what cannot be compiled."""
     from torch._dynamo.backends.common import aot_autograd
     from torch._functorch.aot_autograd import make_boxed_func
+    from torch._functorch.partitioners import min_cut_rematerialization_partition
 
     given = dict(options or {})
     settings = _Settings(bool(given.pop("strict", False)), int(given.pop("threads", torch.get_num_threads())))
@@ -71,7 +72,12 @@ def tcomp_backend(module: GraphModule, inputs: Sequence[Any], mode: str | None =
 
     compilers = {"fw_compiler": compiled, "bw_compiler": compiled, "inference_compiler": for_inference}
     with torch.nn.attention.sdpa_kernel(torch.nn.attention.SDPBackend.MATH):  # which is made of operators that have derivatives
-        make = aot_autograd(**compilers, decompositions=decompositions(), keep_inference_input_mutations=True)
+        make = aot_autograd(
+            **compilers,
+            decompositions=decompositions(),
+            keep_inference_input_mutations=True,
+            partition_fn=min_cut_rematerialization_partition,
+        )
         return make(with_scans(module), inputs)
 
 

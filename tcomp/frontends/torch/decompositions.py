@@ -31,6 +31,7 @@ def decompositions() -> dict[Any, Any]:
     lists = {getattr(aten, f"_foreach_{name}"): partial(_foreach, getattr(aten, name)) for name in FOREACH}
     lists |= {aten._fused_adam: partial(_adam, False), aten._fused_adamw: partial(_adam, True), aten._fused_sgd: _sgd}
     table |= {getattr(packet, name): function for packet, function in lists.items() for name in packet.overloads() if "out" not in name}
+    table[aten.nll_loss_backward.default] = _nll_loss_backward
     return {op: f for op, f in table.items() if getattr(op, "overloadpacket", None) not in HANDLERS}
 
 
@@ -83,6 +84,19 @@ def _sgd(
             slope = slope + kept[n] * momentum if nesterov else kept[n]
         found.append(p - slope * lr)
     return found, list(grads), kept if momentum else list(momenta)
+
+
+def _nll_loss_backward(
+    grad: Tensor, x: Tensor, target: Tensor, weight: Tensor | None, reduction: int, ignored: int, total: Tensor
+) -> Tensor:
+    """Element by element, where PyTorch scatters: so it is one loop with what is computed of it."""
+    axis, mean = min(1, x.dim() - 1), 1
+    factor, target = -grad / total if reduction == mean else -grad, target.unsqueeze(axis)
+    factor = factor.unsqueeze(axis) if factor.dim() == x.dim() - 1 > 0 else factor
+    shape = (-1, *[1] * (x.dim() - 1 - axis))
+    factor = factor if weight is None else factor * weight.reshape(shape)
+    classes = torch.arange(x.shape[axis], device=x.device).reshape(shape)
+    return torch.where((classes == target) & (target != ignored), factor, 0.0).to(x.dtype)
 
 
 __all__ = ["decompositions"]

@@ -319,6 +319,18 @@ def test_inputs_are_written_where_they_lie() -> None:
     assert places == [t.data_ptr() for t in given]
 
 
+def test_derivatives_of_cross_entropy() -> None:
+    labels, weight = torch.tensor([[2, 0, 1], [4, 2, 2]]), torch.tensor([0.5, 1.0, 2.0, 0.1, 1.5])
+
+    def loss(x: Any) -> Any:
+        vectors = x.transpose(1, 2).reshape(-1, 5)
+        means = functional.cross_entropy(x, labels, ignore_index=2), functional.cross_entropy(vectors[0], labels[0, 0])
+        return sum(means) + functional.cross_entropy(x, labels, weight, reduction="none").square().sum()
+
+    x = torch.randn(2, 5, 3, requires_grad=True)
+    close(torch.autograd.grad(compiled(loss)(x), x), torch.autograd.grad(loss(x), x))
+
+
 def test_derivatives_of_strided_convolutions() -> None:
     for channels, size, kernel, groups in ((20, 4, 3, 1), (4, 7, 3, 2), (3, 6, 1, 1)):
         x, w = (
