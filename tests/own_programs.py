@@ -42,8 +42,10 @@ SIZES = [{"n": n, "m": m} for n, m in ((4, 4), (9, 3), *itertools.product((1, 2,
 SCALES = (8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096, 8192)  # of the sizes above, for what guards cost
 MAX_ELEMENTS = 1 << 31  # of an array; most are of no use, and nothing is stored there
 LEAST = 1e-5  # seconds of a run that counts
+MANY = 1.01  # times the instructions: such runs are timed
 REFUSALS = ("is outside of", "is never in range", "Python counts it from the end")
 Numbers = Mapping[str, int]
+Run = Callable[[], Any]
 
 
 class Outside(Exception):
@@ -54,7 +56,7 @@ class Outside(Exception):
 class Case:
     """A program: `reference` computes the result for some sizes in Python, or raises `Outside`; `prove` gives the number of guards that the
     compiler puts in, `build` a function of sizes that computes the result natively. `data`: an index depends on data or on a `while`, or is
-    not affine. `compare` gives the instructions of a run with the guards and without them, where it can be made to take long enough."""
+    not affine. `compare` gives a run with the guards and one without them, where it can be made to take long enough."""
 
     text: str
     sizes: Sequence[Numbers]
@@ -62,7 +64,7 @@ class Case:
     prove: Callable[[], int]
     build: Callable[[], Callable[[Numbers], np.ndarray]]
     data: bool = False
-    compare: Callable[[], tuple[int, int] | None] = lambda: None
+    compare: Callable[[], tuple[Run, Run] | None] = lambda: None
 
     def outside(self) -> list[bool]:
         """For each of the sizes, whether the program leaves an array."""
@@ -347,7 +349,7 @@ def program(made: Program, text: str, data: bool, dice: Dice) -> Case:
 
         return run
 
-    def compare() -> tuple[int, int] | None:
+    def compare() -> tuple[Run, Run] | None:
         for scale in SCALES:
             large = {name: n * scale for name, n in sizes[0].items()}
             elements = [prod(evaluate_int(d, large) for d in a.dims) for a in made.arrays.values()]
@@ -357,11 +359,11 @@ def program(made: Program, text: str, data: bool, dice: Dice) -> Case:
             given["A"][:1] = 5  # or nothing would be done where that is the condition
             try:
                 run = bound(tcomp.build(made.kernel(**fixed), threads=1), given, large)
-                if least(run) < LEAST:
+                if least(run)[0] < LEAST:
                     continue
                 with unguarded():
                     plain = bound(tcomp.build(made.kernel(**fixed), threads=1), given, large)
-                return instructions(run), instructions(plain)
+                return run, plain
             except (ProgramError, OutOfRangeError) as error:  # a program of constant sizes that is right for these alone
                 assert isinstance(error, OutOfRangeError) or any(text in str(error) for text in REFUSALS), error
                 return None
@@ -393,14 +395,15 @@ def unguarded() -> Iterator[None]:
         yield
 
 
-def least(run: Callable[[], Any]) -> float:
-    """The least seconds of the processor for a call."""
-    found = list[float]()
-    for _ in range(5):
-        start = time.thread_time()
-        run()
-        found.append(time.thread_time() - start)
-    return min(found)
+def least(*runs: Run, rounds: int = 5) -> list[float]:
+    """The least seconds for a call of each; they take turns."""
+    found = [float("inf")] * len(runs)
+    for _ in range(rounds):
+        for number, run in enumerate(runs):
+            start = time.perf_counter()
+            run()
+            found[number] = min(found[number], time.perf_counter() - start)
+    return found
 
 
 def guards(kernel: Kernel) -> int:
@@ -416,19 +419,21 @@ def evaluate_int(node: ast.expr, sizes: Numbers) -> int:
 
 
 def cost_of_guards(right: Iterator[Case]) -> None:
-    """Prints how many more instructions programs execute with their guards than without."""
-    found = list[tuple[float, str, Case]]()
-    guarded = 0
+    """Prints how many more instructions programs execute with their guards than without, and how much longer those take that execute 1 %
+    more."""
+    ratios, guarded = list[float](), 0
     for case in right:
         if case.data and case.prove():
             guarded += 1
-            if (counts := case.compare()) is not None:
-                found.append((counts[0] / counts[1], f"{counts[0]} instructions with, {counts[1]} without guards", case))
-                if found[-1][0] > 1.0:
-                    print(f"{found[-1][0]:.3f}: {found[-1][1]}\n{case.text}", flush=True)
-    ratios = np.array([ratio for ratio, _, _ in found])
+            if (runs := case.compare()) is not None:
+                with_guards, without = map(instructions, runs)
+                ratios.append(with_guards / without)
+                if ratios[-1] > MANY:
+                    a, b = least(*runs, rounds=2000)
+                    counts = f"{with_guards} instructions with, {without} without guards; {a * 1e6:.2f} us with, {b * 1e6:.2f} without"
+                    print(f"{ratios[-1]:.3f}: {counts}: {a / b:.3f}\n{case.text}", flush=True)
     spread = ", ".join(f"{q} % below {np.percentile(ratios, q):.3f}" for q in (10, 25, 50, 75, 90, 100))
-    print(f"{len(found)} of {guarded} guarded programs take long enough: geomean {np.exp(np.log(ratios).mean()):.3f}, {spread}")
+    print(f"{len(ratios)} of {guarded} guarded programs take long enough: geomean {np.exp(np.log(ratios).mean()):.3f}, {spread}")
 
 
 def main() -> None:

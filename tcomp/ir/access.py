@@ -337,3 +337,88 @@ def clamped_check(e: Expr) -> Expr | None:
 def in_range(indices: Sequence[Expr], shape: Sequence[Dim]) -> bool:
     """Whether an element is there for all values of the loops around, whatever conditions say."""
     return all(map(within, indices, shape))
+
+
+# ---------------------------------------------------------------- accesses that leave a tensor
+
+
+def overreach(e: Expr, axes: Sequence[Expr]) -> Iterator[tuple[Expr, int, Dim]]:
+    """(read, axis, extent that would be needed) for reads of an expression over `axes` that leave their tensor for certain, or whose index
+    is a variable of another extent than the tensor's, both being those of inputs, unless a condition tells more of that variable."""
+    loops = frozenset(axes).union(*(x.attr[1] for x in E.walk(e) if x.op == "reduce"))
+    return _overreach([e], loops, frozenset())
+
+
+def overreach_of(
+    stmt: Stmt, loops: frozenset[Expr] = frozenset(), bounded: frozenset[Expr] = frozenset()
+) -> Iterator[tuple[Expr, int, Dim]]:
+    """Likewise for what a statement reads and writes."""
+    inner = loops | {stmt.var} if isinstance(stmt, For) else loops
+    found = [*expressions(stmt), *(E.read(b, indices) for b, indices in places(stmt))]
+    yield from _overreach(found, inner, bounded)
+    for child, condition in guarded_children(stmt):
+        yield from overreach_of(child, inner, bounded if isinstance(stmt, For) else bounded | _told(condition))
+
+
+def _overreach(roots: Sequence[Expr], loops: frozenset[Expr], bounded: frozenset[Expr]) -> Iterator[tuple[Expr, int, Dim]]:
+    seen, stack = set[tuple[Expr, frozenset[Expr]]](), [(e, bounded) for e in roots]
+    while stack:
+        if (place := stack.pop()) in seen:
+            continue
+        seen.add(place)
+        e, known = place
+        match e.op:
+            case "select":
+                stack.append((e.args[0], known))
+                known |= _told(e.args[0])
+                stack += [(a, known) for a in e.args[1:]]
+                continue
+            case "and" | "or":  # the first decides whether the other one counts
+                known |= _told(e)
+            case "read":
+                for axis, (index, extent) in enumerate(zip(e.args, e.attr.shape, strict=True)):
+                    if (needed := _needed(index, extent, loops, known)) is not None:
+                        yield e, axis, needed
+        stack += [(a, known) for a in e.args]
+
+
+def _told(condition: Expr) -> frozenset[Expr]:
+    """The variables of which a condition tells something itself, not by what it looks up."""
+    return frozenset(x for x in E.walk(condition, operands=lambda x: () if x.op == "read" else x.args) if x.op == "var")
+
+
+def _needed(index: Expr, extent: Dim, loops: frozenset[Expr], bounded: frozenset[Expr]) -> Dim | None:
+    """The extent that an index needs, if that is not `extent` or less."""
+    if index.op == "var" and index in loops and not (index.attr.extent is None and isinstance(extent, int)):
+        own = index.attr.hi + 1 if index.attr.extent is None else index.attr.extent
+        if own is extent or index in bounded or not (_given(own) and _given(extent)):
+            return None
+        return None if same_dim(own, extent) or prove(as_expr(own) <= extent) else own
+    high = bounds(index)[1]
+    if not isinstance(extent, int) or high is None or high < extent or (variables := _attained(index, loops)) is None:
+        return None
+    return high + 1 if bounded.isdisjoint(variables) else None
+
+
+def _given(extent: Dim) -> bool:
+    """Whether an extent is that of an input, or a number: what is computed or counted may be known to be less than another one."""
+    return not isinstance(extent, Expr) or (extent.op == "var" and extent.attr.source is None and extent.attr.lo != 0)
+
+
+def _attained(index: Expr, loops: frozenset[Expr]) -> list[Expr] | None:
+    """The variables of an index that takes the largest value that their ranges allow: a sum of multiples of different loop variables."""
+    variables, stack = list[Expr](), [index]
+    while stack:
+        e = stack.pop()
+        match e.op:
+            case "add" | "sub":
+                stack += e.args
+            case "mul" if any(a.op == "const" for a in e.args):
+                stack += [a for a in e.args if a.op != "const"]
+            case "var" if e in loops and e not in variables and e.attr.extent is None and e.attr.hi >= 0:
+                variables.append(e)
+            case "const":
+                pass
+            case _:
+                return None
+    return variables

@@ -34,6 +34,8 @@ import numpy.typing as npt
 
 from tcomp.errors import IRError, TcompError
 from tcomp.ir import te
+from tcomp.ir.access import overreach, overreach_of
+from tcomp.ir.broadcasting import HINT, SizeMismatch
 from tcomp.ir.dims import upper_bound
 from tcomp.ir.dtypes import NARROW, integer_range
 from tcomp.ir.expr import Dim, Expr, const, substitute, variables
@@ -315,8 +317,27 @@ def application(op: Operator, inputs: Sequence[Value | None], attrs: Mapping[str
         given = tuple(None if v is None else placeholder[v] for v in inputs)
         if len(_applications) >= _MAX_APPLICATIONS:
             _applications.clear()
-        found = _applications[key] = Application(given, op.apply(given, attrs))
+        outputs = op.apply(given, attrs)
+        _require_inside(outputs)
+        found = _applications[key] = Application(given, outputs)
     return found
+
+
+def _require_inside(outputs: Sequence[te.Tensor]) -> None:
+    """Raises `SizeMismatch` where extents that tensors are read over are not those of the tensors: of inputs that do not fit each other."""
+    for t in te.tensors(outputs):
+        if t.body is not None:
+            found = overreach(t.body, t.axes) if 0 not in t.shape else iter(())
+        else:
+            found = overreach_of(t.extern.body) if t.extern is not None and t.index == 0 else iter(())
+        if (first := next(found, None)) is not None:
+            read, axis, needed = first
+            given = read.attr.shape[axis]
+            what = (
+                f"`{read.attr.name}`, of shape [{', '.join(map(str, read.attr.shape))}], is read over {needed} elements along axis {axis}"
+            )
+            symbolic = isinstance(needed, Expr) or isinstance(given, Expr)
+            raise SizeMismatch(what, (needed, given), hint=HINT if symbolic else "")
 
 
 def attributes_key(attrs: Mapping[str, Any]) -> Hashable:

@@ -238,6 +238,8 @@ def nll_loss(log_prob: Tensor, target: Tensor, weight: Tensor | None, ignore_ind
     weights that count).
     """
     dtype = widened(const(0.0, log_prob.dtype)).dtype
+    if weight is not None:
+        require_same(weight.shape[0], log_prob.shape[1], "weights of classes, and classes")
 
     def weight_of(*i: Expr) -> Expr:
         t = target[i]

@@ -215,7 +215,7 @@ def run_guarded(
     model: LoadedModel, inputs: Mapping[str, Any], at_start: bool = False, regions: Regions | None = None
 ) -> tuple[dict[str, np.ndarray], list[str]]:
     """(outputs, faults) of one call of a model whose inputs, outputs, weights, workspace and dims all lie between guards; alignment is that
-    of the elements, which is less than callers give. The model has one thread, or calls no threads: there is no pool."""
+    of the elements, which is less than callers give. The model has one thread, or calls no threads: there is no pool. Raises `InputError` as a run does."""
     assert isinstance(model, Module)
     values = [admit(inputs[spec.name], *admission) for spec, admission in zip(model.inputs, model._admission, strict=True)]
     plan = model._make_plan((*[value.shape for value in values], *[values[n].tobytes() for n in model._deciding]), values)
@@ -238,7 +238,8 @@ def run_guarded(
     try:
         with faults(parts) as found:
             status = code.run(ctypes.addressof(call))
-            assert status == 0
+        if status:
+            model._fail(status, call.index, call.extent)
         outputs = [m.data.view(d).reshape(shape).copy() for m, (shape, d, _) in zip(results, plan.outputs, strict=True)]
         if model._grows:
             outputs = model._slice(outputs, plan, dims.data.view(np.int64)[: len(plan.dims)].tolist())

@@ -281,12 +281,16 @@ class Function(Expressions):
         yes, end = self.labels("then", "end")
         no = end if otherwise is None else self.labels("else")[0]
         # Of two copies of loops, the one that checks its indices is for runs in which some are out of range.
-        self.branch(test.ref, yes, no, expected=otherwise is not None and _checks(otherwise) and not _checks(then))
+        unlikely = otherwise is not None and self.lane is None and _checks(otherwise) and not _checks(then)
+        self.branch(test.ref, yes, no, expected=unlikely)
         for label, body in ((yes, then), (no, otherwise)):
             if body is not None:
                 self.start(label)
                 with self.scope():
-                    self.statement(body)
+                    if unlikely and body is otherwise:
+                        self.called(body)
+                    else:
+                        self.statement(body)
                 self.jump(end)
         self.start(end)
 
@@ -389,29 +393,13 @@ class Function(Expressions):
     def outlined(self, s: L.For) -> tuple[str, list[tuple[str, str]]]:
         """The body of a parallel loop as functions: the name of the one that the pool calls, and what its closure holds: (type, reference
         here)."""
-        module = self.module
-        name = f"{module.name}.{module.regions}"
-        module.regions += 1
-        buffers, variables = _free(s)
-        unknown = [b.name for b in buffers if b not in self.pointers]
-        unknown += [v.name for v in variables if v not in self.bound and v not in self.constants]
-        if unknown:
-            raise self.error(f"`{unknown[0]}` is used but is no parameter")
-        values = [v for v in variables if v not in self.constants]
-
-        inner = Function(module, buffers, values)
+        name, inner, captured = self.function_of(s.body, (s.var,))
         inner.inside_parallel = True
-        inner.constants = dict(self.constants)
-        inner.private = self.private & set(buffers)
-        written = module.written(s.body)  # below: type, reference here, parameter
-        captured = [("ptr", "%call", "ptr %call")]
-        captured += [("ptr", self.pointers[b], module.parameter(b, ref, b in written)) for b, ref in inner.pointers.items()]
-        captured += [("i64", self.bound[v].ref, f"i64 {inner.bound[v].ref}") for v in values]
         inner.branch(inner.op("icmp slt i64 %begin, %end"), "chunk", "done")
         inner.iterate(s, "%begin", "%end", "chunk", "done")
         inner.finish()
         # A function with parameters of its own: `noalias` would be lost if the body read its pointers from the closure.
-        parameters = ", ".join([*(p for _, _, p in captured), "i64 %begin", "i64 %end"])
+        parameters, module = ", ".join([*(p for _, _, p in captured), "i64 %begin", "i64 %end"]), self.module
         module.functions.append(inner.text(f"define internal void {symbol(name)}({parameters}) noinline #0"))
         types = [*enumerate(type_ for type_, _, _ in captured)]
         loads = [f"  %p{n} = getelementptr i64, ptr %closure, i64 {n}\n  %c{n} = load {type_}, ptr %p{n}" for n, type_ in types]
@@ -419,6 +407,40 @@ class Function(Expressions):
         head = f"define internal void {symbol(name + '.body')}(ptr %closure, i64 %begin, i64 %end) #0 {{"
         module.functions.append("\n".join([head, *loads, f"  call void {symbol(name)}({arguments})", "  ret void", "}"]))
         return symbol(name + ".body"), [(type_, ref) for type_, ref, _ in captured]
+
+    def function_of(self, s: Stmt, bound: Sequence[Expr] = ()) -> tuple[str, Function, list[tuple[str, str, str]]]:
+        """A name and a function for a statement in which `bound` variables have values, and what the function gets from here: (type,
+        reference here, parameter)."""
+        module = self.module
+        name = f"{module.name}.{module.regions}"
+        module.regions += 1
+        buffers, variables = _free(s, bound)
+        unknown = [b.name for b in buffers if b not in self.pointers]
+        unknown += [v.name for v in variables if v not in self.bound and v not in self.constants]
+        if unknown:
+            raise self.error(f"`{unknown[0]}` is used but is no parameter")
+        values = [v for v in variables if v not in self.constants]
+        inner = Function(module, buffers, values)
+        inner.inside_parallel = self.inside_parallel
+        inner.constants = dict(self.constants)
+        inner.private = self.private & set(buffers)
+        written = module.written(s)
+        captured = [("ptr", "%call", "ptr %call")]
+        captured += [("ptr", self.pointers[b], module.parameter(b, ref, b in written)) for b, ref in inner.pointers.items()]
+        captured += [("i64", self.bound[v].ref, f"i64 {inner.bound[v].ref}") for v in values]
+        return name, inner, captured
+
+    def called(self, s: Stmt) -> None:
+        """A statement that is seldom executed, as a function of its own: it takes no registers from what surrounds it."""
+        name, inner, captured = self.function_of(s)
+        inner.statement(s)
+        inner.finish()
+        self.module.functions.append(
+            inner.text(f"define internal void {symbol(name)}({', '.join(p for _, _, p in captured)}) noinline cold #0")
+        )
+        self.line(f"call void {symbol(name)}({', '.join(f'{type_} {ref}' for type_, ref, _ in captured)})")
+        self.stop_if_asked()
+        self.forget(self.module.written(s))
 
     def parallel(self, s: L.For, extent: Expr) -> None:
         """Call the body of a parallel loop through the thread pool, or in place without one."""
@@ -591,12 +613,12 @@ def _checks(stmt: Stmt) -> bool:
     return any(e.op == "checked" for s in L.walk(stmt) for e in E.walk(*L.expressions(s)))
 
 
-def _free(s: L.For) -> tuple[list[Buffer], list[Expr]]:
-    """The buffers and variables that the body of a loop takes from outside, in order of first use."""
+def _free(s: Stmt, bound: Sequence[Expr]) -> tuple[list[Buffer], list[Expr]]:
+    """The buffers and variables that a statement takes from outside, but for `bound` ones, in order of first use."""
     buffers: list[Buffer] = []
     variables: list[Expr] = []
-    inside: set[Any] = {s.var}
-    for stmt in L.walk(s.body):
+    inside = set[Any](bound)
+    for stmt in L.walk(s):
         inside |= {stmt.var} if isinstance(stmt, L.For) else {stmt.buffer} if isinstance(stmt, L.Allocate) else set()
         buffers += [stmt.buffer] if isinstance(stmt, L.Store | L.Accumulate) else []
         buffers += [r.attr for r in E.reads(*L.expressions(stmt))]

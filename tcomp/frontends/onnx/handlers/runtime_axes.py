@@ -25,6 +25,8 @@ class Chosen:
     """Axes of a tensor of rank `rank`. `hits[k]`: whether axis k is one of them; `valid`: whether each is an axis, and none given twice."""
 
     def __init__(self, ctx: Context, axes: Sequence[Dim], rank: int, behind: int) -> None:
+        if len(axes) > rank:
+            raise ctx.invalid(f"{len(axes)} axes of a tensor of rank {rank}")
         self.rank, self.count = rank, len(axes)
         counted = [select(as_expr(a) < 0, as_expr(a) + rank + behind, as_expr(a)) for a in axes]
         self.axes = [as_expr(ctx.size(as_dim(a), f"axis {n}", most=rank - 1)) for n, a in enumerate(counted)]

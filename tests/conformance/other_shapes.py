@@ -1,0 +1,90 @@
+"""One-node cases of the ONNX backend suite in which one input has another shape than the operator asks for, or just another one: each model
+is refused with an error of its own, or a run of it touches nothing outside of its arrays, which lie between inaccessible pages.
+
+`python -m tests.conformance.other_shapes --start 0 --step 1` runs all of them, `--free` with symbolic extents of all inputs, so that only a
+run can tell that they do not fit.
+"""
+
+from __future__ import annotations
+
+import argparse
+from collections import Counter
+from collections.abc import Iterator, Sequence
+
+import numpy as np
+from onnx import ModelProto
+
+import tcomp
+from tcomp.errors import TcompError
+from tcomp.runtime.module import Module
+from tests.conformance.suite import Suite
+from tests.runtime.guarded import run_guarded, spread
+
+MAX_ELEMENTS = 100_000  # of an input
+REFUSED, INSIDE, OUTSIDE, FAILED = "refused", "inside", "outside", "failed"
+
+
+def other_shapes(shape: Sequence[int]) -> Iterator[tuple[int, ...]]:
+    """Shapes with one extent or one axis more or less."""
+    for axis, extent in enumerate(shape):
+        yield from ((*shape[:axis], extent + more, *shape[axis + 1 :]) for more in (1, -1, 3) if extent + more > 0)
+    if shape:
+        yield tuple(shape[1:])
+    yield from ((n, *shape) for n in (1, 2))
+
+
+def judged(suite: Suite, name: str, free: bool = False) -> Iterator[tuple[str, str]]:
+    """(outcome, what) of each variant of a case."""
+    case = suite.cases[name]
+    given = case.data_sets[0][0] if case.model is not None and case.data_sets else []
+    if case.model is None or len(given) != len(case.model.graph.input) or not all(isinstance(x, np.ndarray) for x in given):
+        return
+    arrays = {v.name: x for v, x in zip(case.model.graph.input, given, strict=True)}
+    for changed, array in arrays.items():
+        for shape in other_shapes(array.shape) if 0 < array.size <= MAX_ELEMENTS else ():
+            what = f"{name}: `{changed}` {list(array.shape)} -> {list(shape)}"
+            try:
+                yield _judged(case.model, arrays | {changed: np.resize(array, shape)}, free, what)
+            except TcompError:
+                yield REFUSED, what
+            except Exception as error:  # noqa: BLE001  a finding, not the end
+                yield FAILED, f"{what}: {type(error).__name__}: {error}"
+
+
+def _judged(model: ModelProto, inputs: dict[str, np.ndarray], free: bool, what: str) -> tuple[str, str]:
+    other = ModelProto()
+    other.CopyFrom(model)
+    for value in other.graph.output:
+        value.type.tensor_type.ClearField("shape")
+    for value in other.graph.input:
+        declared = value.type.tensor_type.shape
+        declared.Clear()
+        declared.SetInParent()
+        for axis, extent in enumerate(inputs[value.name].shape):
+            declared.dim.add(**{"dim_param": f"{value.name}{axis}"} if free else {"dim_value": extent})
+    with spread() as regions:
+        module = tcomp.compile(other, threads=1)
+        if not isinstance(module, Module):  # the host computes some of it
+            module.run(inputs)
+            return INSIDE, what
+        found = run_guarded(module, inputs, regions=regions)
+    return (OUTSIDE, f"{what}: {found[1][0]}") if found[1] else (INSIDE, what)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--start", type=int, default=0, help="the number of the first case")
+    parser.add_argument("--step", type=int, default=1, help="one case of so many")
+    parser.add_argument("--free", action="store_true", help="with symbolic extents")
+    arguments = parser.parse_args()
+    suite, counts = Suite(), Counter[str]()
+    for name in sorted(n for n, case in suite.cases.items() if case.kind == "node")[arguments.start :: arguments.step]:
+        for outcome, what in judged(suite, name, arguments.free):
+            counts[outcome] += 1
+            if outcome in (OUTSIDE, FAILED):
+                print(what, flush=True)
+    print(dict(counts))
+
+
+if __name__ == "__main__":
+    main()
