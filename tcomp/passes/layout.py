@@ -10,8 +10,9 @@ is only about speed. Four rules:
 3. Padding. Intermediate values get a halo of zeros as wide as their readers' windows reach: no kernel copies them.
 4. Pitch. Rows that products walk together at distances of a multiple of `ALIASED` would evict each other: a cache line separates them.
 
-Inputs and outputs of the graph stay row-major. Separate kernels copy an input that vectors would read across its rows at several places,
-and, where a model of the machine says that it pays, an output that was computed in another layout or an image of few channels.
+Inputs and outputs of the graph stay row-major. Separate kernels copy an input that vectors would read across its rows at several places or
+whose rows are shorter than vectors (windows of weights), and, where a model of the machine says that it pays, an output that was computed
+in another layout or an image of few channels.
 """
 
 from __future__ import annotations
@@ -105,6 +106,9 @@ def choose_layouts(graph: Graph, operand_layouts: OperandLayouts, halos: bool = 
         outputs = tuple(Value(v.name, v.dtype, v.shape, w) if w is not None else v for v, w in zip(node.outputs, layouts, strict=True))
         chosen.update((v, w) for v, w in zip(node.outputs, outputs, strict=True) if v is not w)
         body = with_layouts(body, {}, dict(enumerate(layouts)))
+        if seconds is not None and not others:
+            short = {n: w for n, w in _strided_inputs(body, known).items() if _row(body.inputs[n]) < MIN_LANES}
+            inputs, body = copied(inputs, short, "rows"), with_layouts(body, short)
         panels = operand_layouts(body, known)
         inputs, body = copied(inputs, panels, "packed"), with_layouts(body, panels)
         nodes.append(replace(node, inputs=inputs, outputs=outputs, bodies=(body,)))
@@ -287,6 +291,11 @@ def _strided_inputs(body: Graph, constants: frozenset[int]) -> dict[int, Layout]
         if along and number not in constants and not layout.pads and layout.pieces and layout.pieces[-1].axis not in along:
             found[number] = _last(max(along), layout.rank).with_halo({p.axis: (p.before, p.after) for p in layout.pieces})
     return found
+
+
+def _row(v: Value) -> int:
+    """Elements of the innermost axis of more than one: what a kernel that copies panels can transpose in registers."""
+    return next((size for d in reversed(v.physical_shape) if (size := _size(d)) > 1), 1)
 
 
 _Product = tuple[Node, E.Expr, dict[E.Expr, Value]]

@@ -156,6 +156,17 @@ def test_lanes_run_along_channels_where_rows_of_pixels_are_short(unchanged):
         assert layouts(chosen(partial(unchanged, rtol=1e-4), b.build([x])))["y"] == layout
 
 
+@pytest.mark.parametrize("window, turned", [(3, True), (1, False), (9, False)])
+def test_weights_that_the_caller_gives_are_turned_where_their_rows_are_short(unchanged, window, turned):
+    """Longer ones, and those of a single pixel, kernels turn themselves."""
+    b = GraphBuilder("n")
+    x, w = b.input("x", "float32", (1, 16, 20, 20)), b.input("w", "float32", (32, 16, window, window))
+    (y,) = b.add(CONV, [x, w], {"strides": (1, 1), "dilations": (1, 1), "group": 1}, "y")
+    (z,) = b.add(ew.RELU, [conv(b, y, 8)], name="z")
+    after = chosen(partial(unchanged, rtol=1e-4), b.build([z]), seconds=lambda body: 1)
+    assert layouts(after).get("w.rows") == (Layout.permuted((1, 2, 3, 0)) if turned else None)
+
+
 @pytest.mark.parametrize("rows, columns, turned", [(64, 8, True), (8, 64, False)])
 def test_products_follow_the_larger_matrix(unchanged, rows, columns, turned):
     """Of `x`, which is transposed in memory, and `w`, which is not."""
