@@ -5,7 +5,8 @@ compiled. What tcomp has no operator for stays in PyTorch: the graph is cut ther
 (`options={"strict": True}` makes it an error). Where no derivatives are wanted, parameters are constants whose layout is chosen beforehand;
 one that is changed later in place becomes an input.
 
-Options: strict (bool), threads (int, default: those of PyTorch).
+Options: strict (bool), threads (int, default: those of PyTorch), and tuning (float, seconds): how long to look for faster schedules of each
+graph; `mode="max-autotune"` stands for a minute. They are kept in a database in the folder of PyTorch's cache.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -21,6 +23,8 @@ from torch.fx import GraphModule, Node
 from torch.fx.passes.infra.partitioner import CapabilityBasedPartitioner
 from torch.fx.passes.operator_support import OperatorSupportBase
 
+from tcomp import cache
+from tcomp.api import with_records
 from tcomp.errors import InputError, TcompError
 from tcomp.frontends.torch import (
     SEED,
@@ -35,12 +39,14 @@ from tcomp.frontends.torch import (
     with_scans,
 )  # fmt: skip
 from tcomp.ir.expr import Expr, evaluate_int, variables
+from tcomp.ir.graph import Graph, canonical_graph_text
 from tcomp.options import CompileOptions
 from tcomp.pipeline import compile_graph
 from tcomp.runtime import Module
 from tcomp.runtime.frame import Plan
 
 Run = Callable[..., Any]
+TUNING_SECONDS = 60.0  # of one graph
 _logger = logging.getLogger("tcomp")
 
 
@@ -48,6 +54,7 @@ _logger = logging.getLogger("tcomp")
 class _Settings:
     strict: bool
     threads: int
+    tuning: float | None = None  # seconds
 
 
 def tcomp_backend(module: GraphModule, inputs: Sequence[Any], mode: str | None = None, options: Mapping[str, Any] | None = None) -> Run:
@@ -58,8 +65,10 @@ def tcomp_backend(module: GraphModule, inputs: Sequence[Any], mode: str | None =
     from torch._functorch.partitioners import min_cut_rematerialization_partition
 
     given = dict(options or {})
-    settings = _Settings(bool(given.pop("strict", False)), int(given.pop("threads", torch.get_num_threads())))
-    if given or mode not in (None, "default"):
+    tuned = mode == "max-autotune"
+    tuning = given.pop("tuning", TUNING_SECONDS if tuned else None)
+    settings = _Settings(bool(given.pop("strict", False)), int(given.pop("threads", torch.get_num_threads())), tuning)
+    if given or not (tuned or mode in (None, "default")):
         what = f"option `{next(iter(given))}`" if given else f"mode `{mode}`"
         raise InputError(f"the backend tcomp has no {what}", hint="options={'strict': True, 'threads': 2}, or none")
     static = {n: x for n, x in enumerate(inputs) if isinstance(x, torch.Tensor) and hasattr(x, "_dynamo_static_input_type")}
@@ -201,7 +210,7 @@ class _Call:
         self.types: list[tuple[Any, torch.dtype]] = []  # of the outputs
         self.places: dict[int, int] = {}  # of outputs, by number, in the memory of which input
         if graph.outputs:
-            artifact = compile_graph(graph, CompileOptions(threads=settings.threads))
+            artifact = compile_graph(graph, _tuned(graph, settings))
             self.model = Module(artifact, settings.threads)
             allowed = {(self.imported.inputs[n], m) for n, m in artifact.notes["overwritten"]}
             rest = len(results) - len(changed)
@@ -239,6 +248,26 @@ class _Call:
             number, axis = self.imported.sizes[symbol]
             known[symbol] = args[number] if axis is None else args[number].shape[axis]
         return evaluate_int(value, known)
+
+
+def _tuned(graph: Graph, settings: _Settings) -> CompileOptions:
+    """How a graph is compiled: with schedules that were found for it, by now if it was not tuned before. Free sizes have no schedules that
+    are the fastest at all of them, and stay as they are."""
+    options = CompileOptions(threads=settings.threads)
+    if settings.tuning is None or graph.dims():
+        return options
+    from torch._inductor.runtime.cache_dir_utils import cache_dir
+
+    from tcomp.autotune.tuner import tune  # half of what this module takes to load
+
+    database, threads = Path(cache_dir()) / "tcomp.db", settings.threads
+
+    def found() -> float:
+        return tune(graph, budget=settings.tuning, database=database, threads=threads).ratio
+
+    name = cache.name(canonical_graph_text(graph), str(database), str(threads), str(settings.tuning), *options.backend.identity)
+    cache.recall("tuned", name, found)
+    return with_records(options, database)
 
 
 def _seed() -> torch.Tensor:

@@ -67,16 +67,16 @@ class TuningSubject(ABC):
 
 
 class ModelSubject(TuningSubject):
-    """An ONNX model, compiled as `options` say, and its kernels. `sizes` are those at which symbolic dims are measured.
+    """A model, compiled as `options` say, and its kernels. `sizes` are those at which symbolic dims are measured.
 
     The untuned artifact is made at once. Raises as `tcomp.compile`; `InputError` if a size is missing.
     """
 
-    def __init__(self, model: Source, options: CompileOptions, sizes: Mapping[str, int] | None = None, seed: int = 0) -> None:
+    def __init__(self, model: Source | Graph, options: CompileOptions, sizes: Mapping[str, int] | None = None, seed: int = 0) -> None:
         self._backend, self._sizes = options.backend, dict(sizes or {})
         self._threads = self._backend.threads(options.threads)
         self._options = replace(options, threads=self._threads)
-        self._graph = import_graph(model, options)
+        self._graph = model if isinstance(model, Graph) else import_graph(model, options)
         self.inputs = _inputs(self._graph, self._sizes, seed)
         self._suggested: dict[Sizes, int] = {}
         self._before_layouts = lru_cache(_CACHED_GRAPHS)(self._run_passes)

@@ -35,6 +35,7 @@ from tcomp.autotune.tasks import Program, ScheduleFunction, Task, instantiate
 from tcomp.backends import backend_of
 from tcomp.calibration import measured
 from tcomp.errors import InputError, TcompError
+from tcomp.ir.graph import Graph
 from tcomp.ir.loops import Kernel
 from tcomp.ir.te import Tensor
 from tcomp.options import CompileOptions
@@ -55,7 +56,7 @@ _DEFAULT = encode({})
 
 
 def tune(
-    model: str | os.PathLike[str] | bytes | onnx.ModelProto | Source,
+    model: str | os.PathLike[str] | bytes | onnx.ModelProto | Source | Graph,
     *,
     budget: float | None = None,
     trials: int | None = None,
@@ -76,7 +77,7 @@ def tune(
 ) -> Result:
     """Find faster schedules for the kernels of an ONNX model, or for a user's own program, and enter them in a database.
 
-    `model` is what `tcomp.compile` takes, or what `tcomp.Schedule` takes; then `schedule(s, knobs)` may be a search space of the user's
+    `model` is what `tcomp.compile` takes, a graph, or what `tcomp.Schedule` takes; then `schedule(s, knobs)` may be a search space of the user's
     own. `budget` is the total time in seconds (60 if `trials` is not given either), `trials` the number of candidates. `target`, `threads`,
     `shapes`, `dims`, `values` and `direct` are those of `tcomp.compile`, which has to be given the same ones (for CUDA, `threads` has no
     effect); `sizes` are those at which symbolic dims that stay open are measured. `workers` is the number of building processes, `cluster`

@@ -6,6 +6,7 @@ import logging
 from collections.abc import Callable, Iterator
 from functools import partial
 from importlib.metadata import entry_points
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -16,6 +17,7 @@ from torch import nn
 from torch.fx.experimental.proxy_tensor import make_fx
 from torch.nn import functional
 
+from tcomp.autotune.database.store import Database
 from tcomp.torch_backend import _Call, _Settings, tcomp_backend
 
 STRICT = {"strict": True, "threads": 1}
@@ -210,6 +212,24 @@ def test_training_with_dropout() -> None:
     close(x.grad, 2 * kept @ model[0].weight.detach())
     model.eval()
     close(compiled(model)(x), model(x))
+
+
+def test_tuning(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What was tuned once is found in the next process, for which a reset stands here."""
+    pytest.importorskip("xgboost", reason="the tuner is not installed: pip install 'tcomp[tune]'")
+    monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path))
+    x, w = torch.randn(8, 32), torch.randn(32, 16)
+    options = {**STRICT, "tuning": 0.5}
+
+    def sessions() -> int:
+        with Database(tmp_path / "tcomp.db", create=False) as database:
+            return len([*database.sessions()])
+
+    for _ in range(2):
+        run = torch.compile(lambda x: torch.relu(x @ w), backend=tcomp_backend, options=options)
+        close(run(x), torch.relu(x @ w))
+        assert sessions() == 1
+        torch._dynamo.reset()
 
 
 def test_options_that_there_are_not() -> None:
