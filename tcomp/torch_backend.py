@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +24,6 @@ from torch.fx.passes.infra.partitioner import CapabilityBasedPartitioner
 from torch.fx.passes.operator_support import OperatorSupportBase
 
 from tcomp import cache
-from tcomp.api import with_records
 from tcomp.errors import InputError, TcompError
 from tcomp.frontends.torch import (
     SEED,
@@ -258,7 +257,8 @@ def _tuned(graph: Graph, settings: _Settings) -> CompileOptions:
         return options
     from torch._inductor.runtime.cache_dir_utils import cache_dir
 
-    from tcomp.autotune.tuner import tune  # half of what this module takes to load
+    from tcomp.autotune.database.lookup import recorded  # half of what this module takes to load
+    from tcomp.autotune.tuner import tune
 
     database, threads = Path(cache_dir()) / "tcomp.db", settings.threads
 
@@ -267,7 +267,7 @@ def _tuned(graph: Graph, settings: _Settings) -> CompileOptions:
 
     name = cache.name(canonical_graph_text(graph), str(database), str(threads), str(settings.tuning), *options.backend.identity)
     cache.recall("tuned", name, found)
-    return with_records(options, database)
+    return replace(options, decide=recorded(database, options.backend, threads))
 
 
 def _seed() -> torch.Tensor:

@@ -77,13 +77,13 @@ def tune(
 ) -> Result:
     """Find faster schedules for the kernels of an ONNX model, or for a user's own program, and enter them in a database.
 
-    `model` is what `tcomp.compile` takes, a graph, or what `tcomp.Schedule` takes; then `schedule(s, knobs)` may be a search space of the user's
-    own. `budget` is the total time in seconds (60 if `trials` is not given either), `trials` the number of candidates. `target`, `threads`,
-    `shapes`, `dims`, `values` and `direct` are those of `tcomp.compile`, which has to be given the same ones (for CUDA, `threads` has no
-    effect); `sizes` are those at which symbolic dims that stay open are measured. `workers` is the number of building processes, `cluster`
-    a Dask cluster whose workers measure, or the address of its scheduler (see `Cluster`: whom you trust then); it is not entered in the
-    database. `resume` goes on with an earlier call for the same model, with what is left of
-    its budget unless another one is given.
+    `model` is what `tcomp.compile` takes, a graph, or what `tcomp.Schedule` takes; then `schedule(s, knobs)` may be a search space of the
+    user's own. `budget` is the total time in seconds (60 if `trials` is not given either), `trials` the number of candidates. `target`,
+    `threads`, `shapes`, `dims`, `values` and `direct` are those of `tcomp.compile`, which has to be given the same ones (for CUDA,
+    `threads` has no effect); `sizes` are those at which symbolic dims that stay open are measured. `workers` is the number of building
+    processes, `cluster` a Dask cluster whose workers measure, or the address of its scheduler (see `Cluster`: whom you trust then); it is
+    not entered in the database. `resume` goes on with an earlier call for the same model, with what is left of its budget unless another
+    one is given.
 
     Ctrl-C ends the search, not the confirmation; a second one ends that too. What was measured is in the database in any case.
 
