@@ -19,8 +19,8 @@ from typing import Any
 from tcomp.codegen.llvm.addresses import ALIGN, Address
 from tcomp.codegen.llvm.builder import Value, iota, symbol
 from tcomp.codegen.llvm.checkpoints import interval
-from tcomp.codegen.llvm.expressions import Expressions
 from tcomp.codegen.llvm.kernel_module import KernelModule
+from tcomp.codegen.llvm.stores import Stores
 from tcomp.ir import expr as E, loops as L
 from tcomp.ir.dtypes import is_float, itemsize
 from tcomp.ir.expr import INDEX, Expr, as_expr
@@ -83,7 +83,7 @@ def define(module: KernelModule, kernel: Kernel, linkage: str = "") -> None:
     module.functions.append(function.text(f"define {linkage} void {symbol(kernel.name)}({', '.join(parameters)}) #0"))
 
 
-class Function(Expressions):
+class Function(Stores):
     """The LLVM function of a loop program, whose parameters are pointers to buffers and scalars."""
 
     def __init__(self, module: KernelModule, buffers: Sequence[Buffer] = (), scalars: Sequence[Expr] = ()) -> None:
@@ -91,9 +91,7 @@ class Function(Expressions):
         self.pointers = {buffer: f"%b{n}" for n, buffer in enumerate(buffers)}
         for n, scalar in enumerate(scalars):
             self.bind(scalar, Value(f"%s{n}", INDEX))
-        self.chain: Stmt | None = None  # an accumulation into one element that is all that its loop does
         self.inside_parallel = False
-        self.has_non_temporal = False  # whether some stores are
         self.can_stop = False
 
     def finish(self) -> None:
@@ -464,148 +462,6 @@ class Function(Expressions):
         self.start(end)
         self.stop_if_asked()
         self.forget(self.module.written(s.body))
-
-    def store(self, s: Stmt, buffer: Buffer, indices: tuple[Expr, ...], value: Expr, non_temporal: bool) -> None:
-        """Store a value, in all lanes."""
-        address, stored = self.address(buffer, indices), self.value(value)
-        if self.lane is not None and address.shared and (stored.lanes > 1 or self.mask is not None):
-            return self.lane_by_lane(s)
-        dense = address.dense and self.mask is None and buffer not in self.private
-        if self.first_lanes and address.dense and self.is_split(buffer, value):
-            self.write_first(buffer, address, stored)
-        elif non_temporal and dense and 8 * itemsize(buffer.dtype) * self.lanes % self.target.vector_bits == 0:  # whole vector registers
-            self.store_non_temporal(buffer, address, stored)
-        else:
-            self.write(buffer, address, stored)
-        self.forget((buffer,))
-
-    def store_non_temporal(self, buffer: Buffer, address: Address, value: Value) -> None:
-        """A non-temporal store, where the address is aligned to whole vectors, as such stores have to be."""
-        self.has_non_temporal, value = True, Value(self.spread(value, self.lanes), value.dtype, self.lanes)
-        size, start = self.target.vector_bits // 8, self.op(f"ptrtoint ptr {address.pointer} to i64")
-        aligned = self.op(f"icmp eq i64 {self.op(f'and i64 {start}, {size - 1}')}, 0")
-        yes, no, end = self.labels("aligned", "unaligned", "end")
-        self.branch(aligned, yes, no)
-        for label, place, how in ((yes, address._replace(align=size), ", !nontemporal !{i32 1}"), (no, address, "")):
-            self.start(label)
-            self.write(buffer, place, value, how)
-            self.jump(end)
-        self.start(end)
-
-    def accumulate(self, s: Stmt, buffer: Buffer, indices: tuple[Expr, ...], value: Expr, reducer: E.Reducer) -> None:
-        """Add to an element, by a fused multiply-add where the target has it."""
-        address = self.address(buffer, indices)
-        if self.lane is not None and address.shared:
-            return self.reduce_lanes(s, buffer, address, value, reducer)
-        if self.lane is not None and not self.distinct(buffer, indices, address):
-            return self.lane_by_lane(s)  # lanes may share an element: in order
-        sums = reducer.combine.op == "add" and set(reducer.combine.args) == {reducer.lhs, reducer.rhs}
-        native = value.dtype in ("float32", "float64") or (value.dtype == "float16" and self.module.native_half)
-        relaxed = self.target.relaxed_fma and 8 * itemsize(value.dtype) * self.lanes == self.target.vector_bits and value.dtype != "float16"
-        if sums and native and (self.target.fma or relaxed) and value.op == "mul" and s is not self.chain:
-            new = self.fma(self.value(value.args[0]), self.value(value.args[1]), self.load(buffer, address))
-        else:
-            term = self.value(value)
-            new = self.combined(reducer, self.load(buffer, address), term)
-        self.write(buffer, address, new)
-        self.forget((buffer,))
-
-    def reduce_lanes(self, s: Stmt, buffer: Buffer, address: Address, value: Expr, reducer: E.Reducer) -> None:
-        """All lanes accumulate into one element: combined in halves, as a binary tree (schedules ask for it by `reassociate`)."""
-        if value.dtype == "bool":
-            return self.lane_by_lane(s)
-        lane, lanes, mask = self.lane, self.lanes, self.mask
-        reduced = Value(self.spread(self.value(value), lanes), value.dtype, lanes)
-        if mask is not None:
-            reduced = self.choose(mask, reduced, self.value(reducer.identity))
-        self.lane, self.mask = None, None
-        while reduced.lanes > 1:
-            width, type_, ref = reduced.lanes // 2, self.module.type(value.dtype, reduced.lanes), reduced.ref
-            if width == 1:
-                halves = [self.op(f"extractelement {type_} {ref}, i64 {start}") for start in (0, 1)]
-            else:
-                halves = [self.shuffle(type_, ref, "poison", range(start, start + width)) for start in (0, width)]
-            reduced = self.combined(reducer, *(Value(half, value.dtype, width) for half in halves))
-        self.write(buffer, address, self.combined(reducer, self.load(buffer, address), reduced))
-        self.lane, self.mask = lane, mask
-        self.forget((buffer,))
-
-    def combined(self, reducer: E.Reducer, old: Value, term: Value) -> Value:
-        """What a reducer makes of two values."""
-        with self.scope():
-            self.bound[reducer.lhs], self.bound[reducer.rhs] = old, term
-            new = self.value(reducer.combine)
-            del self.bound[reducer.lhs], self.bound[reducer.rhs]
-        return new
-
-    def distinct(self, buffer: Buffer, indices: tuple[Expr, ...], address: Address) -> bool:
-        """Whether the lanes certainly access different elements."""
-        if address.indices is None:
-            return address.stride != 0
-        varying = [t for t, _ in self.form(buffer, indices).terms if self.varies(t)]
-        factors = [a for a in varying[0] if a is not self.lane] if len(varying) == 1 and self.lane in varying[0] else None
-        return factors is not None and all((E.bounds(a)[0] or 0) > 0 and not self.varies((a,)) for a in factors)
-
-    def lane_by_lane(self, s: Stmt, some: Sequence[int] | None = None) -> None:
-        """A statement of a vectorized loop for one lane after the other: `some` of them, or all."""
-        lane, lanes, mask = self.lane, self.lanes, self.mask
-        assert lane is not None
-        vector = self.bound.pop(lane)
-        self.lane, self.lanes, self.mask = None, 1, None
-        for n in range(lanes) if some is None else some:
-            self.constants[lane], end = n, ""
-            if mask is not None:
-                active = mask.ref if mask.lanes == 1 else self.op(f"extractelement {self.module.type('bool', lanes)} {mask.ref}, i64 {n}")
-                yes, end = self.labels("lane", "end")
-                self.branch(active, yes, end)
-                self.start(yes)
-            with self.scope():
-                self.statement(s)
-            if end:
-                self.jump(end)
-                self.start(end)
-        del self.constants[lane]
-        self.bound[lane] = vector
-        self.lane, self.lanes, self.mask = lane, lanes, mask
-
-    def write(self, buffer: Buffer, address: Address, value: Value, how: str = "") -> None:
-        """Store to an address, in the lanes that are active."""
-        scalar = self.lane is None or address.shared
-        lanes = 1 if scalar else self.lanes
-        type_, ref = self.module.memory_type(buffer.dtype, lanes), self.spread(value, lanes)
-        if buffer.dtype == "bool":
-            ref = self.op(f"zext {self.module.type('bool', lanes)} {ref} to {type_}")
-        place = f"ptr {address.pointer}, align {address.align}"
-        if scalar or (address.dense and self.mask is None):
-            self.line(f"store {type_} {ref}, {place}{how}")
-        elif self.padded(buffer, address):
-            new = self.either(self.active, type_, ref, self.op(f"load {type_}, {place}"), lanes)
-            self.line(f"store {type_} {new}, {place}")
-        else:
-            name, pointers, align = (
-                ("store", "ptr", address.align) if address.dense else ("scatter", f"<{lanes} x ptr>", itemsize(buffer.dtype))
-            )
-            start = address.pointer if address.dense else self.pointer_vector(buffer, address)
-            args = ((type_, ref), (pointers, start), ("i32", str(align)), (self.module.type("bool", lanes), self.active))
-            self.call(f"masked.{name}", "void", *args, suffix=(type_, pointers))
-
-    def is_split(self, buffer: Buffer, value: Expr) -> bool:
-        """Whether to store the first lanes of a vector by `write_first`: not what loops accumulate in registers, as LLVM would then move
-        such vectors from register to register in these loops."""
-        sums = any(r.attr.scope == "register" and self.lane in E.variables(*r.args) for r in E.reads(value))
-        return not sums and buffer not in self.private and itemsize(buffer.dtype) >= 4
-
-    def write_first(self, buffer: Buffer, address: Address, value: Value) -> None:
-        """Store the first lanes of a vector, by stores of as many elements as powers of two. Until a masked one is done, processors take it
-        to write all lanes: what reads behind it, the next row of a kernel in place, say, would wait."""
-        type_, element = self.module.memory_type(buffer.dtype, self.lanes), self.module.memory_type(buffer.dtype)
-        ref, start, left = self.spread(value, self.lanes), 0, self.first_lanes or 0
-        while left:
-            n = 1 << left.bit_length() - 1
-            part = self.shuffle(type_, ref, ref, range(start, start + n))
-            place = self.op(f"getelementptr {element}, ptr {address.pointer}, i64 {start}")
-            self.line(f"store <{n} x {element}> {part}, ptr {place}, align {itemsize(buffer.dtype)}")
-            start, left = start + n, left - n
 
 
 def _checks(stmt: Stmt) -> bool:
