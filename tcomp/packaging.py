@@ -171,12 +171,16 @@ class _Assembly:
         initial = self.copies(inputs[:carried], node.outputs[:carried])
         for v, part, backwards in zip(inputs[carried : carried + scanned], body.inputs[1 + carried :], attrs["reverse_in"], strict=False):
             self.slices[part] = row(self.place(v), part, backwards)
+        stacked = [*zip(node.outputs[carried:], body.outputs[carried:], attrs["reverse_out"], strict=False)]
+        for v, part, backwards in stacked:
+            if self.plan.storage.get(part) is v:
+                self.slices[part] = row(self.place(v), part, backwards)
         index = body.inputs[0]  # bodies of the body's nodes get it through the inputs of these
         needs_index = index in body.outputs or any(index in inner.inputs for inner in body.nodes)
         steps: list[P.Step] = [P.SetIndex(self.place(index), iteration)] if needs_index else []
         steps += self.steps(body, depth + 1)
         steps += _merged(self.copies(body.outputs[:carried], node.outputs[:carried]))
-        for v, part, backwards in zip(node.outputs[carried:], body.outputs[carried:], attrs["reverse_out"], strict=False):
+        for v, part, backwards in stacked:
             steps += _copy(row(self.place(v), part, backwards), self.place(part), byte_size(part))
         sizes = attrs.get("sizes", ())
         steps += [self.size(d, v) for d, v in zip(sizes, body.outputs[len(body.outputs) - len(sizes) :], strict=True)]

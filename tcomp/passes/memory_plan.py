@@ -13,14 +13,15 @@ The body of a structural node runs between its beginning and end and shares the 
 
     IF      body inputs in the node's inputs; body outputs in the node's outputs, written in place
     LOOP    carried body inputs in the node's carried outputs, which the driver initialises and, after each iteration, overwrites with the
-            body's outputs; scanned (one slice at a time) and captured body inputs in the node's inputs; stacked body outputs are copied
-            to the node's outputs by the driver. The iteration number (the first body input) has 8 bytes in the arena
+            body's outputs; scanned (one slice at a time) and captured body inputs in the node's inputs; stacked body outputs (one slice at
+            a time) in the node's outputs. Carried body outputs live there too if nothing reads the body's input any more; other outputs
+            the driver copies. The iteration number (the first body input) has 8 bytes in the arena
 """
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import reduce
 from itertools import accumulate
@@ -160,6 +161,7 @@ def _liveness(
         elif node.op is LOOP:
             carried = node.attrs["carried"]
             pairs += zip(node.bodies[0].inputs[1:], (*node.outputs[:carried], *node.inputs[carried:]), strict=True)
+            pairs += _written_in_place(node, in_place)
         storage.update({inner: outer for inner, outer in pairs if outer is not None})
 
     def use(values: Iterable[Value | None], time: int) -> None:
@@ -193,6 +195,25 @@ def _liveness(
         for value in (*node.outputs, *(node.bodies[0].inputs[:1] if node.op is LOOP else ())):
             allocate(node, value)
     return [*dict.fromkeys(block_of.values()), *(block for owned in scratch.values() for block in owned)], scratch, storage
+
+
+def _written_in_place(loop: Node, in_place: InPlace | None) -> Iterator[tuple[Value, Value]]:
+    """Outputs of the body of a LOOP that kernels write where the driver would copy them, and the outputs of the node."""
+    body, carried = loop.bodies[0], loop.attrs["carried"]
+    order = {node: n for n, node in enumerate(body.nodes)}
+    makers = {v: node for node in body.nodes if not _bodies(node) for v in node.outputs}
+    readers, counts = {v: node for node in body.nodes for v in node.inputs}, Counter(body.outputs)
+    for number, (result, outer) in enumerate(zip(body.outputs, loop.outputs, strict=False)):  # a condition may come behind
+        if (maker := makers.get(result)) is None or counts[result] > 1:
+            continue
+        if number < carried:
+            state = body.inputs[1 + number]
+            reader = readers.get(state)
+            if state in counts or byte_size(state) != byte_size(result) or (reader is not None and order[reader] > order[maker]):
+                continue
+            if reader is maker and (in_place is None or not in_place(maker, state, result)):
+                continue
+        yield result, outer
 
 
 def _bodies(node: Node) -> tuple[Graph, ...]:

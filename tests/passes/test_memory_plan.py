@@ -212,6 +212,20 @@ def test_outputs_in_the_memory_of_inputs_that_nothing_reads_later():
     assert overwritten(graph, lambda node, source, result: source is y) == [(1, 2)]
 
 
+@pytest.mark.parametrize("late", [False, True])
+def test_results_of_an_iteration_where_the_next_one_finds_them(late):
+    """Not while the state before is read: by the second node, or by the first one, which may not overwrite what it reads."""
+    number, state, row, result, stacked = (Value(n, "float32", (8,)) for n in ("number", "state", "row", "result", "stacked"))
+    nodes = Node(WORK, (state,), (result,), {}, "first"), Node(WORK, (state if late else result,), (stacked,), {}, "second")
+    body = Graph("body", (number, state), (result, stacked), nodes)
+    last, rows = Value("last", "float32", (8,)), Value("rows", "float32", (3, 8))
+    attrs = {"trips": 3, "carried": 1, "scanned": 0}
+    graph = Graph("g", (row,), (last, rows), (Node(LOOP, (row,), (last, rows), attrs, "loop", (body,)),))
+    for in_place in (None, lambda *_: True):
+        storage = plan_memory(graph, in_place=in_place).storage
+        assert storage[stacked] is rows and (storage.get(result) is last) == (not late and in_place is not None)
+
+
 def test_a_residual_network_reaches_the_lower_bound():
     x = Value("x", "float32", (3, 224, 224))
     nodes, current, size, channels = [], x, 112, 64
