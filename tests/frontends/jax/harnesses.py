@@ -208,6 +208,8 @@ def main() -> None:
     print(f"{sum(counts.values())} harnesses: {dict(counts)}")
     for (verdict, group), count in sorted(failed.items(), key=lambda item: -item[1]):
         print(f"{count:5} {verdict:12} {group}")
+    if bad := [(name, *r["verdict"]) for name, r in records.items() if r["verdict"][0] in ("wrong", "error")]:
+        raise SystemExit("\n".join(map(str, bad)))
 
 
 if __name__ == "__main__":

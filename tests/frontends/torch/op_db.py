@@ -165,6 +165,8 @@ def main() -> None:
     counts = Counter(v[0] for r in known for v in r["verdicts"])
     whole = sum(v[0] in ("equal", "nearer") and not v[2] for r in known for v in r["verdicts"])
     print(f"{sum(counts.values())} samples: {dict(counts)}, {whole} without a piece in PyTorch")
+    if bad := [(r["op"], r["dtype"], *v) for r in known for v in r["verdicts"] if v[0] in ("wrong", "error")]:
+        raise SystemExit("\n".join(map(str, bad)))
 
 
 if __name__ == "__main__":
