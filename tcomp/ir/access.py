@@ -406,7 +406,8 @@ def _given(extent: Dim) -> bool:
 
 
 def _attained(index: Expr, loops: frozenset[Expr]) -> list[Expr] | None:
-    """The variables of an index that takes the largest value that their ranges allow: a sum of multiples of different loop variables."""
+    """The variables of an index that takes the largest value that their ranges allow: a sum of multiples and rounded parts of different
+    loop variables."""
     variables, stack = list[Expr](), [index]
     while stack:
         e = stack.pop()
@@ -415,6 +416,8 @@ def _attained(index: Expr, loops: frozenset[Expr]) -> list[Expr] | None:
                 stack += e.args
             case "mul" if any(a.op == "const" for a in e.args):
                 stack += [a for a in e.args if a.op != "const"]
+            case "floordiv" if e.args[1].op == "const" and e.args[1].attr > 0:
+                stack.append(e.args[0])
             case "var" if e in loops and e not in variables and e.attr.extent is None and e.attr.hi >= 0:
                 variables.append(e)
             case "const":

@@ -33,6 +33,14 @@ def require_same(a: Dim, b: Dim, what: str) -> None:
         raise SizeMismatch(f"{what}: {a} and {b} are not the same extent", (a, b), hint=HINT)
 
 
+def require_same_shape(a: Sequence[Dim], b: Sequence[Dim], what: str) -> None:
+    """Raises `SizeMismatch` unless the shapes are equal for sure."""
+    if len(a) != len(b):
+        raise SizeMismatch(f"{what}: {len(a)} and {len(b)} axes")
+    for d, e in zip(a, b, strict=True):
+        require_same(d, e, what)
+
+
 def broadcast_shape(*shapes: Sequence[Dim]) -> tuple[Dim, ...]:
     """The common shape under NumPy's rules. Raises `SizeMismatch` where two extents are neither equal for sure nor 1."""
     result: list[Dim] = []
@@ -43,6 +51,15 @@ def broadcast_shape(*shapes: Sequence[Dim]) -> tuple[Dim, ...]:
             raise SizeMismatch(f"shapes {listed} do not broadcast: {extent} against {other[0]}", (extent, other[0]), hint=HINT)
         result.append(extent)
     return tuple(reversed(result))
+
+
+def require_broadcast(shape: Sequence[Dim], to: Sequence[Dim]) -> None:
+    """Raises `SizeMismatch` unless `shape` broadcasts to `to` for sure, under NumPy's rules."""
+    if len(shape) > len(to):
+        raise SizeMismatch(f"{len(shape)} axes do not broadcast to {len(to)}")
+    for own, extent in zip(reversed(shape), reversed(to), strict=False):
+        if own != 1:
+            require_same(own, extent, f"[{', '.join(map(str, shape))}] broadcast to [{', '.join(map(str, to))}]")
 
 
 def broadcast_read(tensor: Tensor, indices: Sequence[ExprLike]) -> Expr:

@@ -12,7 +12,7 @@ from operator import add, mod, mul
 
 from tcomp.errors import IRError
 from tcomp.ir import loops as L, te
-from tcomp.ir.broadcasting import broadcast_read, broadcast_shape, require_same, widened
+from tcomp.ir.broadcasting import broadcast_read, broadcast_shape, require_same, require_same_shape, widened
 from tcomp.ir.expr import Dim, Expr, ExprLike, as_expr, cast, checked, const, maximum, minimum, row_major, select
 from tcomp.ir.graph import Operator
 from tcomp.ir.simplify import as_dim, prove, same_dim, simplify
@@ -195,6 +195,7 @@ def space_to_depth(x: Tensor, block: int, channels_first: bool) -> Tensor:
 
 def reverse_sequence(x: Tensor, lengths: Tensor, batch_axis: int, time_axis: int) -> Tensor:
     """For every batch b, the first lengths[b] elements along `time_axis` in reverse; the rest stays."""
+    require_same(x.shape[batch_axis], lengths.shape[0], "sequences and their lengths")
 
     def element(*i: Expr) -> Expr:
         t = i[time_axis]
@@ -272,14 +273,25 @@ def gather(x: Tensor, indices: Tensor, axis: int) -> Tensor:
 def gather_elements(x: Tensor, indices: Tensor, axis: int) -> Tensor:
     """out[i] = x[i with `axis` replaced by indices[i]]."""
     _require_elements(x, axis)
-    extent = x.shape[axis]
-    return te.compute(indices.shape, lambda *i: x[(*i[:axis], valid_index(indices[i], extent), *i[axis + 1 :])], "gather_elements")
+    return te.compute(indices.shape, lambda *i: x[_along(x, indices, axis, i, indices[i])], "gather_elements")
+
+
+def _along(x: Tensor, indices: Tensor, axis: int, i: Index, index: Expr) -> Index:
+    """The place i of `indices` as one of `x`, at `index` along `axis`; along the others `indices` is as long as `x`, or shorter."""
+
+    def place(n: int) -> Expr:
+        own, extent = indices.shape[n], x.shape[n]
+        known = (isinstance(own, int) and isinstance(extent, int)) or prove(as_expr(own) <= extent)
+        return i[n] if known else valid_index(i[n], extent)
+
+    return tuple(valid_index(index, x.shape[n]) if n == axis else place(n) for n in range(x.ndim))
 
 
 def gather_nd(x: Tensor, indices: Tensor, batch_dims: int) -> Tensor:
     """Slices of `x` at index tuples, which stand along the last axis of `indices`, after `batch_dims` shared leading axes."""
     width = _tuple_width(indices)
     indexed = range(batch_dims, batch_dims + width)
+    require_same_shape(x.shape[:batch_dims], indices.shape[:batch_dims], "batches of elements and of indices")
     _require_elements(x, *indexed)
 
     def element(*i: Expr) -> Expr:
@@ -322,9 +334,10 @@ def scattered(
 def scatter_elements(x: Tensor, indices: Tensor, updates: Tensor, axis: int, reduction: str) -> Tensor:
     """A copy of `x` with updates[i] stored at (combined into) i with `axis` replaced by indices[i], in row-major order of i."""
     _require_elements(x, axis)
+    require_same_shape(indices.shape, updates.shape, "indices and updates")
 
     def place(index: L.Buffer, i: Index) -> Place:
-        return (*i[:axis], valid_index(index[i], x.shape[axis]), *i[axis + 1 :]), ()
+        return _along(x, indices, axis, i, index[i]), ()
 
     return scattered(x, indices, updates, COMBINE[reduction], "scatter_elements", indices.shape, place)
 
@@ -332,12 +345,14 @@ def scatter_elements(x: Tensor, indices: Tensor, updates: Tensor, axis: int, red
 def scatter_nd(x: Tensor, indices: Tensor, updates: Tensor, reduction: str) -> Tensor:
     """A copy of `x` with slices of `updates` stored at (combined into) the index tuples along the last axis of `indices`."""
     width, count = _tuple_width(indices), indices.ndim - 1
+    shape = [*indices.shape[:-1], *x.shape[width:]]
     _require_elements(x, *range(width))
+    require_same_shape(shape, updates.shape, "places and updates")
 
     def place(index: L.Buffer, i: Index) -> Place:
         return (*(valid_index(index[(*i[:count], n)], x.shape[n]) for n in range(width)), *i[count:]), ()
 
-    return scattered(x, indices, updates, COMBINE[reduction], "scatter_nd", [*indices.shape[:-1], *x.shape[width:]], place)
+    return scattered(x, indices, updates, COMBINE[reduction], "scatter_nd", shape, place)
 
 
 def tensor_scatter(past: Tensor, update: Tensor, starts: Tensor | None, axis: int, circular: bool) -> Tensor:

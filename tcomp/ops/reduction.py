@@ -10,7 +10,7 @@ from operator import add, mul
 
 from tcomp.errors import IRError
 from tcomp.ir import loops as L, te
-from tcomp.ir.broadcasting import broadcast_read, require_same, widened
+from tcomp.ir.broadcasting import broadcast_read, require_broadcast, require_same, require_same_shape, widened
 from tcomp.ir.dtypes import highest, is_float, lowest
 from tcomp.ir.expr import Dim, Expr, ExprLike, as_expr, cast, const, maximum, minimum, row_major, select
 from tcomp.ir.graph import Operator
@@ -238,6 +238,7 @@ def nll_loss(log_prob: Tensor, target: Tensor, weight: Tensor | None, ignore_ind
     weights that count).
     """
     dtype = widened(const(0.0, log_prob.dtype)).dtype
+    require_same_shape((log_prob.shape[0], *log_prob.shape[2:]), target.shape, "probabilities and targets")
     if weight is not None:
         require_same(weight.shape[0], log_prob.shape[1], "weights of classes, and classes")
 
@@ -346,6 +347,8 @@ def group_norm(x: Tensor, scale: Tensor, bias: Tensor, groups: int, epsilon: flo
 
 def layer_norm(x: Tensor, scale: Tensor | None, bias: Tensor | None, axis: int, epsilon: float) -> tuple[Tensor, Tensor, Tensor]:
     """(y, mean, 1 / standard deviation) normalised over the axes from `axis` on; `scale` and `bias` broadcast to x."""
+    for factor in filter(None, (scale, bias)):
+        require_broadcast(factor.shape, x.shape)
     mean, variance = moments(x, range(axis, x.ndim))
     inverse = te.compute(variance.shape, lambda *i: 1.0 / te.sqrt(variance[i] + epsilon), "inverse_deviation")
 
@@ -359,6 +362,7 @@ def layer_norm(x: Tensor, scale: Tensor | None, bias: Tensor | None, axis: int, 
 
 def rms_norm(x: Tensor, scale: Tensor, axis: int, epsilon: float) -> Tensor:
     """x / sqrt(mean of squares + epsilon) * scale over the axes from `axis` on (Zhang & Sennrich 2019)."""
+    require_broadcast(scale.shape, x.shape)
     mean = _mean(x, range(axis, x.ndim), True, "mean_square", square)
 
     def element(*i: Expr) -> Expr:

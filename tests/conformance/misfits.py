@@ -1,18 +1,19 @@
-"""One-node cases of the ONNX backend suite in which one input has another shape than the operator asks for, or just another one: each model
-is refused with an error of its own, or a run of it touches nothing outside of its arrays, which lie between inaccessible pages.
+"""One-node cases of the ONNX backend suite in which one input has another shape, or an attribute another value, which the operator may not
+allow: each model is refused with an error of its own, or a run of it touches nothing outside of its arrays, which lie between inaccessible
+pages.
 
-`python -m tests.conformance.other_shapes --start 0 --step 1` runs all of them, `--free` with symbolic extents of all inputs, so that only a
-run can tell that they do not fit.
+`python -m tests.conformance.misfits --start 0 --step 1` runs all of them, `--free` with symbolic extents of all inputs, so that only a run
+can tell that they do not fit.
 """
 
 from __future__ import annotations
 
 import argparse
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 
 import numpy as np
-from onnx import ModelProto
+from onnx import AttributeProto, ModelProto, helper
 
 import tcomp
 from tcomp.errors import TcompError
@@ -33,6 +34,38 @@ def other_shapes(shape: Sequence[int]) -> Iterator[tuple[int, ...]]:
     yield from ((n, *shape) for n in (1, 2))
 
 
+def other_values(attribute: AttributeProto) -> Iterator[AttributeProto]:
+    """An attribute of integers with one of them changed, or one more or less."""
+    lists: list[list[int]] = []
+    if attribute.type == AttributeProto.INT:
+        lists = [[attribute.i + more] for more in (1, -1, 7, 1 << 33)] + [[-attribute.i - 1]]
+    elif attribute.type == AttributeProto.INTS:
+        ints = [*attribute.ints]
+        lists = [ints[:k] + [n + more] + ints[k + 1 :] for k, n in enumerate(ints) for more in (1, -1, 7, 1 << 33)]
+        lists += [ints[1:], [*ints, 1]]
+    for values in lists:
+        other = AttributeProto(name=attribute.name, type=attribute.type)
+        if attribute.type == AttributeProto.INT:
+            other.i = values[0]
+        else:
+            other.ints.extend(values)
+        yield other
+
+
+def variants(model: ModelProto, arrays: Mapping[str, np.ndarray]) -> Iterator[tuple[str, ModelProto, Mapping[str, np.ndarray]]]:
+    """(what is another, a model, arrays for its inputs)."""
+    for name, array in arrays.items():
+        for shape in other_shapes(array.shape) if 0 < array.size <= MAX_ELEMENTS else ():
+            yield f"`{name}` {list(array.shape)} -> {list(shape)}", model, {**arrays, name: np.resize(array, shape)}
+    for n, node in enumerate(model.graph.node):
+        for k, attribute in enumerate(node.attribute):
+            for other in other_values(attribute):
+                changed = ModelProto()
+                changed.CopyFrom(model)
+                changed.graph.node[n].attribute[k].CopyFrom(other)
+                yield helper.printable_attribute(other), changed, arrays
+
+
 def judged(suite: Suite, name: str, free: bool = False) -> Iterator[tuple[str, str]]:
     """(outcome, what) of each variant of a case."""
     case = suite.cases[name]
@@ -40,18 +73,17 @@ def judged(suite: Suite, name: str, free: bool = False) -> Iterator[tuple[str, s
     if case.model is None or len(given) != len(case.model.graph.input) or not all(isinstance(x, np.ndarray) for x in given):
         return
     arrays = {v.name: x for v, x in zip(case.model.graph.input, given, strict=True)}
-    for changed, array in arrays.items():
-        for shape in other_shapes(array.shape) if 0 < array.size <= MAX_ELEMENTS else ():
-            what = f"{name}: `{changed}` {list(array.shape)} -> {list(shape)}"
-            try:
-                yield _judged(case.model, arrays | {changed: np.resize(array, shape)}, free, what)
-            except TcompError:
-                yield REFUSED, what
-            except Exception as error:  # noqa: BLE001  a finding, not the end
-                yield FAILED, f"{what}: {type(error).__name__}: {error}"
+    for other, model, inputs in variants(case.model, arrays):
+        what = f"{name}: {other}"
+        try:
+            yield _judged(model, inputs, free, what)
+        except (TcompError, OSError):  # there is no memory of 8 GiB and more between guards
+            yield REFUSED, what
+        except Exception as error:  # noqa: BLE001  a finding, not the end
+            yield FAILED, f"{what}: {type(error).__name__}: {error}"
 
 
-def _judged(model: ModelProto, inputs: dict[str, np.ndarray], free: bool, what: str) -> tuple[str, str]:
+def _judged(model: ModelProto, inputs: Mapping[str, np.ndarray], free: bool, what: str) -> tuple[str, str]:
     other = ModelProto()
     other.CopyFrom(model)
     for value in other.graph.output:

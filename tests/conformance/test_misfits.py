@@ -1,4 +1,4 @@
-"""Inputs whose shapes do not fit: no operator reads or writes outside of an array for that."""
+"""Shapes and attributes that do not fit each other: no operator reads or writes outside of an array for that."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from collections import Counter
 
 import pytest
 
-from tests.conformance.other_shapes import FAILED, INSIDE, OUTSIDE, REFUSED, judged
+from tests.conformance.misfits import FAILED, INSIDE, OUTSIDE, REFUSED, judged
 from tests.conformance.suite import Suite
 
 CASES = (
