@@ -53,7 +53,7 @@ def compile(
     shapes by input name, `dims` fixes (int) or bounds ((lowest, highest)) symbolic dims by name, or lists sizes ([1, 8, 32]) for which
     kernels that sum get code of their own, chosen when they run; the others stay symbolic. `threads` is the number of threads of
     `Module.run` (default: all cores the process may use). `values` fixes inputs for good (by name), so that shapes and branches may depend
-    on them; they are no longer inputs then. `progress` is told (stage, done, total). `database` is a file that `tcomp.tune` wrote: kernels
+    on them; they are no longer inputs then. `progress` gets (stage, done, total). `database` is a file that `tcomp.tune` wrote: kernels
     that it has records for are scheduled as these say. `direct` does without Winograd's and Strassen's algorithms: slower, more exact, with
     less memory for weights (see `passes.algorithms`). `max_seconds` and `max_memory` (bytes) limit what compiling may take, for models that
     nobody trusts: it happens in a process of its own then (see `confined`). `unchecked` code does not report indices that are out of range

@@ -55,7 +55,7 @@ def compile_within(
     limits: Limits, model: Source, options: CompileOptions, database: str | os.PathLike[str] | None = None
 ) -> tuple[Artifact, Report]:
     """As `pipeline.compile_model`, with the records of a tuning database, in a process that keeps the limits; what is compiled for is a
-    `Target`, and `options.progress` is told nothing. Raises `LimitError` when a limit is exceeded, else as `tcomp.compile`."""
+    `Target`, and `options.progress` is not called. Raises `LimitError` when a limit is exceeded, else as `tcomp.compile`."""
     with tempfile.TemporaryDirectory() as folder, tempfile.TemporaryFile() as unnamed:
         image = options.file or unnamed
         path = Path(folder, "model.onnx")

@@ -54,7 +54,7 @@ class CompileOptions:
     `target` is a `Target`, its line of text, or a backend (default: this machine). `shapes`, `dims`, `values`, `threads`, `direct`,
     `weights` and `state` are those of `tcomp.compile`, `operators` those of the caller, by name. `decide` says how kernels are scheduled
     (default: as the analytic model suggests).
-    `emit` names stages whose text goes into the report: graph, te, schedule, loops, and those of the backend. `progress` is told (stage,
+    `emit` names stages whose text goes into the report: graph, te, schedule, loops, and those of the backend. `progress` gets (stage,
     done, total). The artifact is written to `file`, open for writing and reading, from its start (default: an unnamed one), and mapped
     from there. `dump` is a folder for the text of every stage, `verify` checks the graph after every pass.
     """

@@ -242,7 +242,7 @@ def symbolic_dims(graph: Graph) -> SolvedDims:
     sizes = [as_expr(d) for value in graph.values() for d in value.shape if isinstance(d, Expr)]
     if free := [v.name for v in variables(*sizes, *graph.checks) if v not in dims.values]:
         hint = " ".join(f"--dim {name}=N" for name in free) + ", each with its size"
-        raise UnsupportedError(f"the size {', '.join(free)} is not told by any input's shape", hint=hint)
+        raise UnsupportedError(f"the size {', '.join(free)} is in no input's shape", hint=hint)
     dims.checks += [(condition, as_expr(1)) for condition in graph.checks]
     return dims
 

@@ -1,4 +1,4 @@
-"""What the cost model is told about a candidate: a vector of fixed length. It holds what the analytic model (`schedules.cost`) counts and
+"""The features of a candidate for the cost model: a vector of fixed length. It holds what the analytic model (`schedules.cost`) counts and
 estimates, on a logarithmic scale and as shares, then the steps of the trace and the decisions. Names of the last two are hashed into a
 fixed number of places (K. Weinberger et al., Feature Hashing for Large Scale Multitask Learning, ICML 2009), where values are added."""
 

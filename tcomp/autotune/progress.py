@@ -199,8 +199,8 @@ class PhaseClock:
 
 @dataclass
 class Status:
-    """What a progress function is told, again and again. `error` is how far the cost model was off lately: the mean of |log(predicted /
-    measured)|, None if nothing was predicted."""
+    """The state of tuning that a progress function gets, again and again. `error` is how far the cost model was off lately: the mean of
+    |log(predicted / measured)|, None if nothing was predicted."""
 
     phase: str
     elapsed: float
@@ -214,7 +214,7 @@ class Status:
 
 @dataclass
 class Result:
-    """What came of tuning; `print` shows it. `seconds` are those of each phase, `program` is the task of a user's own program."""
+    """The result of tuning; `print` shows it. `seconds` are those of each phase, `program` is the task of a user's own program."""
 
     database: str
     tasks: Sequence[TaskStatus]

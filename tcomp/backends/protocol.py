@@ -61,7 +61,7 @@ class CostModel:
     estimate: (kernel, values of symbolic dims) -> the modelled time, scheduled or not; raises `IRError` if a dim has no value
     bound: (kernel, values of symbolic dims) -> the least seconds that it takes, by the roofline; raises likewise
     roof: what the target can do at most
-    counts, seconds: the counts and the parts of the time in an `Estimate` that the learned cost model is told, in order
+    counts, seconds: the counts and the parts of the time in an `Estimate` that the learned cost model gets, in order
     """
 
     estimate: Callable[[Kernel, Mapping[Expr, int]], Estimate]

@@ -60,7 +60,7 @@ def compile_kernels(
 def _compiled(
     missing: Sequence[str], names: Mapping[str, str], backend: Backend, decisions: Mapping[str, Decisions]
 ) -> Iterator[tuple[str, CompiledKernel]]:
-    unknown_to_workers = backend_of(backend.target) != backend  # they are told the target alone
+    unknown_to_workers = backend_of(backend.target) != backend  # they get the target alone
     if len(missing) <= IN_PROCESS or _jobs() == 1 or unknown_to_workers:
         for text in missing:
             with _naming(text):

@@ -104,7 +104,7 @@ class ModelOptions:
         return Target.parse(" ".join(words))
 
     def compile_options(self, **others: Any) -> CompileOptions:
-        """How the compiler is told, with `others` of its options. Raises `TargetError`, `InputError`."""
+        """The compiler's options, with `others` of them. Raises `TargetError`, `InputError`."""
         from tcomp.options import CompileOptions
 
         return CompileOptions(self.machine, parse_shapes(self.shape), parse_dims(self.dim), **others)

@@ -44,7 +44,7 @@ class GrowingText:
         return self._given(new)
 
     def finish(self) -> str:
-        """What was held back, as no stop string came of it."""
+        """What was held back and is not part of a stop string."""
         rest = self._held
         self._held, self.text = "", self.text + rest
         return rest

@@ -117,7 +117,7 @@ def _isinf(x: Expr, positive: bool, negative: bool) -> Expr:
 
 
 def _convert(x: Expr, dtype: str, **narrowed: Any) -> Expr:
-    """Cast; float16 <-> bfloat16 goes through float32. To narrow types as `narrow.convert` is told."""
+    """Cast; float16 <-> bfloat16 goes through float32. To narrow types as by `narrow.convert`."""
     if narrowed:
         return convert(x, dtype, **narrowed)
     return cast(cast(x, "float32") if {x.dtype, dtype} == {"float16", "bfloat16"} else x, dtype)

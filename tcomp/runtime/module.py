@@ -78,7 +78,7 @@ class Module(LoadedModel):
         _log.debug("loaded %s for %d threads", artifact.where, self.threads)
         answer_interrupts()
         self._frames: list[Frame] = []  # of no call; taken and given back without a lock, by single operations
-        self._events: list[Events] = []  # likewise, for runs that the hook is told of
+        self._events: list[Events] = []  # likewise, for runs with a hook
 
     @classmethod
     def load(
@@ -162,7 +162,7 @@ class Module(LoadedModel):
         return [(name, count * rate) for name, count in zip(names, ticks, strict=True)]
 
     def _observed(self, run: Run, frame: Frame, timeout: float | None, inputs: list[Array], outputs: list[Array]) -> int:
-        """The status of a run that the hook is told of."""
+        """The status of a run with a hook."""
         try:
             events = self._events.pop()
         except IndexError:

@@ -123,7 +123,7 @@ class Plan:
         self, device: CupyDevice, functions: Mapping[str, Any], dims: Sequence[int], place: Places, watch: Watch = lambda number: None
     ) -> None:
         """Run the steps. `functions` are loaded functions by name, `place` the addresses of the memories: ("input", n), ("output", n),
-        ("weights", 0), ("workspace", 0), and ("report", 0) if the plan `reports`. `watch` is told the number of each call (an index of
+        ("weights", 0), ("workspace", 0), and ("report", 0) if the plan `reports`. `watch` gets the number of each call (an index of
         `labels`) before it is made."""
         values = dim_values(dims)
 

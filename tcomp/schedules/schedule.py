@@ -300,7 +300,7 @@ def parse_source(text: str | None) -> L.Kernel:
 
 @dataclass(frozen=True, slots=True)
 class Proof:
-    """What came of proving a trace: how many of its steps hold, how often isl was asked, seconds in all and in isl, and the refusal
+    """The result of proving a trace: how many of its steps hold, how often isl was asked, seconds in all and in isl, and the refusal
     that ended it, if one did."""
 
     steps: int

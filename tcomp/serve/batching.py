@@ -67,7 +67,7 @@ class Batcher:
         self._changed = threading.Condition()  # guards the queue, `_busy` and `_closing`
         self._busy, self._closing = 0, False
         self._mean = QUICK * 10  # seconds of a run
-        self.on_slow: Callable[[Arrays, float], None] | None = None  # told inputs and seconds of every run, in its thread, after its answer
+        self.on_slow: Callable[[Arrays, float], None] | None = None  # gets inputs and seconds of every run, in its thread, after its answer
         self._threads = [threading.Thread(target=self._work, name=f"{name}-{number}", daemon=True) for number in range(instances)]
         for thread in self._threads:
             thread.start()

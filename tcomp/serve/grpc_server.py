@@ -4,7 +4,7 @@ grpcio's own server takes 250 us for a call that does nothing, half of them to p
 in the event loop that also speaks HTTP/1. Frames are those of RFC 9113, headers are decoded by the package `hpack`, and messages are
 framed as https://github.com/grpc/grpc/blob/master/doc/PROTOCOL-HTTP2.md says. Compressed messages are refused.
 
-A peer may not: send frames or headers larger than the limits, open more streams than it is told, reset streams again and again, or keep the
+A peer may not: send frames or headers larger than the limits, open more streams than allowed, reset streams again and again, or keep the
 server busy with frames that ask for nothing (CVE-2019-9512 to 9518, CVE-2023-44487, CVE-2024-27316): its connection ends.
 """
 

@@ -33,7 +33,7 @@ T = TypeVar("T")
 Endpoint: TypeAlias = Callable[[Request], Awaitable[Response]]
 
 _JSON = "application/json"
-_OPEN = ("/v2/health/live", "/v2/health/ready")  # told without a token: they say nothing of the models
+_OPEN = ("/v2/health/live", "/v2/health/ready")  # answered without a token: they say nothing of the models
 _LARGE = 1 << 17  # bytes of JSON whose parsing the event loop does not wait for
 
 
@@ -178,7 +178,7 @@ class _Service:
         return _json({"live": True})
 
     async def ready(self, request: Request) -> Response:
-        """GET /v2/health/ready: 503 while models are loaded or could not be, and once the server is told to stop"""
+        """GET /v2/health/ready: 503 while models are loaded or could not be, and once the server is being stopped"""
         return _json({"ready": self._state.ready}, 200 if self._state.ready else 503)
 
     async def server(self, request: Request) -> Response:

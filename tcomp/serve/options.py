@@ -122,13 +122,13 @@ class ServerOptions:
     trusted: the public key of Ed25519 (a file in PEM) of those whose models are served; None: all models are
     poll: seconds between looks at the folder, whose changes are then served; 0: none
     management: whether clients may load and unload models
-    tokens: a file of bearer tokens, a line each; None: everybody is served. Whether the server lives and is ready is told to all
+    tokens: a file of bearer tokens, a line each; None: everybody is served. All may ask whether the server lives and is ready
     certificate, private_key: files in PEM; with them the server speaks TLS. client_ca: clients must have a certificate by this authority
     max_request: the most bytes of a request; max_pending: of all that are being received, waiting and running
     max_connections: of HTTP, and the most calls of gRPC at the same time; more are refused
     rate, burst: the most requests per second of a client (a token, or an address), and how many may come at once; 0: no limit
     receive_timeout: seconds that the body of a request may take
-    drain_delay: seconds that a server which is told to stop still accepts requests, though it is no more ready
+    drain_delay: seconds that a server that is stopped still accepts requests, though it is no more ready
     drain_timeout: seconds that it then waits for accepted requests
     slow_ms: a run that takes longer (milliseconds) is logged with the times of its kernels, one a minute; None: none is
     log_requests: whether every request is logged

@@ -28,7 +28,7 @@ _TRIAL_SECONDS = 60.0  # that a run of a trial may take
 _TRIAL_SIZE = 8  # of dims that are free, where the model allows it
 _MEASURING = 3.0  # seconds after which no further size of a batch is tried
 _WORSE, _ALIKE = 1.15, 1.03  # times of a row, in those of the best, that end the search, and that are as good
-_INSTANCES = 8  # of a model, unless it is told: each has memory of its own
+_INSTANCES = 8  # of a model, unless options say more: each has memory of its own
 _TRACE_EVERY = 60.0  # seconds between two traces of slow runs
 _TRACED_KERNELS = 10  # of a slow run, the longest, are logged
 

@@ -67,7 +67,7 @@ class _Http(uvicorn.Server):
 
 
 def run_server(options: ServerOptions, started: Callable[[int, int | None], None] | None = None) -> None:
-    """Serve until SIGTERM or SIGINT; then answer all requests that were accepted. `started` is told the ports of HTTP and gRPC.
+    """Serve until SIGTERM or SIGINT; then answer all requests that were accepted. `started` is called with the ports of HTTP and gRPC.
 
     Raises InputError for options that cannot be used, ports that are taken, or a folder that cannot be read.
     """
@@ -94,7 +94,7 @@ async def serve(
         http, grpc = _Http(_http_config(options, state)), GrpcServer(make_methods(state), options, state.access)
         if grpc_listener is not None:
             await grpc.start(grpc_listener, _grpc_context(options))
-        serving = asyncio.create_task(http.serve(sockets=[listener]))  # at once: whoever asks is told that models are being loaded
+        serving = asyncio.create_task(http.serve(sockets=[listener]))  # at once: whoever asks learns that models are being loaded
         try:
             await state.repository.refresh()
             if not state.repository.index():

@@ -30,7 +30,7 @@ class ServerState:
     """The models of a server, its figures, and whether it takes requests.
 
     started: all models were tried once
-    stopping: it was told to stop, and is not ready any more
+    stopping: it is being stopped, and is not ready any more
     """
 
     def __init__(self, options: ServerOptions) -> None:

@@ -43,7 +43,7 @@ def _tensors(c: CInterface) -> list[str]:
     lines = []
     for kind, tensors in (("input", c.inputs), ("output", c.outputs)):
         for t in tensors:
-            late = "; upper bounds, its true extents are told by the run" if t.counted else ""
+            late = "; upper bounds, the run sets its true extents" if t.counted else ""
             lines.append(f"{kind:6} {t.name}: {_comment(_shape(t.spec))}, `{_comment(t.spec.name)}` of the model{late}")
     return lines
 

@@ -374,7 +374,7 @@ class _Plan(_Sized):
         negative = "false"
         for limited in self.program.sizes:
             negative = self.op(f"or i1 {negative}, {flag(known(limited) & (as_expr(limited) < 0))}")
-        for number, zero in reversed([*enumerate(self.program.checks)]):  # the first that fails is the one that is told
+        for number, zero in reversed([*enumerate(self.program.checks)]):  # the first that fails is the one that is reported
             wrong = flag(known(zero) & E.not_equal(as_expr(zero), 0))
             sizes[0] = self.op(f"select i1 {wrong}, i64 {-3 - number}, i64 {sizes[0]}")
         sizes[0] = self.op(f"select i1 {negative}, i64 -1, i64 {sizes[0]}")

@@ -66,8 +66,8 @@ class DecoderConfig:
     window: int = 0  # positions that a query sees, its own included; 0: all
     windowed: frozenset[int] | None = None  # layers that have the window; None: all
     rotated: int | None = None  # elements of a head that are turned by positions, the first ones; None: all
-    alibi: bool = False  # positions are told by biases of scores (Press et al. 2021)
-    positions_from: int | None = None  # positions are told by vectors, the first of which stands in this row of a table
+    alibi: bool = False  # positions are biases of scores (Press et al. 2021)
+    positions_from: int | None = None  # positions are vectors, the first of which stands in this row of a table
     layer_norm: bool = False  # else norms by the root mean square
     unit_offset: bool = False  # scales of norms are those stored, and 1
     activation: str = "silu"

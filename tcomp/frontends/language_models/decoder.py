@@ -180,7 +180,7 @@ class _Decoder:
             if windowed:
                 first = self.add(ew.SUB, [at, g.constant(np.array(c.window), "window")])
                 visible = self.add(ew.AND, [seen, self.add(ew.LESS, [first, key])])
-            found[windowed] = self.add(ew.WHERE, [visible, zero, hidden], "near_mask" if windowed else "mask")
+            found[windowed] = self.add(ew.WHERE, [visible, zero, hidden], "window_mask" if windowed else "mask")
         if c.alibi:
             slopes = g.constant(_slopes(c.heads).reshape(c.kv_heads, -1, 1, 1), "slopes")
             bias = self.add(ew.MUL, [slopes, self.add(ew.CAST, [key], dtype="float32")], "biases")

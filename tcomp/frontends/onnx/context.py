@@ -468,13 +468,13 @@ class Context:
         return True
 
     def require_same(self, a: Dim, b: Dim) -> None:
-        """Take note that two sizes are equal. Raises `UnsupportedError` where that cannot be told before a run."""
+        """Take note that two sizes are equal. Raises `UnsupportedError` where that is not known before a run."""
         sizes = self.scope.sizes
         if not same_dim(a, b) and not ((isinstance(a, Expr) or isinstance(b, Expr)) and sizes is not None and sizes.meet(a, b, self.where)):
             raise self.unsupported(f"{a} and {b} have to be the same size", HINT)
 
     def require(self, condition: Expr) -> None:
-        """Take note that a condition on sizes holds: other runs are refused. Raises `UnsupportedError` where that cannot be told before a
+        """Take note that a condition on sizes holds: other runs are refused. Raises `UnsupportedError` where that is not known before a
         run."""
         if not prove(condition) and not (self.scope.sizes is not None and self.scope.sizes.assume(condition, self.where)):
             raise self.unsupported(f"it cannot be told before a run whether {condition}", HINT)

@@ -27,7 +27,7 @@ def evaluate_graph(
 ) -> dict[str, Array]:
     """The outputs by name, given the inputs by name (logical arrays of the declared dtypes and shapes).
 
-    Symbolic dims are bound by the shapes of the inputs, or given in `dims`. `on_value` is told every node output as soon as it is
+    Symbolic dims are bound by the shapes of the inputs, or given in `dims`. `on_value` is called with every node output as soon as it is
     known, those inside bodies included (inside a LOOP at each iteration). Values are dropped after their last use.
     Raises `InputError` for inputs that do not fit, `IRError` (naming the node) where the graph itself is wrong.
     """

@@ -54,7 +54,7 @@ def run_stmt(
     stmt: L.Stmt, buffers: Arrays, scalars: Sizes | None = None, *, undefined: Collection[L.Buffer] = (), shuffle: int | None = None,
     garbage: bool = False, watcher: Watcher | None = None,
 ) -> None:  # fmt: skip
-    """Run a statement. `buffers` named in `undefined` may be read only where they have been written before. A `watcher` is told of every
+    """Run a statement. `buffers` named in `undefined` may be read only where they have been written before. A `watcher` is called for every
     access. Raises as `run_kernel` does."""
     text = _Text(None if shuffle is None else np.random.default_rng(shuffle), garbage, watcher)
     text.names = {v: text.constant(size, "n") for v, size in (scalars or {}).items()}

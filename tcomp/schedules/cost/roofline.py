@@ -281,7 +281,7 @@ class Estimate:
 
     @property
     def features(self) -> dict[str, float]:
-        """What a learned model is told: counts and seconds, under stable names."""
+        """The features of a learned model: counts and seconds, under stable names."""
         return {**self.counts, **{f"seconds.{name}": s for name, s in self.seconds.items()}, "seconds": self.time, "bound": self.bound}
 
     def __str__(self) -> str:

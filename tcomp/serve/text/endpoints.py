@@ -99,7 +99,7 @@ class _Events(StreamingResponse):
                     yield _event(dump_json(found))
             if answer.asked.usage:
                 yield _event(dump_json(answer.last()))
-        except TcompError as error:  # the status is told already
+        except TcompError as error:  # the status has been sent already
             yield _event(refused(as_refusal(error)))
         self._whole = True
         yield _event(b"[DONE]")

@@ -13,7 +13,7 @@ T = TypeVar("T")
 _COMPLETION_TOKENS = 16  # the default of OpenAI's completions
 _MOST_TEXTS = 128  # of one request
 _MOST_STOPS = 16  # strings that end a text
-_MOST_TOP = 20  # tokens whose probabilities are told
+_MOST_TOP = 20  # tokens whose probabilities are returned
 _NEUTRAL: dict[str, tuple[object, ...]] = {  # values that ask for nothing; others are refused
     "best_of": (1,), "echo": (False,), "store": (False,), "suffix": ("",), "tools": ([],), "tool_choice": ("none", "auto"),
     "modalities": (["text"],), "service_tier": ("auto", "default"),
@@ -66,7 +66,7 @@ class _Fields:
 
 @dataclass(frozen=True, slots=True)
 class Asked:
-    """A request for texts: `requests`, and how they are told. `logprobs`: whether those of tokens are."""
+    """A request for texts: `requests`, and how they are returned. `logprobs`: whether those of tokens are."""
 
     requests: tuple[Request, ...]
     stream: bool
