@@ -14,6 +14,7 @@ from tcomp.ir.broadcasting import widened
 from tcomp.ir.dtypes import BITS, integer_range, is_float, is_integer, lowest
 from tcomp.ir.expr import Dim, Expr, as_expr, bitcast, cast, checked, const, maximum, minimum, row_major, select, unary
 from tcomp.ir.graph import Operator
+from tcomp.ir.simplify import as_dim
 from tcomp.ir.te import Tensor, rounded
 from tcomp.ops.elementwise import divide
 from tcomp.ops.movement import COMBINE, Place, clamped, merge_sort, scattered
@@ -34,8 +35,13 @@ def _inside(index: Expr, extent: Dim) -> Expr:
     return (as_expr(0) <= index) & (index < as_expr(extent))
 
 
+def _starts(extent: Dim, size: Dim) -> Dim:
+    """Of a window of this size inside of the extent."""
+    return as_dim(as_expr(extent) - size + 1)
+
+
 def _element(
-    i: Index, indices: Tensor | L.Buffer, shape: Sequence[Dim], sizes: Ints, along: Mapping[int, int], batches: Mapping[int, int],
+    i: Index, indices: Tensor | L.Buffer, shape: Sequence[Dim], sizes: Sequence[Dim], along: Mapping[int, int], batches: Mapping[int, int],
     index_map: Ints,
 ) -> tuple[Index, list[Expr]]:  # fmt: skip
     """Where element `i` of windows of `sizes` lies in an array of `shape`, the windows being moved inside, and whether each already was,
@@ -45,15 +51,15 @@ def _element(
     at = [i[along[d]] if d in along else outer[batches[d]] if d in batches else as_expr(0) for d in range(len(shape))]
     inside = []
     for k, d in enumerate(index_map):
-        start, count = _start(indices[(*outer, k)]), int(shape[d]) - sizes[d] + 1
+        start, count = _start(indices[(*outer, k)]), _starts(shape[d], sizes[d])
         inside.append(_inside(start, count))
         at[d] = at[d] + clamped(start, count)
     return tuple(at), inside
 
 
 def gather_windows(
-    x: Tensor, indices: Tensor, offset_dims: Ints, collapsed: Ints, batching: Ints, index_batching: Ints, index_map: Ints, sizes: Ints,
-    fill: Number | None,
+    x: Tensor, indices: Tensor, offset_dims: Ints, collapsed: Ints, batching: Ints, index_batching: Ints, index_map: Ints,
+    sizes: Sequence[Dim], fill: Number | None,
 ) -> Tensor:  # fmt: skip
     """Windows of `x`, of `sizes`, at the index tuples along the last axis of `indices`, whose element k is for axis `index_map[k]`.
 
@@ -116,15 +122,15 @@ def _one_window(
     return te.compute(x.shape, element, "scatter_windows")
 
 
-def slice_at(x: Tensor, *starts: Tensor, shape: Ints) -> Tensor:
+def slice_at(x: Tensor, *starts: Tensor, shape: Sequence[Dim]) -> Tensor:
     """The window of `x` of this shape at `starts`, scalars, one for each axis; it is moved inside."""
-    first = [clamped(_start(s[()]), int(d) - n + 1) for s, d, n in zip(starts, x.shape, shape, strict=True)]
+    first = [clamped(_start(s[()]), _starts(d, n)) for s, d, n in zip(starts, x.shape, shape, strict=True)]
     return te.compute(shape, lambda *i: x[tuple(n + s for n, s in zip(i, first, strict=True))], "slice_at")
 
 
 def store_at(x: Tensor, update: Tensor, *starts: Tensor) -> Tensor:
     """`x` with `update` in the place of the window that `slice_at` reads."""
-    first = [clamped(_start(s[()]), int(d) - int(n) + 1) for s, d, n in zip(starts, x.shape, update.shape, strict=True)]
+    first = [clamped(_start(s[()]), _starts(d, n)) for s, d, n in zip(starts, x.shape, update.shape, strict=True)]
     whole = [d == n for d, n in zip(x.shape, update.shape, strict=True)]
 
     def element(*i: Expr) -> Expr:
@@ -154,8 +160,9 @@ def _axes(extents: Ints, name: str) -> tuple[list[Expr], Index]:
     return places, tuple(p for p, n in zip(places, extents, strict=True) if n > 1)
 
 
-def _window_counts(shape: Ints, kernel: Ints, strides: Ints, dilations: Ints) -> list[int]:
-    return [max(int(as_expr(window_count(d, k, s, r))), 0) for d, k, s, r in zip(shape, kernel, strides, dilations, strict=True)]
+def _window_counts(shape: Sequence[Dim], kernel: Ints, strides: Ints, dilations: Ints) -> list[Dim]:
+    counts = (as_dim(as_expr(window_count(d, k, s, r))) for d, k, s, r in zip(shape, kernel, strides, dilations, strict=True))
+    return [max(n, 0) if isinstance(n, int) else n for n in counts]
 
 
 def reduce_windows(x: Tensor, kernel: Ints, strides: Ints, dilations: Ints, reduction: str) -> Tensor:
@@ -166,14 +173,14 @@ def reduce_windows(x: Tensor, kernel: Ints, strides: Ints, dilations: Ints, redu
         value = widened(x[tuple(n * s + o * r for n, s, o, r in zip(i, strides, offsets, dilations, strict=True))])
         return _REDUCERS[reduction](value, over) if over else value
 
-    shape = _window_counts([int(d) for d in x.shape], kernel, strides, dilations)
+    shape = _window_counts(x.shape, kernel, strides, dilations)
     return rounded(te.compute(shape, element, "reduce_windows"), x.dtype)
 
 
 def window_argmax(x: Tensor, kernel: Ints, strides: Ints, dilations: Ints, before: Ints, after: Ints) -> Tensor:
     """The row-major position inside each window of its largest element, the first of equal ones; -1 where there is none. Windows may reach
     `before` and `after` elements out of `x`; what is there does not count."""
-    reached = [int(d) + b + a for d, b, a in zip(x.shape, before, after, strict=True)]
+    reached = [as_dim(as_expr(d) + b + a) for d, b, a in zip(x.shape, before, after, strict=True)]
     shape = _window_counts(reached, kernel, strides, dilations)
 
     def found(reducer: Reducer, value: Callable[[Index, Expr, Expr], Expr], otherwise: Expr) -> Callable[..., Expr]:

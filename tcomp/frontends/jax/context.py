@@ -7,6 +7,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
+from math import prod
+from operator import floordiv, mod
 from typing import Any, TypeAlias
 
 import jax
@@ -17,8 +19,9 @@ from tcomp.errors import UnsupportedError
 from tcomp.frontends.context import GraphContext
 from tcomp.ir.broadcasting import HALF
 from tcomp.ir.dtypes import BITS, to_numpy
-from tcomp.ir.expr import Dim
+from tcomp.ir.expr import Dim, Expr, as_expr, dim, maximum, minimum
 from tcomp.ir.graph import Value
+from tcomp.ir.simplify import as_dim
 from tcomp.ops.elementwise import FULL
 from tcomp.ops.movement import RESHAPE, TRANSPOSE
 
@@ -31,14 +34,17 @@ class Parts:
     dtype: Any
 
     @property
-    def shape(self) -> tuple[int, ...]:
+    def shape(self) -> tuple[Dim, ...]:
         """The shape of each of the arrays."""
-        return tuple(map(int, self.values[0].shape))
+        return self.values[0].shape
 
 
 Operand: TypeAlias = "Value | Parts"
 Handler: TypeAlias = Callable[..., Any]  # (context, *operands, **parameters of the primitive) -> operand, or a tuple of them
 Table: TypeAlias = "dict[str, Handler]"  # by the name of the primitive, which is what all versions of JAX agree about
+
+
+_OPERATIONS: dict[str, Callable[..., Expr]] = {"floordiv": floordiv, "mod": mod, "max": maximum, "min": minimum}  # of sizes, by JAX's names
 
 
 def is_key(dtype: Any) -> bool:
@@ -76,6 +82,24 @@ def rebuilt(avals: Iterable[Any], values: Iterator[Value]) -> list[Operand]:
     return found
 
 
+def dim_of(size: Any) -> Dim:
+    """A symbolic dimension of JAX, which is at least 1."""
+
+    def factor(f: Any) -> Expr:
+        if f.var is not None:
+            return dim(f.var, 1)
+        if f.operation not in _OPERATIONS:
+            raise UnsupportedError(f"a size is {size}, which tcomp has no formula for")
+        return _OPERATIONS[f.operation](*(as_expr(dim_of(x)) for x in f.operands))
+
+    def term(factors: Any, count: int) -> Expr:
+        return prod((factor(f) for f, exponent in factors for _ in range(exponent)), start=as_expr(count))
+
+    if not jax.export.is_symbolic_dim(size):
+        return int(size)
+    return as_dim(sum((term(t._factors, int(count)) for t, count in size._sorted_terms), start=as_expr(0)))
+
+
 @dataclass
 class Context(GraphContext):
     """The equation at hand (`eqn`), and the graph to which its importer adds. `part`: the number of the part that is imported."""
@@ -87,6 +111,7 @@ class Context(GraphContext):
     conditional: bool = False  # whether it is part of a branch
     uses: tuple[int, ...] = ()  # how often each operand of the equation is used in its jaxpr
     products: dict[Value, tuple[Value, Value, str, str, str]] = field(default_factory=dict)  # (operands, letters of the Einstein sum)
+    symbolic: dict[Expr, Any] = field(default_factory=dict)  # sizes as JAX has them
     short: dict[Value, Value] = field(default_factory=dict)  # values that begin with axes of extent 1, and the same without them
 
     @property
@@ -95,9 +120,9 @@ class Context(GraphContext):
         return str(self.eqn.primitive.name)
 
     @property
-    def shape(self) -> tuple[int, ...]:
+    def shape(self) -> tuple[Dim, ...]:
         """The shape of the first result."""
-        return tuple(map(int, self.eqn.outvars[0].aval.shape))
+        return self.dims(self.eqn.outvars[0].aval.shape)
 
     @property
     def dtype(self) -> str:
@@ -113,6 +138,16 @@ class Context(GraphContext):
     def unsupported(self, why: str) -> UnsupportedError:
         """The error to raise for what cannot be compiled."""
         return UnsupportedError(f"JAX's primitive `{self.name}` cannot be compiled as it is used here", where=self.where, why=why)
+
+    def dims(self, shape: Iterable[Any]) -> tuple[Dim, ...]:
+        """Sizes: ints, or those of `jax.export.symbolic_shape`. Raises `UnsupportedError` for a formula that tcomp has no operators for."""
+        found = []
+        for d in shape:
+            size = d if isinstance(d, Expr) else dim_of(d)
+            if isinstance(size, Expr) and size is not d:
+                self.symbolic[size] = d
+            found.append(size)
+        return tuple(found)
 
     def aligned(self, *operands: Value) -> list[Value]:
         """Operands of an elementwise operator: those that only lack axes in front of others are taken without these, as NumPy broadcasts,
@@ -131,7 +166,7 @@ class Context(GraphContext):
 
     def reshape(self, x: Value, shape: Sequence[Dim]) -> Value:
         """The elements in another shape."""
-        if (sizes := tuple(map(int, shape))) == x.shape:
+        if (sizes := self.dims(shape)) == x.shape:
             return x
         found = self.add(RESHAPE, x, shape=sizes)
         if x.shape and sizes == (1,) * (len(sizes) - len(x.shape)) + x.shape:
@@ -144,7 +179,9 @@ class Context(GraphContext):
 
     def inline(self, function: Callable[..., Any], *operands: Operand) -> Any:
         """What a function of JAX computes of the operands: its result, or a tuple of them. Key arrays are arrays of words there."""
-        avals = [jax.ShapeDtypeStruct(x.shape, x.dtype if isinstance(x, Parts) else to_numpy(x.dtype)) for x in operands]
+        shapes = [[self.symbolic.get(d, d) if isinstance(d, Expr) else d for d in x.shape] for x in operands]
+        dtypes = [x.dtype if isinstance(x, Parts) else to_numpy(x.dtype) for x in operands]
+        avals = [jax.ShapeDtypeStruct(shape, dtype) for shape, dtype in zip(shapes, dtypes, strict=True)]
         closed, shape = jax.make_jaxpr(function, return_shape=True)(*avals)
         found = self.evaluate(closed.jaxpr, closed.consts, operands)
         return tuple(found) if isinstance(shape, tuple | list) else found[0]

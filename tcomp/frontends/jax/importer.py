@@ -41,7 +41,10 @@ INLINED = {
 }  # fmt: skip
 """Primitives that call a jaxpr, and the parameter that has it."""
 
-MISFITS = (TypeError, ValueError, LookupError, AttributeError, ArithmeticError, AssertionError, NotImplementedError)
+MISFITS = (
+    TypeError, ValueError, LookupError, AttributeError, ArithmeticError, AssertionError, NotImplementedError,
+    jax.errors.InconclusiveDimensionOperation,
+)  # fmt: skip
 """What handlers, and definitions of JAX that they trace, raise for parameters that they were not written for, as another version of JAX may
 have: a refusal, so that `jax.jit` can run the function."""
 
@@ -66,7 +69,7 @@ def import_jaxpr(closed: Any, names: Sequence[str] = (), outputs: Sequence[str] 
         kinds = part_types(aval.dtype)
         for k, dtype in enumerate(kinds):
             name = names[n] if n < len(names) else f"x{n}"
-            values.append(importer.builder.input(name if len(kinds) == 1 else f"{name}.{k}", dtype, _fixed(aval.shape)))
+            values.append(importer.builder.input(name if len(kinds) == 1 else f"{name}.{k}", dtype, importer.context.dims(aval.shape)))
     found = importer.evaluate(closed.jaxpr, closed.consts, rebuilt(avals, iter(values)))
     return Imported(importer.finish(found, outputs), tuple(avals), tuple(v.aval for v in closed.jaxpr.outvars))
 
@@ -90,12 +93,6 @@ def import_traced(traced: Any) -> Graph:
 def _dotted(path: str) -> str:
     """`params['w'][0]` as `params.w.0`."""
     return re.sub(r"\[['\"]?(.*?)['\"]?\]", r".\1", path)
-
-
-def _fixed(shape: Sequence[Any]) -> tuple[int, ...]:
-    if any(not isinstance(d, int | np.integer) for d in shape):
-        raise UnsupportedError(f"an array has the shape {shape}", why="sizes of JAX's arrays have to be known")
-    return tuple(map(int, shape))
 
 
 class Importer:
@@ -175,6 +172,9 @@ class Importer:
 
     def checked(self, x: Operand, aval: Any) -> Operand:
         """The operand in the type that JAX says it has. Raises `UnsupportedError` if it is of another shape."""
-        if tuple(x.shape) != tuple(aval.shape):
+        shape = self.context.dims(aval.shape)
+        if len(x.shape) != len(shape) or any(
+            a != b for a, b in zip(x.shape, shape, strict=True) if isinstance(a, int) and isinstance(b, int)
+        ):
             raise self.context.unsupported(f"its result would be {x}, and should be {aval}")
         return x if isinstance(x, Parts) else self.context.cast(x, part_types(aval.dtype)[0])

@@ -202,6 +202,26 @@ def test_an_artifact(tmp_path):
         tcomp.compile(lambda x: x)
 
 
+def test_an_artifact_of_symbolic_sizes():
+    from jax import export
+
+    rows, columns = export.symbolic_shape("rows, columns")
+
+    def function(x):
+        mixed = jax.nn.softmax(x @ x.swapaxes(1, 2), -1) @ x
+        sums = lax.scan(lambda s, row: (s + row, s * 2), jnp.zeros((x.shape[0], 3)), x.swapaxes(0, 1))
+        flat = jnp.concatenate([mixed, x], -1).reshape(-1, 6).sum(0) / x.shape[0]
+        return flat, jnp.flip(mixed, 1)[:, 1:], lax.reduce_window(x, -jnp.inf, lax.max, (1, 2, 2), (1, 1, 1), "SAME"), sums
+
+    module = tcomp.compile(function, args=(jax.ShapeDtypeStruct((rows, columns, 3), np.float32),), threads=1)
+    for shape in ((2, 4, 3), (1, 7, 3)):
+        x = np.random.default_rng(0).normal(size=shape).astype(np.float32)
+        for found, wanted in zip(module(x), jax.tree.leaves(function(x)), strict=True):
+            np.testing.assert_allclose(found, wanted, rtol=1e-4, atol=1e-5)
+    with pytest.raises(UnsupportedError, match="fft"):
+        tcomp.compile(jnp.fft.rfft, args=(jax.ShapeDtypeStruct((rows,), np.float32),))
+
+
 def test_tcomp_does_not_load_jax():
     done = subprocess.run(
         [sys.executable, "-c", "import tcomp, sys; print('jax' in sys.modules)"], capture_output=True, text=True, check=True

@@ -40,7 +40,7 @@ def _scan(
         results = inner.evaluate(jaxpr.jaxpr, jaxpr.consts, rebuilt(jaxpr.in_avals, iter([*captured, *states, *rows])))
         return leaves(results[:num_carry]), leaves(results[num_carry:]), inner.finish(results)
 
-    values = importer.context.scan(int(length), leaves(carry), leaves(xs), leaves(consts), reverse, body)
+    values = importer.context.scan(importer.context.dims([length])[0], leaves(carry), leaves(xs), leaves(consts), reverse, body)
     return rebuilt([v.aval for v in importer.context.eqn.outvars], iter(values))
 
 
@@ -79,7 +79,7 @@ def _any(ctx: Context, condition: Value) -> Value:
 
 
 def _kept(ctx: Context, condition: Value, new: Value, old: Value) -> Value:
-    wide = ctx.reshape(condition, [*map(int, condition.shape), *[1] * (len(new.shape) - len(condition.shape))])
+    wide = ctx.reshape(condition, [*condition.shape, *[1] * (len(new.shape) - len(condition.shape))])
     return ctx.add(WHERE, wide, new, old)
 
 

@@ -46,7 +46,7 @@ def _gather(
     return ctx.add(
         xla.GATHER_WINDOWS, x, indices, offset_dims=_ints(d.offset_dims), collapsed=_ints(d.collapsed_slice_dims),
         batching=_ints(d.operand_batching_dims), index_batching=_ints(d.start_indices_batching_dims), index_map=_ints(d.start_index_map),
-        sizes=_ints(slice_sizes), fill=fill,
+        sizes=ctx.dims(slice_sizes), fill=fill,
     )  # fmt: skip
 
 
@@ -69,7 +69,7 @@ def _scatter(
 
 
 def _dynamic_slice(ctx: Context, x: Value, *starts: Value, slice_sizes: Ints, **params: Any) -> Value:
-    return ctx.add(xla.SLICE_AT, x, *starts, shape=_ints(slice_sizes)) if 0 not in slice_sizes else ctx.full(0, x.dtype, ctx.shape)
+    return ctx.add(xla.SLICE_AT, x, *starts, shape=ctx.dims(slice_sizes)) if 0 not in slice_sizes else ctx.full(0, x.dtype, ctx.shape)
 
 
 def _dynamic_update_slice(ctx: Context, x: Value, update: Value, *starts: Value, **params: Any) -> Value:

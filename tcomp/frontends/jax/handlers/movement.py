@@ -6,29 +6,32 @@ from collections.abc import Sequence
 from typing import Any
 
 from tcomp.frontends.jax.context import Context, Table
+from tcomp.ir.expr import Dim, as_expr
 from tcomp.ir.graph import Value
+from tcomp.ir.simplify import as_dim
 from tcomp.ops import movement as ops, xla
 
 Ints = Sequence[int]
 
 
-def cut(ctx: Context, x: Value, start_indices: Ints, limit_indices: Ints, strides: Ints | None = None) -> Value:
+def cut(ctx: Context, x: Value, start_indices: Sequence[Dim], limit_indices: Sequence[Dim], strides: Ints | None = None) -> Value:
     """x[start:limit:stride] along each axis."""
     steps = [1] * len(x.shape) if strides is None else strides
-    shape = tuple(max(0, -(-(int(b) - int(a)) // int(s))) for a, b, s in zip(start_indices, limit_indices, steps, strict=True))
-    return ctx.add(ops.SLICE, x, starts=tuple(map(int, start_indices)), steps=tuple(map(int, steps)), shape=shape)
+    starts, limits = ctx.dims(start_indices), ctx.dims(limit_indices)
+    shape = tuple(as_dim((as_expr(b) - a + (int(s) - 1)) // int(s)) for a, b, s in zip(starts, limits, steps, strict=True))
+    shape = tuple(max(d, 0) if isinstance(d, int) else d for d in shape)
+    return ctx.add(ops.SLICE, x, starts=starts, steps=tuple(map(int, steps)), shape=shape)
 
 
-def part(ctx: Context, x: Value, axis: int, start: int, end: int) -> Value:
+def part(ctx: Context, x: Value, axis: int, start: Dim, end: Dim) -> Value:
     """x[start:end] along one axis."""
-    ends = [int(d) for d in x.shape]
-    return cut(ctx, x, [start if n == axis else 0 for n in range(len(ends))], [end if n == axis else d for n, d in enumerate(ends)])
+    return cut(ctx, x, [start if n == axis else 0 for n in range(len(x.shape))], [end if n == axis else d for n, d in enumerate(x.shape)])
 
 
 def _broadcast(ctx: Context, x: Value, *rest: Any, broadcast_dimensions: Ints, **params: Any) -> Value:
-    shape = [1] * len(ctx.shape)
+    shape: list[Dim] = [1] * len(ctx.shape)
     for axis, size in zip(broadcast_dimensions, x.shape, strict=True):
-        shape[axis] = int(size)
+        shape[axis] = size
     return ctx.add(ops.EXPAND, ctx.reshape(x, shape), shape=ctx.shape) if tuple(shape) != ctx.shape else ctx.reshape(x, shape)
 
 
@@ -41,7 +44,7 @@ def _concatenate(ctx: Context, *xs: Value, dimension: int) -> Value:
 
 
 def _stack(ctx: Context, *xs: Value, axis: int) -> Value:
-    shape = [int(d) for d in xs[0].shape]
+    shape = xs[0].shape
     return _concatenate(ctx, *(ctx.reshape(x, [*shape[:axis], 1, *shape[axis:]]) for x in xs), dimension=axis)
 
 
@@ -52,15 +55,14 @@ def _split(ctx: Context, x: Value, sizes: Ints, axis: int) -> list[Value]:
 
 def _unstack(ctx: Context, x: Value, axis: int) -> list[Value]:
     pieces = _split(ctx, x, [1] * int(x.shape[axis]), axis)
-    return [ctx.reshape(p, [int(d) for n, d in enumerate(p.shape) if n != axis]) for p in pieces]
+    return [ctx.reshape(p, [d for n, d in enumerate(p.shape) if n != axis]) for p in pieces]
 
 
 def reverse(ctx: Context, x: Value, dimensions: Ints) -> Value:
     """With the elements along these axes in reverse order."""
-    sizes = [int(d) for d in x.shape]
-    starts = tuple(d - 1 if n in dimensions else 0 for n, d in enumerate(sizes))
-    steps = tuple(-1 if n in dimensions else 1 for n in range(len(sizes)))
-    return ctx.add(ops.SLICE, x, starts=starts, steps=steps, shape=tuple(sizes)) if 0 not in sizes else x
+    starts = tuple(as_dim(as_expr(d) - 1) if n in dimensions else 0 for n, d in enumerate(x.shape))
+    steps = tuple(-1 if n in dimensions else 1 for n in range(len(x.shape)))
+    return ctx.add(ops.SLICE, x, starts=starts, steps=steps, shape=x.shape) if 0 not in x.shape else x
 
 
 def padded(ctx: Context, x: Value, value: Value, padding_config: Sequence[tuple[int, int, int]]) -> Value:
@@ -73,7 +75,7 @@ def padded(ctx: Context, x: Value, value: Value, padding_config: Sequence[tuple[
     return ctx.add(ops.PAD, x, value, before=before, after=after, mode="constant")
 
 
-def places(ctx: Context, shape: Ints, axis: int, dtype: str) -> Value:
+def places(ctx: Context, shape: Sequence[Dim], axis: int, dtype: str) -> Value:
     """The place of each element along an axis."""
     along = ctx.add(ops.ARANGE, start=0, step=1, count=shape[axis], dtype=dtype)
     return ctx.add(ops.EXPAND, ctx.reshape(along, [d if n == axis else 1 for n, d in enumerate(shape)]), shape=tuple(shape))
@@ -81,6 +83,11 @@ def places(ctx: Context, shape: Ints, axis: int, dtype: str) -> Value:
 
 def _iota(ctx: Context, *sizes: Any, dimension: int, **params: Any) -> Value:
     return places(ctx, ctx.shape, dimension, ctx.dtype)
+
+
+def _size(ctx: Context, dim: Any) -> Value:
+    """A symbolic size as a number."""
+    return ctx.add(ops.DIMS, dims=ctx.dims([dim]), shape=(), dtype=ctx.dtype)
 
 
 def _empty(ctx: Context, *rest: Any, **params: Any) -> Value:
@@ -99,4 +106,5 @@ TABLE: Table = {
     "broadcast_in_dim": _broadcast, "reshape": _reshape, "squeeze": _shaped, "expand_dims": _shaped, "slice": cut, "tile": _tile,
     "concatenate": _concatenate, "stack": _stack,
     "split": _split, "unstack": _unstack, "rev": reverse, "pad": padded, "iota": _iota, "empty": _empty, "empty2": _empty,
+    "dim_as_value": _size,
 }  # fmt: skip
