@@ -73,6 +73,46 @@ def softplus(x: Expr) -> Expr:
     return maximum(x, 0.0) + select(te.equal(u, 1.0), y, te.log(u) * (y / select(te.equal(u, 1.0), 1.0, u - 1.0)))
 
 
+def _expm1(x: Expr) -> Expr:
+    """exp(x) - 1, as 2 t / (1 - t) with t = tanh(x / 2) where the difference would lose digits."""
+    t = te.tanh(x * 0.5)
+    return select(te.abs(x) < 0.5, 2.0 * t / (1.0 - t), te.exp(x) - 1.0)
+
+
+def _log1p(x: Expr) -> Expr:
+    """log(u) * (x / (u - 1)) with u = 1 + x, whose rounding cancels (Kahan)."""
+    u = 1.0 + x
+    exact = te.equal(u, 1.0) | (te.isinf(x) & (x > 0))
+    return select(exact, x, te.log(u) * (x / select(exact, 1.0, u - 1.0)))
+
+
+def sign_bit(x: Expr) -> Expr:
+    """Whether a float of 32 or 64 bits is negative, -0.0 and NaN with a sign included."""
+    return bitcast(x, f"int{BITS[x.dtype]}") < 0
+
+
+def _atan2(y: Expr, x: Expr) -> Expr:
+    """The angle of (x, y), by the arc tangent of a quotient that is at most 1 in size, in each of four sectors."""
+    wide, tall = te.abs(x), te.abs(y)
+    small, large = minimum(wide, tall), maximum(wide, tall)
+    angle = te.atan(select(te.isinf(small), 1.0, small / select(te.equal(large, 0.0), 1.0, large)))
+    angle = select(tall > wide, math.pi / 2 - angle, angle)
+    angle = select(sign_bit(x), math.pi - angle, angle)
+    return select(te.isnan(x) | te.isnan(y), const(math.nan, x.dtype), select(sign_bit(y), -angle, angle))
+
+
+def _hypot(x: Expr, y: Expr) -> Expr:
+    """Of the larger one times sqrt(1 + the square of the quotient), which does not overflow."""
+    small, large = minimum(te.abs(x), te.abs(y)), maximum(te.abs(x), te.abs(y))
+    q = small / select(te.equal(large, 0.0), 1.0, large)
+    return select(te.isinf(large), large, large * te.sqrt(1.0 + q * q))
+
+
+def _known(op: Callable[[Expr, Expr], Expr], x: Expr, y: Expr) -> Expr:
+    """An extreme of two numbers, of which NaN is none."""
+    return op(x, y) if not is_float(x.dtype) else select(te.isnan(x), y, select(te.isnan(y), x, op(x, y)))
+
+
 def leaky_relu(x: Expr, alpha: Expr | float) -> Expr:
     """x, or alpha x where it is negative."""
     return select(x < 0, x * alpha, x)
@@ -131,7 +171,10 @@ def _operator(name: str, function: Callable[..., Expr]) -> Operator:
 ABS, NEG, NOT = _operator("abs", te.abs), _operator("neg", lambda x: -x), _operator("not", lambda x: ~x)
 ACOS, ACOSH, ASIN, ASINH, ATAN, ATANH = (_operator(f.__name__, f) for f in (te.acos, te.acosh, te.asin, te.asinh, te.atan, te.atanh))
 COS, COSH, SIN, SINH, TAN, TANH = (_operator(f.__name__, f) for f in (te.cos, te.cosh, te.sin, te.sinh, te.tan, te.tanh))
-CEIL, FLOOR, ROUND = (_operator(f.__name__, f) for f in (te.ceil, te.floor, te.round))
+CEIL, FLOOR, ROUND, TRUNC = (_operator(f.__name__, f) for f in (te.ceil, te.floor, te.round, te.trunc))
+EXPM1, LOG1P, SIGN_BIT = _operator("expm1", _expm1), _operator("log1p", _log1p), _operator("sign_bit", sign_bit)
+ATAN2, HYPOT = _operator("atan2", _atan2), _operator("hypot", _hypot)
+KNOWN_MAX, KNOWN_MIN = _operator("known_max", partial(_known, maximum)), _operator("known_min", partial(_known, minimum))
 EXP, LOG, SQRT, ERF = (_operator(f.__name__, f) for f in (te.exp, te.log, te.sqrt, te.erf))
 RECIPROCAL, SIGN = _operator("reciprocal", lambda x: 1.0 / x), _operator("sign", _sign)
 SIGMOID, SOFTPLUS = _operator("sigmoid", te.sigmoid), _operator("softplus", softplus)

@@ -21,8 +21,20 @@ REFERENCE = {
     ops.SIGN: np.sign, ops.RECIPROCAL: np.reciprocal, ops.RELU: lambda x: np.maximum(x, 0), ops.TANH: np.tanh, ops.SQRT: np.sqrt,
     ops.SIGMOID: sigmoid, ops.SOFTPLUS: lambda x: np.logaddexp(x, 0), ops.SOFTSIGN: lambda x: x / (1 + np.abs(x)),
     ops.MISH: lambda x: x * np.tanh(np.logaddexp(x, 0)), ops.HARD_SWISH: lambda x: x * np.clip(x / 6 + 0.5, 0, 1),
-    ops.ISNAN: np.isnan,
+    ops.ISNAN: np.isnan, ops.TRUNC: np.trunc, ops.EXPM1: np.expm1, ops.SIGN_BIT: np.signbit,
+    ops.LOG1P: lambda x: np.log1p(np.where(x < -1, np.nan, x)),
 }  # fmt: skip
+
+
+def test_functions_of_two_numbers(apply):
+    """At all signs of zero and infinity, and where squares would overflow."""
+    values = np.float32([0, -0.0, 1e-30, 1, -2, 1e30, np.inf, -np.inf, np.nan])
+    y, x = (a.ravel().copy() for a in np.meshgrid(values, values))
+    known = np.isfinite(y) & np.isfinite(x)
+    np.testing.assert_allclose(apply(ops.ATAN2, y, x), np.arctan2(y, x), rtol=1e-6)
+    np.testing.assert_allclose(apply(ops.HYPOT, y, x)[known], np.hypot(y, x)[known], rtol=1e-6)
+    np.testing.assert_array_equal(apply(ops.KNOWN_MAX, y, x), np.fmax(y, x))
+    np.testing.assert_array_equal(apply(ops.KNOWN_MIN, y, x), np.fmin(y, x))
 
 
 @pytest.mark.parametrize("op", REFERENCE, ids=lambda op: op.name)

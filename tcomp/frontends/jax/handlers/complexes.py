@@ -13,7 +13,7 @@ from jax import lax
 from tcomp.frontends.jax.context import Context, Handler, Operand, Parts, Table, is_complex, is_key, leaves
 from tcomp.frontends.jax.handlers import linalg
 from tcomp.frontends.jax.handlers.contraction import bilinear
-from tcomp.frontends.jax.handlers.elementwise import atan2, convert, integer_power
+from tcomp.frontends.jax.handlers.elementwise import convert, integer_power
 from tcomp.ir.graph import Value
 from tcomp.ops import elementwise as ew
 
@@ -129,7 +129,7 @@ def exp(x: Pair, **params: Any) -> Pair:
 
 def log(x: Pair, **params: Any) -> Pair:
     """The principal logarithm."""
-    return jnp.log(size(x)), atan2(x[1], x[0])
+    return jnp.log(size(x)), jnp.arctan2(x[1], x[0])
 
 
 def sqrt(x: Pair, **params: Any) -> Pair:
@@ -204,7 +204,7 @@ def sign(x: Pair) -> Pair:
 def log1p(x: Pair, **params: Any) -> Pair:
     """log(1 + x), whose real part is log1p(2a + a^2 + b^2) / 2 where 1 + x is near 1."""
     near = size(x) < 0.5
-    return jnp.where(near, 0.5 * jnp.log1p(x[0] * 2 + x[0] * x[0] + x[1] * x[1]), log((1 + x[0], x[1]))[0]), atan2(x[1], 1 + x[0])
+    return jnp.where(near, 0.5 * jnp.log1p(x[0] * 2 + x[0] * x[0] + x[1] * x[1]), log((1 + x[0], x[1]))[0]), jnp.arctan2(x[1], 1 + x[0])
 
 
 def expm1(x: Pair, **params: Any) -> Pair:

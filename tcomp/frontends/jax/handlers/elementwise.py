@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable
 from functools import partial, reduce
 from typing import Any
@@ -190,19 +189,6 @@ def _rsqrt(ctx: Context, x: Value, **params: Any) -> Value:
     return ctx.cast(ctx.add(ops.RECIPROCAL, ctx.add(ops.SQRT, ctx.wide(x))), x.dtype)
 
 
-def _expm1(x: Any, **params: Any) -> Any:
-    """2 t / (1 - t) with t = tanh(x / 2) where exp(x) - 1 would lose digits."""
-    t = jnp.tanh(x * 0.5)
-    return jnp.where(x == 0, x, jnp.where(jnp.abs(x) < 0.5, 2 * t / (1 - t), jnp.exp(x) - 1))
-
-
-def _log1p(x: Any, **params: Any) -> Any:
-    """log(u) * (x / (u - 1)) with u = 1 + x, whose rounding cancels (Kahan)."""
-    u = 1 + x
-    same = (u == 1) | jnp.isposinf(x)
-    return jnp.where(same, x, jnp.log(u) * (x / jnp.where(same, 1, u - 1)))
-
-
 def _cbrt(x: Any, **params: Any) -> Any:
     """Of exp(log(x) / 3), with a step of Newton's method."""
     a = jnp.abs(x)
@@ -214,17 +200,6 @@ def _cbrt(x: Any, **params: Any) -> Any:
 
 def _sign_bit(x: Any) -> Any:
     return lax.bitcast_convert_type(x, f"int{x.dtype.itemsize * 8}") < 0
-
-
-def atan2(y: Any, x: Any) -> Any:
-    """The angle of (x, y), by the arc tangent of a quotient that is at most 1 in size, in each of four sectors."""
-    wide, tall = jnp.abs(x), jnp.abs(y)
-    steep = tall > wide
-    small, large = jnp.minimum(wide, tall), jnp.maximum(wide, tall)
-    angle = jnp.arctan(jnp.where(jnp.isinf(small), 1, small / jnp.where(large == 0, 1, large)))
-    angle = jnp.where(steep, math.pi / 2 - angle, angle)
-    angle = jnp.where(_sign_bit(x), math.pi - angle, angle)
-    return jnp.where(jnp.isnan(x) | jnp.isnan(y), jnp.nan, jnp.where(_sign_bit(y), -angle, angle))
 
 
 def _nextafter(x: Any, y: Any) -> Any:
@@ -289,7 +264,7 @@ TABLE: Table = {
         "acos": ops.ACOS, "atan": ops.ATAN, "sinh": ops.SINH, "cosh": ops.COSH, "tanh": ops.TANH, "asinh": ops.ASINH,
         "acosh": ops.ACOSH, "atanh": ops.ATANH, "logistic": ops.SIGMOID, "erf": ops.ERF, "and": ops.AND, "or": ops.OR, "xor": ops.XOR,
         "shift_left": xla.SHIFT_BITS_LEFT, "shift_right_arithmetic": xla.SHIFT_BITS_RIGHT, "population_count": xla.POPCOUNT,
-        "rem": xla.REMAINDER,
+        "rem": xla.REMAINDER, "expm1": ops.EXPM1, "log1p": ops.LOG1P, "atan2": ops.ATAN2,
     }.items()},
     "add": _arithmetic(ops.ADD, ops.OR), "add_any": _arithmetic(ops.ADD, ops.OR), "sub": _arithmetic(ops.SUB), "mul": _mul,
     "max": _arithmetic(ops.MAX, ops.OR), "min": _arithmetic(ops.MIN, ops.AND), "pow": _power, "integer_pow": _integer_pow,
@@ -300,8 +275,8 @@ TABLE: Table = {
     "gt": partial(_compare, ops.GREATER), "ge": partial(_compare, ops.GREATER_EQUAL),
     "div": _div, "shift_right_logical": _shift_right_logical, "select_n": _select, "clamp": _clamp,
     "convert_element_type": convert, "bitcast_convert_type": _bitcast,
-    "exp2": decomposed(lambda x, **params: jnp.power(jnp.asarray(2, x.dtype), x)), "expm1": decomposed(_expm1), "log1p": decomposed(_log1p),
-    "cbrt": decomposed(_cbrt), "atan2": decomposed(atan2),
+    "exp2": decomposed(lambda x, **params: jnp.power(jnp.asarray(2, x.dtype), x)),
+    "cbrt": decomposed(_cbrt),
     "nextafter": lambda ctx, x, y: ctx.inline(_nextafter, x, y), "clz": lambda ctx, x: ctx.inline(_clz, x),
     "reduce_precision": lambda ctx, x, **params: ctx.inline(partial(_reduce_precision, **params), x),
     **dict.fromkeys(("copy", "copy_p", "device_put", "stop_gradient", "optimization_barrier", "sharding_constraint", "name", "pvary",

@@ -50,40 +50,15 @@ def _div(ctx: Context, x: Operand, y: Operand, rounding_mode: str | None = None)
         if rounding_mode == "floor":  # as PyTorch computes it: from the remainder, which is exact
             rest = ctx.add(ops.MOD, a, b)
             return ctx.add(ops.ROUND, ctx.add(ops.DIV, ctx.add(ops.SUB, a, rest), b))
-        return _trunc(ctx, ctx.add(ops.DIV, a, b))
+        return ctx.add(ops.TRUNC, ctx.add(ops.DIV, a, b))
     if rounding_mode == "trunc":
         return ctx.add(ops.DIV, a, b)
     rest = ctx.add(ops.MOD, a, b)
     return ctx.add(ops.DIV, ctx.add(ops.SUB, a, rest), b)
 
 
-def _trunc(ctx: Context, x: Value) -> Value:
-    if not is_float(x.dtype):
-        return x
-    negative = ctx.add(ops.LESS, x, number(ctx, 0, x))
-    return ctx.add(ops.WHERE, negative, ctx.add(ops.CEIL, x), ctx.add(ops.FLOOR, x))
-
-
 def _rounded(op: Operator, ctx: Context, x: Value) -> Value:
     return ctx.add(op, x) if is_float(x.dtype) else x
-
-
-def _expm1(ctx: Context, x: Value) -> Value:
-    """2 t / (1 - t) with t = tanh(x / 2) where exp(x) - 1 would lose digits."""
-    half, one = number(ctx, 0.5, x), number(ctx, 1, x)
-    t = ctx.add(ops.TANH, ctx.add(ops.MUL, x, half))
-    small = ctx.add(ops.DIV, ctx.add(ops.ADD, t, t), ctx.add(ops.SUB, one, t))
-    near = ctx.add(ops.LESS, ctx.add(ops.ABS, x), half)
-    return ctx.add(ops.WHERE, near, small, ctx.add(ops.SUB, ctx.add(ops.EXP, x), one))
-
-
-def _log1p(ctx: Context, x: Value) -> Value:
-    """log(u) * (x / (u - 1)) with u = 1 + x, whose rounding cancels (Kahan)."""
-    one = number(ctx, 1, x)
-    u = ctx.add(ops.ADD, x, one)
-    same, infinite = ctx.add(ops.EQUAL, u, one), ctx.add(ops.ISINF, x, positive=True, negative=False)
-    corrected = ctx.add(ops.MUL, ctx.add(ops.LOG, u), ctx.add(ops.DIV, x, ctx.add(ops.SUB, u, one)))
-    return ctx.add(ops.WHERE, infinite, x, ctx.add(ops.WHERE, same, x, corrected))
 
 
 def _logarithm(base: float, ctx: Context, x: Value) -> Value:
@@ -135,54 +110,17 @@ def _logical(op: Operator, ctx: Context, *operands: Value) -> Value:
     return ctx.add(op, *(ctx.tensor(x, "bool") for x in operands))
 
 
-def _atan2(ctx: Context, y: Value, x: Value) -> Value:
-    """The angle of (x, y), by the arc tangent of a quotient that is at most 1 in size, in each of four sectors."""
-    zero, pi = number(ctx, 0, x), number(ctx, math.pi, x)
-    wide, tall = ctx.add(ops.ABS, x), ctx.add(ops.ABS, y)
-    steep = ctx.add(ops.GREATER, tall, wide)
-    small, large = ctx.add(ops.WHERE, steep, wide, tall), ctx.add(ops.WHERE, steep, tall, wide)
-    both = ctx.add(ops.ISINF, small, positive=True, negative=True)  # then the larger one is infinite as well
-    one = number(ctx, 1, x)
-    quotient = ctx.add(ops.DIV, small, ctx.add(ops.WHERE, ctx.add(ops.EQUAL, large, zero), one, large))
-    angle = ctx.add(ops.ATAN, ctx.add(ops.WHERE, both, one, quotient))
-    angle = ctx.add(ops.WHERE, steep, ctx.add(ops.SUB, number(ctx, math.pi / 2, x), angle), angle)
-    angle = ctx.add(ops.WHERE, _signbit(ctx, x), ctx.add(ops.SUB, pi, angle), angle)
-    found = ctx.add(ops.WHERE, _signbit(ctx, y), ctx.add(ops.NEG, angle), angle)
-    unknown = ctx.add(ops.OR, ctx.add(ops.ISNAN, x), ctx.add(ops.ISNAN, y))
-    return ctx.add(ops.WHERE, unknown, number(ctx, math.nan, x), found)
-
-
 def _signbit(ctx: Context, x: Value) -> Value:
     """Whether a number is negative, -0.0 included."""
     if not is_float(x.dtype):
         return ctx.add(ops.LESS, x, number(ctx, 0, x)) if x.dtype != "bool" else ctx.add(ops.XOR, x, x)
-    bits = {"float64": "int64", "float32": "int32"}.get(x.dtype, "int16")
-    whole = ctx.add(ops.BITCAST, x, dtype=bits)
-    return ctx.add(ops.LESS, whole, number(ctx, 0, whole))
+    return ctx.add(ops.SIGN_BIT, x)
 
 
 def _copysign(ctx: Context, x: Operand, y: Operand) -> Value:
     a, b = ctx.promoted(x, y, kind=KIND.INT_TO_FLOAT)
     size = ctx.add(ops.ABS, a)
     return ctx.add(ops.WHERE, _signbit(ctx, b), ctx.add(ops.NEG, size), size)
-
-
-def _hypot(ctx: Context, x: Value, y: Value) -> Value:
-    """Of the larger one times sqrt(1 + the square of the quotient), which does not overflow."""
-    a, b = ctx.add(ops.ABS, x), ctx.add(ops.ABS, y)
-    large, small = ctx.add(ops.MAX, a, b), ctx.add(ops.MIN, a, b)
-    one = number(ctx, 1, x)
-    q = ctx.add(ops.DIV, small, ctx.add(ops.WHERE, ctx.add(ops.EQUAL, large, number(ctx, 0, x)), one, large))
-    found = ctx.add(ops.MUL, large, ctx.add(ops.SQRT, ctx.add(ops.ADD, one, ctx.add(ops.MUL, q, q))))
-    return ctx.add(ops.WHERE, ctx.add(ops.ISINF, large, positive=True, negative=True), large, found)
-
-
-def _known_extreme(op: Operator, ctx: Context, x: Value, y: Value) -> Value:
-    """Of two numbers; NaN is no number."""
-    if not is_float(x.dtype):
-        return ctx.add(op, x, y)
-    found = ctx.add(ops.WHERE, ctx.add(ops.ISNAN, y), x, ctx.add(op, x, y))
-    return ctx.add(ops.WHERE, ctx.add(ops.ISNAN, x), y, found)
 
 
 def _round(ctx: Context, x: Value, decimals: int = 0) -> Value:
@@ -260,12 +198,12 @@ TABLE: Table = {
     aten.sin: unary(ops.SIN, F), aten.sinh: unary(ops.SINH, F), aten.tan: unary(ops.TAN, F), aten.tanh: unary(ops.TANH, F),
     aten.exp: unary(ops.EXP, F), aten.log: unary(ops.LOG, F), aten.sqrt: unary(ops.SQRT, F), aten.erf: unary(ops.ERF, F),
     aten.sigmoid: unary(ops.SIGMOID, F), aten.reciprocal: unary(ops.RECIPROCAL, F), aten.rsqrt: composed(_rsqrt, F),
-    aten.expm1: composed(_expm1, F), aten.log1p: composed(_log1p, F), aten.log2: composed(partial(_logarithm, 2.0), F),
+    aten.expm1: unary(ops.EXPM1, F), aten.log1p: unary(ops.LOG1P, F), aten.log2: composed(partial(_logarithm, 2.0), F),
     aten.log10: composed(partial(_logarithm, 10.0), F), aten.ceil: partial(_rounded, ops.CEIL), aten.floor: partial(_rounded, ops.FLOOR),
-    aten.trunc: _trunc, aten.round: _round, aten.exp2: composed(_exp2, F), aten.atan2: composed(_atan2, F),
+    aten.trunc: partial(_rounded, ops.TRUNC), aten.round: _round, aten.exp2: composed(_exp2, F), aten.atan2: binary(ops.ATAN2, F),
     aten.addcmul: partial(_add_result, ops.MUL), aten.addcdiv: partial(_add_result, ops.DIV), aten.angle: composed(_angle, F),
-    aten.hypot: composed(_hypot), aten.copysign: _copysign, aten.signbit: _signbit, aten.ldexp: _ldexp,
-    aten.fmax: composed(partial(_known_extreme, ops.MAX)), aten.fmin: composed(partial(_known_extreme, ops.MIN)),
+    aten.hypot: binary(ops.HYPOT), aten.copysign: _copysign, aten.signbit: _signbit, aten.ldexp: _ldexp,
+    aten.fmax: binary(ops.KNOWN_MAX), aten.fmin: binary(ops.KNOWN_MIN),
     aten.bitwise_not: unary(ops.NOT), aten.logical_not: partial(_logical, ops.NOT), aten.isnan: _isnan,
     aten.isinf: _isinf, aten.gelu: _gelu, aten.leaky_relu: _leaky_relu, aten.elu: _elu, aten._to_copy: _cast,
     aten.add: partial(_sum, ops.ADD), aten.sub: partial(_sum, ops.SUB), aten.mul: binary(ops.MUL), aten.div: _div, aten.pow: _pow,
