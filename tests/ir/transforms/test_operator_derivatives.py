@@ -49,6 +49,9 @@ SIMPLE = [
     "floor",
     "round",
     "probit",
+    "expm1",
+    "log1p",
+    "trunc",
     "reciprocal",
     "log",
     "sqrt",
@@ -63,13 +66,19 @@ UNARY = {
     "selu": {"alpha": 1.6, "gamma": 1.05}, "gelu": {"approximate": "none"}, "swish": {"alpha": 1.3}, "hard_sigmoid": {"alpha": 0.2, "beta": 0.5},
     "shrink": {"lambd": 0.4, "bias": 0.1}, "scale": {"factor": 1.7}, "clip_const": {"low": -0.5, "high": 0.8},
 }  # fmt: skip
-DOMAIN = {"log": (0.3, 2), "sqrt": (0.3, 2), "reciprocal": (0.4, 2), "acosh": (1.2, 3), "probit": (0.1, 0.9)} | dict.fromkeys(
-    ["acos", "asin", "atanh"], (-0.9, 0.9)
-)
+DOMAIN = {
+    "log": (0.3, 2),
+    "log1p": (-0.7, 2),
+    "sqrt": (0.3, 2),
+    "reciprocal": (0.4, 2),
+    "acosh": (1.2, 3),
+    "probit": (0.1, 0.9),
+} | dict.fromkeys(["acos", "asin", "atanh"], (-0.9, 0.9))
 AXES = {"axes": (1,), "keepdims": False}
 CASES = [(name, [x(*S, low=lo, high=hi)], attrs) for name, attrs in UNARY.items() for lo, hi in [DOMAIN.get(name, (-1.5, 1.5))]]
 CASES += [("gelu", [x(*S)], {"approximate": "tanh"})]
-CASES += [(name, [x(*S), x(7)], {}) for name in ("add", "sub", "mul", "max", "min", "sum", "mean", "prelu")]
+BINARY = ("add", "sub", "mul", "max", "min", "sum", "mean", "prelu", "atan2", "hypot", "known_max", "known_min")
+CASES += [(name, [x(*S), x(7)], {}) for name in BINARY]
 CASES += [
     ("div", [x(*S), positive(5, 1)], {}),
     ("pow", [positive(*S), x(7)], {}),
@@ -174,6 +183,7 @@ WITHOUT = [
     "greater_equal",
     "isnan",
     "isinf",
+    "sign_bit",
     "shift_left",
     "shift_right",
     "bitcast",
