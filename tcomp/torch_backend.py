@@ -231,8 +231,8 @@ class _Call:
 
     def run_at(self, model: Module, plan: Plan, given: list[torch.Tensor], args: Sequence[Any]) -> list[torch.Tensor]:
         """The outputs; some may be tensors among `args`."""
-        found = [torch.empty(shape, dtype=dtype) for shape, dtype in self.types] if not self.places else []
-        for r, (shape, dtype) in enumerate(self.types if self.places else ()):
+        found = list[torch.Tensor]()
+        for r, (shape, dtype) in enumerate(self.types):
             place = args[self.places[r]] if r in self.places else None
             found.append(place if place is not None and contiguous(place) is place else torch.empty(shape, dtype=dtype))
         model.run_at(plan, [x.data_ptr() for x in (*given, *found)])
@@ -250,8 +250,8 @@ class _Call:
 
 
 def _tuned(graph: Graph, settings: _Settings) -> CompileOptions:
-    """How a graph is compiled: with schedules that were found for it, by now if it was not tuned before. Free sizes have no schedules that
-    are the fastest at all of them, and stay as they are."""
+    """How a graph is compiled: with the schedules that were found for it; if it was not tuned before, it is tuned now. Free sizes have no
+    schedules that are the fastest at all of them, and stay as they are."""
     options = CompileOptions(threads=settings.threads)
     if settings.tuning is None or graph.dims():
         return options

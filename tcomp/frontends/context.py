@@ -8,11 +8,12 @@ from dataclasses import dataclass
 from typing import Any, TypeAlias
 
 from tcomp.ir.broadcasting import HALF
-from tcomp.ir.expr import Dim
+from tcomp.ir.expr import Dim, as_expr
 from tcomp.ir.graph import LOOP, Graph, GraphBuilder, Node, Operator, Value, loop_attrs
+from tcomp.ir.simplify import as_dim
 from tcomp.ops.elementwise import CAST
 from tcomp.ops.expression import EXPRESSION, TensorFunction
-from tcomp.ops.movement import IDENTITY
+from tcomp.ops.movement import IDENTITY, SLICE
 
 Values: TypeAlias = Sequence[Value]
 Types: TypeAlias = "Sequence[tuple[str, Sequence[Dim]]]"  # (element type, shape) of each
@@ -52,7 +53,7 @@ class GraphContext(ABC):
         body: Callable[[GraphBuilder, list[Value], list[Value], list[Value]], tuple[Values, Values, Graph]],
     ) -> list[Value]:  # fmt: skip
         """The last states of a loop over the rows of `xs`, then the rows that it makes, stacked, all from the last row on if `reverse`.
-        `body(builder, states, rows, captured)` tells (new states, new rows, the graph of both)."""
+        `body(builder, states, rows, captured)` returns (new states, new rows, the graph of both)."""
         inner = GraphBuilder("body")
         inner.input("i", "int64", ())
         states, rows, others = (
@@ -72,6 +73,12 @@ class GraphContext(ABC):
             taken.add(x)
             found.append(x)
         return self.builder.build(found)
+
+    def reversed(self, x: Value, axes: Sequence[int]) -> Value:
+        """The elements in reverse order along axes."""
+        starts = tuple(as_dim(as_expr(d) - 1) if n in axes else 0 for n, d in enumerate(x.shape))
+        steps = tuple(-1 if n in axes else 1 for n in range(len(x.shape)))
+        return x if 0 in x.shape else self.add(SLICE, x, starts=starts, steps=steps, shape=x.shape)
 
     def cast(self, x: Value, dtype: str) -> Value:
         """The value in another element type."""

@@ -342,25 +342,26 @@ def in_range(indices: Sequence[Expr], shape: Sequence[Dim]) -> bool:
 # ---------------------------------------------------------------- accesses that leave a tensor
 
 
-def overreach(e: Expr, axes: Sequence[Expr]) -> Iterator[tuple[Expr, int, Dim]]:
-    """(read, axis, extent that would be needed) for reads of an expression over `axes` that leave their tensor for certain, or whose index
-    is a variable of another extent than the tensor's, both being those of inputs, unless a condition tells more of that variable."""
+def out_of_bounds_reads(e: Expr, axes: Sequence[Expr]) -> Iterator[tuple[Expr, int, Dim]]:
+    """(read, axis, extent that would be needed) for reads of an expression over `axes` that certainly leave their tensor, or whose index is
+    a loop variable of another extent than the tensor has. Not if a condition around the read constrains that variable, and where extents
+    are symbolic, only if both are plain sizes of inputs: of computed ones, one may be known to be the smaller one."""
     loops = frozenset(axes).union(*(x.attr[1] for x in E.walk(e) if x.op == "reduce"))
-    return _overreach([e], loops, frozenset())
+    return _out_of_bounds([e], loops, frozenset())
 
 
-def overreach_of(
+def out_of_bounds_accesses(
     stmt: Stmt, loops: frozenset[Expr] = frozenset(), bounded: frozenset[Expr] = frozenset()
 ) -> Iterator[tuple[Expr, int, Dim]]:
     """Likewise for what a statement reads and writes."""
     inner = loops | {stmt.var} if isinstance(stmt, For) else loops
     found = [*expressions(stmt), *(E.read(b, indices) for b, indices in places(stmt))]
-    yield from _overreach(found, inner, bounded)
+    yield from _out_of_bounds(found, inner, bounded)
     for child, condition in guarded_children(stmt):
-        yield from overreach_of(child, inner, bounded if isinstance(stmt, For) else bounded | _told(condition))
+        yield from out_of_bounds_accesses(child, inner, bounded if isinstance(stmt, For) else bounded | _constrained(condition))
 
 
-def _overreach(roots: Sequence[Expr], loops: frozenset[Expr], bounded: frozenset[Expr]) -> Iterator[tuple[Expr, int, Dim]]:
+def _out_of_bounds(roots: Sequence[Expr], loops: frozenset[Expr], bounded: frozenset[Expr]) -> Iterator[tuple[Expr, int, Dim]]:
     seen, stack = set[tuple[Expr, frozenset[Expr]]](), [(e, bounded) for e in roots]
     while stack:
         if (place := stack.pop()) in seen:
@@ -370,11 +371,11 @@ def _overreach(roots: Sequence[Expr], loops: frozenset[Expr], bounded: frozenset
         match e.op:
             case "select":
                 stack.append((e.args[0], known))
-                known |= _told(e.args[0])
+                known |= _constrained(e.args[0])
                 stack += [(a, known) for a in e.args[1:]]
                 continue
             case "and" | "or":  # the first decides whether the other one counts
-                known |= _told(e)
+                known |= _constrained(e)
             case "read":
                 for axis, (index, extent) in enumerate(zip(e.args, e.attr.shape, strict=True)):
                     if (needed := _needed(index, extent, loops, known)) is not None:
@@ -382,8 +383,8 @@ def _overreach(roots: Sequence[Expr], loops: frozenset[Expr], bounded: frozenset
         stack += [(a, known) for a in e.args]
 
 
-def _told(condition: Expr) -> frozenset[Expr]:
-    """The variables of which a condition tells something itself, not by what it looks up."""
+def _constrained(condition: Expr) -> frozenset[Expr]:
+    """The variables in a condition, but for those that it only uses to read something."""
     return frozenset(x for x in E.walk(condition, operands=lambda x: () if x.op == "read" else x.args) if x.op == "var")
 
 
@@ -391,7 +392,7 @@ def _needed(index: Expr, extent: Dim, loops: frozenset[Expr], bounded: frozenset
     """The extent that an index needs, if that is not `extent` or less."""
     if index.op == "var" and index in loops and not (index.attr.extent is None and isinstance(extent, int)):
         own = index.attr.hi + 1 if index.attr.extent is None else index.attr.extent
-        if own is extent or index in bounded or not (_given(own) and _given(extent)):
+        if own is extent or index in bounded or not (_plain(own) and _plain(extent)):
             return None
         return None if same_dim(own, extent) or prove(as_expr(own) <= extent) else own
     high = bounds(index)[1]
@@ -400,8 +401,8 @@ def _needed(index: Expr, extent: Dim, loops: frozenset[Expr], bounded: frozenset
     return high + 1 if bounded.isdisjoint(variables) else None
 
 
-def _given(extent: Dim) -> bool:
-    """Whether an extent is that of an input, or a number: what is computed or counted may be known to be less than another one."""
+def _plain(extent: Dim) -> bool:
+    """Whether an extent is a number or the size of an input; it is neither computed nor counted by the run."""
     return not isinstance(extent, Expr) or (extent.op == "var" and extent.attr.source is None and extent.attr.lo != 0)
 
 

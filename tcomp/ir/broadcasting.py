@@ -23,14 +23,15 @@ class SizeMismatch(IRError):
     """Two extents, `sizes`, have to be equal, and are not so for sure."""
 
     def __init__(self, what: str, sizes: tuple[Dim, Dim] = (0, 0), **parts: str) -> None:
-        super().__init__(what, **parts)
+        hint = HINT if any(isinstance(d, Expr) for d in sizes) else ""
+        super().__init__(what, **{"hint": hint, **parts})
         self.sizes = sizes
 
 
 def require_same(a: Dim, b: Dim, what: str) -> None:
     """Raises `SizeMismatch` unless the extents are equal for sure."""
     if not same_dim(a, b):
-        raise SizeMismatch(f"{what}: {a} and {b} are not the same extent", (a, b), hint=HINT)
+        raise SizeMismatch(f"{what}: {a} and {b} are not the same extent", (a, b))
 
 
 def require_same_shape(a: Sequence[Dim], b: Sequence[Dim], what: str) -> None:
@@ -48,7 +49,7 @@ def broadcast_shape(*shapes: Sequence[Dim]) -> tuple[Dim, ...]:
         extent: Dim = next((d for d in aligned if d != 1), 1)
         if other := [d for d in aligned if d != 1 and not same_dim(extent, d)]:
             listed = " and ".join(f"[{', '.join(map(str, s))}]" for s in shapes)
-            raise SizeMismatch(f"shapes {listed} do not broadcast: {extent} against {other[0]}", (extent, other[0]), hint=HINT)
+            raise SizeMismatch(f"shapes {listed} do not broadcast: {extent} against {other[0]}", (extent, other[0]))
         result.append(extent)
     return tuple(reversed(result))
 

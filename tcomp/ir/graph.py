@@ -34,8 +34,8 @@ import numpy.typing as npt
 
 from tcomp.errors import IRError, TcompError
 from tcomp.ir import te
-from tcomp.ir.access import overreach, overreach_of
-from tcomp.ir.broadcasting import HINT, SizeMismatch
+from tcomp.ir.access import out_of_bounds_accesses, out_of_bounds_reads
+from tcomp.ir.broadcasting import SizeMismatch
 from tcomp.ir.dims import upper_bound
 from tcomp.ir.dtypes import NARROW, integer_range
 from tcomp.ir.expr import Dim, Expr, const, substitute, variables
@@ -327,17 +327,16 @@ def _require_inside(outputs: Sequence[te.Tensor]) -> None:
     """Raises `SizeMismatch` where extents that tensors are read over are not those of the tensors: of inputs that do not fit each other."""
     for t in te.tensors(outputs):
         if t.body is not None:
-            found = overreach(t.body, t.axes) if 0 not in t.shape else iter(())
+            found = out_of_bounds_reads(t.body, t.axes) if 0 not in t.shape else iter(())
         else:
-            found = overreach_of(t.extern.body) if t.extern is not None and t.index == 0 else iter(())
+            found = out_of_bounds_accesses(t.extern.body) if t.extern is not None and t.index == 0 else iter(())
         if (first := next(found, None)) is not None:
             read, axis, needed = first
             given = read.attr.shape[axis]
             what = (
                 f"`{read.attr.name}`, of shape [{', '.join(map(str, read.attr.shape))}], is read over {needed} elements along axis {axis}"
             )
-            symbolic = isinstance(needed, Expr) or isinstance(given, Expr)
-            raise SizeMismatch(what, (needed, given), hint=HINT if symbolic else "")
+            raise SizeMismatch(what, (needed, given))
 
 
 def attributes_key(attrs: Mapping[str, Any]) -> Hashable:

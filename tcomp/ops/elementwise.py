@@ -108,8 +108,8 @@ def _hypot(x: Expr, y: Expr) -> Expr:
     return select(te.isinf(large), large, large * te.sqrt(1.0 + q * q))
 
 
-def _known(op: Callable[[Expr, Expr], Expr], x: Expr, y: Expr) -> Expr:
-    """An extreme of two numbers, of which NaN is none."""
+def _without_nan(op: Callable[[Expr, Expr], Expr], x: Expr, y: Expr) -> Expr:
+    """The larger or smaller one of two numbers; the other one, where one is NaN (maximumNumber and minimumNumber of IEEE 754)."""
     return op(x, y) if not is_float(x.dtype) else select(te.isnan(x), y, select(te.isnan(y), x, op(x, y)))
 
 
@@ -174,7 +174,7 @@ COS, COSH, SIN, SINH, TAN, TANH = (_operator(f.__name__, f) for f in (te.cos, te
 CEIL, FLOOR, ROUND, TRUNC = (_operator(f.__name__, f) for f in (te.ceil, te.floor, te.round, te.trunc))
 EXPM1, LOG1P, SIGN_BIT = _operator("expm1", _expm1), _operator("log1p", _log1p), _operator("sign_bit", sign_bit)
 ATAN2, HYPOT = _operator("atan2", _atan2), _operator("hypot", _hypot)
-KNOWN_MAX, KNOWN_MIN = _operator("known_max", partial(_known, maximum)), _operator("known_min", partial(_known, minimum))
+FMAX, FMIN = _operator("fmax", partial(_without_nan, maximum)), _operator("fmin", partial(_without_nan, minimum))
 EXP, LOG, SQRT, ERF = (_operator(f.__name__, f) for f in (te.exp, te.log, te.sqrt, te.erf))
 RECIPROCAL, SIGN = _operator("reciprocal", lambda x: 1.0 / x), _operator("sign", _sign)
 SIGMOID, SOFTPLUS = _operator("sigmoid", te.sigmoid), _operator("softplus", softplus)

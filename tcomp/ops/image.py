@@ -8,7 +8,7 @@ from itertools import product
 from operator import add, mul
 
 from tcomp.ir import te
-from tcomp.ir.broadcasting import widened
+from tcomp.ir.broadcasting import require_same, widened
 from tcomp.ir.expr import Dim, Expr, as_expr, cast, const, maximum, minimum, row_major, select
 from tcomp.ir.graph import Operator
 from tcomp.ir.simplify import as_dim
@@ -127,6 +127,7 @@ def roi_align(
     Every output element pools samples x samples bilinear samples, by their mean ("avg") or by the largest of the weighted
     corner values ("max"). Source: He et al., Mask R-CNN, 2017, and the ONNX reference.
     """
+    require_same(rois.shape[0], batch.shape[0], "regions and their images")
     (height, width), dtype = x.shape[2:], rois.dtype
     iy, ix = te.reduce_axis(samples, "iy"), te.reduce_axis(samples, "ix")
 

@@ -358,6 +358,10 @@ def scatter_nd(x: Tensor, indices: Tensor, updates: Tensor, reduction: str) -> T
 def tensor_scatter(past: Tensor, update: Tensor, starts: Tensor | None, axis: int, circular: bool) -> Tensor:
     """A cache [batch, ..., capacity at `axis`, ...] with `update` written from position starts[b] on (0 if left out). `circular` wraps
     around at the end of the cache."""
+    shared = [n for n in range(past.ndim) if n != axis]
+    require_same_shape([past.shape[n] for n in shared], [update.shape[n] for n in shared], "a cache and its update")
+    if starts is not None:
+        require_same(past.shape[0], starts.shape[0], "sequences and their starts")
     capacity, length = as_expr(past.shape[axis]), as_expr(update.shape[axis])
 
     def element(*i: Expr) -> Expr:

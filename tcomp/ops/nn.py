@@ -13,7 +13,7 @@ from operator import add, and_
 
 from tcomp.errors import IRError
 from tcomp.ir import loops as L, te
-from tcomp.ir.broadcasting import broadcast_shape, factor, product_dtype, require_same, widened
+from tcomp.ir.broadcasting import broadcast_shape, factor, product_dtype, require_same, require_same_shape, widened
 from tcomp.ir.dtypes import integer_range
 from tcomp.ir.expr import Dim, Expr, as_expr, cast, const, maximum, minimum, select
 from tcomp.ir.graph import Operator
@@ -245,6 +245,7 @@ def global_lp_pool(x: Tensor, p: float) -> Tensor:
 def max_unpool(x: Tensor, indices: Tensor, shape: Sequence[Dim], source: Sequence[Dim]) -> Tensor:
     """Zeros of `shape` with the elements of `x` at the flat `indices` into a tensor of shape `source` (see `max_pool_indices`). Indices
     outside `source` or `shape` are ignored."""
+    require_same_shape(x.shape, indices.shape, "elements and their places")
 
     def program(inputs: Sequence[L.Buffer], outputs: Sequence[L.Buffer]) -> L.Stmt:
         values, places, result = *inputs, *outputs

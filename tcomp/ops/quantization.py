@@ -13,11 +13,12 @@ import numpy as np
 
 from tcomp.errors import IRError
 from tcomp.ir import te
-from tcomp.ir.broadcasting import BYTES, broadcast_read, broadcast_shape, require_same, widened
+from tcomp.ir.broadcasting import BYTES, broadcast_read, broadcast_shape, require_same, require_same_shape, widened
 from tcomp.ir.dtypes import NARROW_FLOATS, NARROW_INTEGERS, integer_range, is_float
-from tcomp.ir.expr import Expr, cast, const, maximum, minimum, select
+from tcomp.ir.expr import Expr, as_expr, cast, const, maximum, minimum, select
 from tcomp.ir.graph import Operator
 from tcomp.ir.narrow import convert
+from tcomp.ir.simplify import as_dim
 from tcomp.ir.te import Tensor
 from tcomp.ops.movement import valid_index
 
@@ -37,6 +38,8 @@ def _parameter(p: Tensor, i: tuple[Expr, ...], x: Tensor, axis: int, block: int 
         return p[i[axis]]
     if p.ndim != x.ndim or block is None or block < 1:
         raise IRError(f"scales or zero points {p} do not fit {x}", why=f"axis {axis}, block {block}")
+    blocks = [as_dim((as_expr(d) + (block - 1)) // block) if a == axis else d for a, d in enumerate(x.shape)]
+    require_same_shape(p.shape, blocks, "scales and blocks")
     return p[tuple(index // block if a == axis else index for a, index in enumerate(i))]
 
 

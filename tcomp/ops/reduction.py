@@ -282,7 +282,8 @@ def batch_scale(scale: Tensor, variance: Tensor, epsilon: float) -> Tensor:
 
 def batch_shift(bias: Tensor, mean: Tensor, scale: Tensor) -> Tensor:
     """bias - mean * scale: what batch normalisation adds to each channel, `scale` coming from `batch_scale`."""
-    require_same(bias.shape[0], mean.shape[0], "channels of batch normalisation")
+    for other in (mean, scale):
+        require_same(bias.shape[0], other.shape[0], "channels of batch normalisation")
     return te.compute(bias.shape, lambda c: cast(bias[c], scale.dtype) - cast(mean[c], scale.dtype) * scale[c], "batch_shift")
 
 
@@ -305,6 +306,7 @@ def batch_moments(x: Tensor) -> tuple[Tensor, Tensor]:
 
 def running(old: Tensor, new: Tensor, momentum: float) -> Tensor:
     """old * momentum + new * (1 - momentum)."""
+    require_same_shape(old.shape, new.shape, "running statistics")
 
     def element(*i: Expr) -> Expr:
         before = widened(old[i])
@@ -315,7 +317,8 @@ def running(old: Tensor, new: Tensor, momentum: float) -> Tensor:
 
 def instance_norm(x: Tensor, scale: Tensor, bias: Tensor, epsilon: float) -> Tensor:
     """(x - mean) / sqrt(variance + epsilon) * scale + bias over the spatial axes of each instance and channel."""
-    require_same(x.shape[1], scale.shape[0], "a scale for each channel")
+    for factor in (scale, bias):
+        require_same(x.shape[1], factor.shape[0], "a scale and a bias for each channel")
     mean, variance = moments(x, range(2, x.ndim))
 
     def element(*i: Expr) -> Expr:
@@ -335,6 +338,8 @@ def group_norm(x: Tensor, scale: Tensor, bias: Tensor, groups: int, epsilon: flo
     grouped = te.compute(shape, lambda *i: widened(x[(i[0], i[1] * size + i[2], *i[3:])]), "grouped")
     mean, variance = moments(grouped, range(2, grouped.ndim))
     per_group = scale.shape[0] == groups and groups != channels
+    for factor in (scale, bias):
+        require_same(groups if per_group else channels, factor.shape[0], "a scale and a bias for each channel, or each group")
 
     def element(n: Expr, c: Expr, *p: Expr) -> Expr:
         at = (n, c // size, *[const(0)] * (grouped.ndim - 2))

@@ -76,14 +76,16 @@ def judged(suite: Suite, name: str, free: bool = False) -> Iterator[tuple[str, s
     for other, model, inputs in variants(case.model, arrays):
         what = f"{name}: {other}"
         try:
-            yield _judged(model, inputs, free, what)
+            fault = _fault(model, inputs, free)
+            yield (OUTSIDE, f"{what}: {fault}") if fault else (INSIDE, what)
         except (TcompError, OSError):  # there is no memory of 8 GiB and more between guards
             yield REFUSED, what
         except Exception as error:  # noqa: BLE001  a finding, not the end
             yield FAILED, f"{what}: {type(error).__name__}: {error}"
 
 
-def _judged(model: ModelProto, inputs: Mapping[str, np.ndarray], free: bool, what: str) -> tuple[str, str]:
+def _fault(model: ModelProto, inputs: Mapping[str, np.ndarray], free: bool) -> str:
+    """The first access of a run outside of its arrays, if there is one."""
     other = ModelProto()
     other.CopyFrom(model)
     for value in other.graph.output:
@@ -98,9 +100,9 @@ def _judged(model: ModelProto, inputs: Mapping[str, np.ndarray], free: bool, wha
         module = tcomp.compile(other, threads=1)
         if not isinstance(module, Module):  # the host computes some of it
             module.run(inputs)
-            return INSIDE, what
-        found = run_guarded(module, inputs, regions=regions)
-    return (OUTSIDE, f"{what}: {found[1][0]}") if found[1] else (INSIDE, what)
+            return ""
+        _, faults = run_guarded(module, inputs, regions=regions)
+    return faults[0] if faults else ""
 
 
 def main() -> None:

@@ -138,7 +138,8 @@ def test_a_recurrence_is_unrolled_into_one_graph() -> None:
 
 
 def test_a_step_of_a_recurrence_is_few_launches() -> None:
-    """The product and both states, which lie where the next step reads them; one is copied to what is stacked, and nobody asks for the time."""
+    """The product and both states, which lie where the next step reads them; one is copied to what is stacked, and nobody asks for the
+    time."""
     data = model(
         [node("LSTM", ["x", "w", "r"], ["y", "h", "c"], hidden_size=64)],
         {"x": ("float32", [5, 1, 9])}, {"y": ("float32", [5, 1, 1, 64]), "h": ("float32", [1, 1, 64]), "c": ("float32", [1, 1, 64])},

@@ -215,7 +215,8 @@ def run_guarded(
     model: LoadedModel, inputs: Mapping[str, Any], at_start: bool = False, regions: Regions | None = None
 ) -> tuple[dict[str, np.ndarray], list[str]]:
     """(outputs, faults) of one call of a model whose inputs, outputs, weights, workspace and dims all lie between guards; alignment is that
-    of the elements, which is less than callers give. The model has one thread, or calls no threads: there is no pool. Raises `InputError` as a run does."""
+    of the elements, which is less than callers give. The model has one thread, or calls no threads: there is no pool.
+    Raises `InputError` as a run does."""
     assert isinstance(model, Module)
     values = [admit(inputs[spec.name], *admission) for spec, admission in zip(model.inputs, model._admission, strict=True)]
     plan = model._make_plan((*[value.shape for value in values], *[values[n].tobytes() for n in model._deciding]), values)

@@ -18,7 +18,7 @@ from tcomp.ir.expr import OPERATORS, Dim, Expr, as_expr, dim, maximum, minimum
 from tcomp.ir.graph import Value
 from tcomp.ir.shape_operands import derived
 from tcomp.ir.simplify import as_dim
-from tcomp.ops.movement import CONCAT, DIMS, SLICE
+from tcomp.ops.movement import CONCAT, DIMS
 
 Scalar: TypeAlias = "int | float | bool | Expr"
 Operand: TypeAlias = "Value | Scalar"
@@ -176,13 +176,11 @@ class Context(GraphContext):
         return [self.tensor(x, name) for x in operands]
 
     def flip(self, x: Value, axes: tuple[int, ...]) -> Value:
-        """The elements in reverse order along axes."""
+        """The elements in reverse order along axes; what is flipped back is what it was."""
         source, along = self.flips.get(x, (x, ()))
         if along == axes:
             return source
-        starts = tuple(as_dim(as_expr(d) - 1) if n in axes else 0 for n, d in enumerate(x.shape))
-        steps = tuple(-1 if n in axes else 1 for n in range(len(x.shape)))
-        found = self.add(SLICE, x, starts=starts, steps=steps, shape=x.shape)
+        found = self.reversed(x, axes)
         self.flips[found] = x, axes
         return found
 

@@ -7,7 +7,7 @@ from string import ascii_letters
 from typing import Any
 
 from tcomp.frontends.jax.context import Context, Parts, Table, part_types
-from tcomp.frontends.jax.handlers.movement import padded, reverse
+from tcomp.frontends.jax.handlers.movement import padded
 from tcomp.ir.dtypes import NARROW
 from tcomp.ir.graph import Value
 from tcomp.ops import elementwise as ew
@@ -105,7 +105,7 @@ def _convolution(
 def _transposed(ctx: Context, x: Value, w: Value, spread: Ints, apart: Ints, pads: Sequence[tuple[int, int]], groups: int) -> Value:
     """A convolution of spread elements is the adjoint of one with strides, whose weights are mirrored and have channels exchanged."""
     outputs, inputs, *kernel = (int(d) for d in w.shape)
-    mirrored = reverse(ctx, w, range(2, len(w.shape)))
+    mirrored = ctx.reversed(w, range(2, len(w.shape)))
     split = ctx.reshape(mirrored, (groups, outputs // groups, inputs, *kernel))
     turned = ctx.reshape(ctx.transpose(split, (0, 2, 1, *range(3, 3 + len(kernel)))), (groups * inputs, outputs // groups, *kernel))
     reach = [(k - 1) * d for k, d in zip(kernel, apart, strict=True)]

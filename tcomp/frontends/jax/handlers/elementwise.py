@@ -198,16 +198,12 @@ def _cbrt(x: Any, **params: Any) -> Any:
     return jnp.where((a == 0) | jnp.isinf(a) | jnp.isnan(a), x, jnp.where(x < 0, -y, y))
 
 
-def _sign_bit(x: Any) -> Any:
-    return lax.bitcast_convert_type(x, f"int{x.dtype.itemsize * 8}") < 0
-
-
 def _nextafter(x: Any, y: Any) -> Any:
     kind = f"int{x.dtype.itemsize * 8}"
     bits, least = lax.bitcast_convert_type(x, kind), jnp.ones((), kind)
     away = (x < y) == (bits >= 0)  # from zero
     stepped = jnp.where(away, bits + 1, bits - 1)
-    tiny = jnp.where(_sign_bit(y), jnp.bitwise_or(least, jnp.iinfo(kind).min), least)
+    tiny = jnp.where(jnp.signbit(y), jnp.bitwise_or(least, jnp.iinfo(kind).min), least)
     found = lax.bitcast_convert_type(jnp.where(x == 0, tiny, stepped), x.dtype)
     return jnp.where(jnp.isnan(x) | jnp.isnan(y), jnp.nan, jnp.where(x == y, y, found)).astype(x.dtype)
 

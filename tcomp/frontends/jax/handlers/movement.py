@@ -58,13 +58,6 @@ def _unstack(ctx: Context, x: Value, axis: int) -> list[Value]:
     return [ctx.reshape(p, [d for n, d in enumerate(p.shape) if n != axis]) for p in pieces]
 
 
-def reverse(ctx: Context, x: Value, dimensions: Ints) -> Value:
-    """With the elements along these axes in reverse order."""
-    starts = tuple(as_dim(as_expr(d) - 1) if n in dimensions else 0 for n, d in enumerate(x.shape))
-    steps = tuple(-1 if n in dimensions else 1 for n in range(len(x.shape)))
-    return ctx.add(ops.SLICE, x, starts=starts, steps=steps, shape=x.shape) if 0 not in x.shape else x
-
-
 def padded(ctx: Context, x: Value, value: Value, padding_config: Sequence[tuple[int, int, int]]) -> Value:
     """With elements before, after (negative: cut off) and between those along each axis."""
     if any(inside for _, _, inside in padding_config):
@@ -105,6 +98,7 @@ def _shaped(ctx: Context, x: Value, **params: Any) -> Value:
 TABLE: Table = {
     "broadcast_in_dim": _broadcast, "reshape": _reshape, "squeeze": _shaped, "expand_dims": _shaped, "slice": cut, "tile": _tile,
     "concatenate": _concatenate, "stack": _stack,
-    "split": _split, "unstack": _unstack, "rev": reverse, "pad": padded, "iota": _iota, "empty": _empty, "empty2": _empty,
+    "split": _split, "unstack": _unstack, "rev": lambda ctx, x, dimensions: ctx.reversed(x, dimensions), "pad": padded,
+    "iota": _iota, "empty": _empty, "empty2": _empty,
     "dim_as_value": _size,
 }  # fmt: skip

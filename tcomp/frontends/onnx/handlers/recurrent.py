@@ -74,9 +74,13 @@ class _Cell:
             7: (directions, 3 * hidden),
         }
         for number, shape in shapes.items():
-            if (value := ctx.input(number)) is not None and not ctx.can_be(value.shape, shape):
+            if (value := ctx.input(number)) is None:
+                continue
+            if not ctx.can_be(value.shape, shape):
                 said = f"direction `{ctx.attrs.get('direction', 'forward')}` and `hidden_size` {hidden}"
                 raise ctx.invalid(f"input {number} is {value}; with {said} it has the shape [{', '.join(map(str, shape))}]")
+            for own, wanted in zip(value.shape, shape, strict=True):
+                ctx.require_same(own, wanted)
         self.steps, self.batch = self.x.shape[:2]
         self.functions = _activations(ctx, functions, len(self.reverse))
         self.clip = float(ctx.attrs["clip"]) if "clip" in ctx.attrs else None

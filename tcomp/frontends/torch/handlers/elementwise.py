@@ -203,7 +203,7 @@ TABLE: Table = {
     aten.trunc: partial(_rounded, ops.TRUNC), aten.round: _round, aten.exp2: composed(_exp2, F), aten.atan2: binary(ops.ATAN2, F),
     aten.addcmul: partial(_add_result, ops.MUL), aten.addcdiv: partial(_add_result, ops.DIV), aten.angle: composed(_angle, F),
     aten.hypot: binary(ops.HYPOT), aten.copysign: _copysign, aten.signbit: _signbit, aten.ldexp: _ldexp,
-    aten.fmax: binary(ops.KNOWN_MAX), aten.fmin: binary(ops.KNOWN_MIN),
+    aten.fmax: binary(ops.FMAX), aten.fmin: binary(ops.FMIN),
     aten.bitwise_not: unary(ops.NOT), aten.logical_not: partial(_logical, ops.NOT), aten.isnan: _isnan,
     aten.isinf: _isinf, aten.gelu: _gelu, aten.leaky_relu: _leaky_relu, aten.elu: _elu, aten._to_copy: _cast,
     aten.add: partial(_sum, ops.ADD), aten.sub: partial(_sum, ops.SUB), aten.mul: binary(ops.MUL), aten.div: _div, aten.pow: _pow,
