@@ -159,6 +159,7 @@ def roi_align(
 def crop_and_resize(x: Tensor, rois: Tensor, batch: Tensor, size: tuple[int, int], mode: str, outside: float) -> Tensor:
     """Regions rois [r, 4] (y1, x1, y2, x2, of which 1 is the last element) of the images `x[batch[r]]`, of shape `[n, c, h, w]`, resampled
     to [r, c, *size], bilinearly or by the nearest element; `outside` is read where a position is not in the image."""
+    require_same(rois.shape[0], batch.shape[0], "regions and their images")
     dtype = rois.dtype
 
     def along(r: Expr, cell: Expr, first: int, count: int, extent: Dim) -> Expr:

@@ -230,3 +230,17 @@ def test_a_branch_that_drops_an_axis(make_model):
     check(model, compiled, {"x": (2, 3, 4)}, {"x": (1, 3, 7)})
     with pytest.raises(InputError, match="outside its range of 4 to 7"):
         compiled.run({"x": array(1, 3, 8)})
+
+
+def test_computed_sizes_have_to_agree_as_well():
+    """A bias for each channel, of which there are as many as two inputs have together."""
+    text = """<ir_version: 10, opset_import: ["" : 17]>
+    g (float[1,n,4] a, float[1,m,4] b, float[s] scale, float[t] bias) => (float[1,c,4] y) {
+        x = Concat <axis = 1> (a, b)
+        y = InstanceNormalization (x, scale, bias)
+    }"""
+    module = tcomp.compile(onnx.parser.parse_model(text), threads=1)
+    given = {"a": np.ones((1, 3, 4), np.float32), "b": np.ones((1, 2, 4), np.float32), "scale": np.ones(5, np.float32)}
+    assert module.run(given | {"bias": np.ones(5, np.float32)})["y"].shape == (1, 5, 4)
+    with pytest.raises(InputError, match="input 'bias' has the wrong shape"):
+        module.run(given | {"bias": np.ones(2, np.float32)})
