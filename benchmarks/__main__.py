@@ -6,9 +6,9 @@ import argparse
 import sys
 from pathlib import Path
 
-from .compare import compare
+from .contenders.compare import compare
+from .contenders.worker import CONTENDERS
 from .models import select
-from .worker import CONTENDERS
 
 
 def names(text: str) -> list[str]:

@@ -33,8 +33,8 @@ from tcomp.options import CompileOptions
 from tcomp.pipeline import compile_model
 from tcomp.runtime import Module
 
+from .contenders.worker import Run, difference, load_onnxruntime
 from .models import Arrays, Model, Unavailable, compile_arguments, inputs, load_arrays, obtain, select
-from .worker import Run, difference, load_onnxruntime
 
 ALLOWED, FLOOR = 2.0, 1e-7  # times ONNX Runtime's error; differences below that are the rounding of the outputs
 WINOGRAD = 1e-3  # where Winograd's algorithm takes part

@@ -21,9 +21,9 @@ import onnx.version_converter
 from onnx import TensorProto, numpy_helper
 
 import tcomp
+from benchmarks.contenders.worker import difference, load_onnxruntime, load_openvino
 from benchmarks.models import MODELS, Arrays, load_arrays, obtain
 from benchmarks.timing import Call, geomean, least_times
-from benchmarks.worker import difference, load_onnxruntime, load_openvino
 
 NETWORKS = (
     "squeezenet", "mobilenet_v2", "efficientnet_b0", "ppocr_cls", "mtcnn_onet", "unet", "yolov8n", "minilm", "lstm", "llama_block",

@@ -38,7 +38,7 @@ from tcomp.calibration import peak_flops
 from tcomp.ir.loops import VECTORIZED, Buffer, Kernel, loop, store
 from tcomp.target import CpuTarget
 
-from .worker import difference
+from .contenders.worker import difference
 
 SAMPLE = 4e-3  # seconds that a timed sample takes at least
 

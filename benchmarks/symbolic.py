@@ -3,9 +3,9 @@
     python -m benchmarks.symbolic --only 'squeezenet,vit*' --batch 1,8 --json symbolic.json
 
 Each input of a model gets as many free sizes as its graph allows (batch, sequence, height, width): the first of `freed` with which the model
-is imported, keeps one, and needs no check of them at run time. Both run in this process, in turns, on the same inputs; reported are the least
-times of many runs, with the seconds that compiling took and the size of the machine code. A batch larger than that of the file repeats the
-inputs; it is measured where the batch is free. Both results are compared with each other.
+is imported and keeps one. Both run in this process, in turns, on the same inputs; reported are the least times of many runs, with the seconds
+that compiling took and the size of the machine code. Where the batch is free, the file's inputs are repeated or cut to the batches asked for.
+Both results are compared with each other.
 """
 
 from __future__ import annotations
@@ -31,9 +31,9 @@ from tcomp.options import CompileOptions
 from tcomp.pipeline import compile_model, import_graph
 from tcomp.runtime import LoadedModel, Module
 
+from .contenders.worker import difference
 from .models import Arrays, Model, Unavailable, load_arrays, obtain, select
 from .timing import geomean, least_times
-from .worker import difference
 
 Shapes = dict[str, Sequence[int | str]]
 LARGEST_CHANNELS = 4  # of an image: an axis of so few elements holds its channels
@@ -82,9 +82,11 @@ def without_batch(path: Path) -> onnx.ModelProto:
 
 
 def free_shapes(model: Model, path: Path, feeds: Arrays) -> tuple[onnx.ModelProto, dict[str, Any], list[str]]:
-    """(the model, arguments of `tcomp.compile`, the sizes that stay free). Raises `TcompError` where none does."""
+    """(the model, arguments of `tcomp.compile`, the sizes that stay free): the most that need no check in a run, else the most with one.
+    Raises `TcompError` where none does."""
     values = {name: feeds[name].tolist() for name in model.fixed}
     inputs, error = {name: a for name, a in feeds.items() if name not in values}, None
+    checked = None
     for load in (onnx.load, without_batch):
         proto = load(path)
         for shapes in freed(inputs):
@@ -94,9 +96,13 @@ def free_shapes(model: Model, path: Path, feeds: Arrays) -> tuple[onnx.ModelProt
                 error = error or refused
                 continue
             names = sorted({v.name for value in graph.inputs for d in value.shape for v in variables(as_expr(d))})
+            found = proto, {"shapes": shapes, "values": values}, names
             if names and not graph.checks:
-                return proto, {"shapes": shapes, "values": values}, names
-    raise error or UnsupportedError("the graph fixes all sizes")
+                return found
+            checked = checked or (found if names else None)
+    if checked is None:
+        raise error or UnsupportedError("the graph fixes all sizes")
+    return checked
 
 
 def compiled(proto: onnx.ModelProto, threads: int, arguments: Mapping[str, Any]) -> tuple[LoadedModel, float, int]:
@@ -113,7 +119,8 @@ def measure(model: Model, batches: Sequence[int], threads: int, seconds: float, 
     proto, arguments, names = free_shapes(model, path, feeds)
     general, general_s, general_bytes = compiled(proto, threads, arguments)
     for batch in batches if "batch" in names else (0,):
-        scaled = {n: np.repeat(a, batch, 0) if batch and n not in model.fixed and a.ndim > 1 else a for n, a in feeds.items()}
+        batched = {n for n, shape in arguments["shapes"].items() if "batch" in shape}
+        scaled = {n: np.resize(a, (batch, *a.shape[1:])) if batch and n in batched else a for n, a in feeds.items()}
         shapes = {n: scaled[n].shape for n in arguments["shapes"]}
         fixed, fixed_s, fixed_bytes = compiled(proto, threads, {**arguments, "shapes": shapes})
         calls = {kind: partial(m.run, {i.name: scaled[i.name] for i in m.inputs}) for kind, m in (("symbolic", general), ("fixed", fixed))}
@@ -129,7 +136,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.symbolic", description=__doc__)
     parser.formatter_class = argparse.RawDescriptionHelpFormatter
     parser.add_argument("--only", metavar="PATTERNS", help="names or glob patterns, comma-separated; default: all but light_*")
-    parser.add_argument("--batch", default="1", help="how often the file's batch is repeated, comma-separated; default: 1")
+    parser.add_argument("--batch", default="1", help="comma-separated; default: 1")
     parser.add_argument("--threads", type=int, default=1)
     parser.add_argument("--seconds", type=float, default=0.2, help="of each turn")
     parser.add_argument("--rounds", type=int, default=10, help="turns of each")

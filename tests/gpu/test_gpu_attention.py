@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from benchmarks.cuda_kernels import figures
+from benchmarks.cuda.kernels import figures
 from tcomp.options import CompileOptions
 from tcomp.pipeline import compile_model
 from tcomp.runtime import Artifact

@@ -12,7 +12,7 @@ import numpy as np
 import onnx
 import pytest
 
-from benchmarks.cuda_kernels import figures
+from benchmarks.cuda.kernels import figures
 from tcomp.options import CompileOptions
 from tcomp.pipeline import compile_model
 from tcomp.runtime import Artifact

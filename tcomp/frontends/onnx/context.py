@@ -27,7 +27,7 @@ from tcomp.frontends.onnx.signature import LARGEST
 from tcomp.ir import shape_operands
 from tcomp.ir.broadcasting import HINT, SizeMismatch
 from tcomp.ir.dtypes import NARROW, is_float, itemsize, to_numpy
-from tcomp.ir.equations import Sizes
+from tcomp.ir.equations import Contradiction, Sizes
 from tcomp.ir.expr import Dim, Expr, as_expr, binary, bounds, const, dim, equal, variables, walk, with_sources
 from tcomp.ir.graph import (
     SIZE,
@@ -175,7 +175,10 @@ class Scope:
                 first, second = error.sizes
                 if not (isinstance(first, Expr) or isinstance(second, Expr)):
                     raise
-                noted = self.sizes is not None and self.sizes.meet(first, second, name)
+                try:
+                    noted = self.sizes is not None and self.sizes.meet(first, second, name)
+                except Contradiction as never:
+                    raise Contradiction(error.what, why=never.why or "no sizes of the inputs make them equal") from never
                 a, b = (d if self.sizes is None else self.sizes.now(d) for d in error.sizes)
 
                 symbolic_first = (a, b) if isinstance(a, Expr) else (b, a)

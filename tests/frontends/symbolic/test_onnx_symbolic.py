@@ -64,6 +64,15 @@ def test_minus_one_of_a_symbolic_reshape(make_model):
         shape_of_output(make_model, [node("Reshape", ["x", "shape"], ["y"])], shape=i64(7, 7))
 
 
+def test_sizes_that_are_never_equal_are_named(make_model):
+    """As one of PyTorch's exporters writes Cohere: heads of queries in the number of those of keys."""
+    model = make_model(
+        [node("Reshape", ["x", "shape"], ["y"])], {"x": ("float32", ["n", 32])}, {"y": "float32"}, constants={"shape": i64(0, 2, 8)}
+    )
+    with pytest.raises(ImportModelError, match=r"reshape of \[n, 32\] to \[n, 2, 8\](.|\n)*no sizes of the inputs make them equal"):
+        import_model(model)
+
+
 def test_where_and_equal_on_sizes(make_model):
     """Expand by Where(shape == -1, ones, shape), as PyTorch exports `expand`."""
     nodes = [

@@ -9,7 +9,7 @@ from math import prod
 import numpy as np
 import pytest
 
-from benchmarks.cuda_kernels import SPILLED
+from benchmarks.cuda.kernels import SPILLED
 from tcomp.codegen.cuda import nvrtc
 from tcomp.codegen.cuda.kernel import emit_kernel
 from tcomp.ir import te

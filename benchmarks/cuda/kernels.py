@@ -18,7 +18,7 @@ from tcomp.pipeline import compile_model
 from tcomp.runtime import Artifact
 from tcomp.target import CudaTarget
 
-from . import models
+from .. import models
 
 SPILLED = 32  # bytes that a thread may store and load aside: a few registers that the assembler gives up, for more warps
 REGISTERS = 1 << 16  # of an SM

@@ -1,8 +1,8 @@
-"""One contender in its own process: loads one model, checks it, times it; told what to do by JSON lines on stdin.
+"""One contender in its own process: loads one model, checks it, times it, as requests on stdin say.
 
-    python -m benchmarks.worker CONTENDER
+    python -m benchmarks.contenders.worker CONTENDER
 
-Requests are {"do": "hello" | "compile" | "load" | "check" | "time" | "rss", ...}, one a line; every one is answered
+Requests are JSON: {"do": "hello" | "compile" | "load" | "check" | "time" | "rss", ...}, one a line; every one is answered
 by one line, {"ok": true, ...} or {"ok": false, "error": "..."}. A worker holds one model at one thread count, so that
 its peak memory and its threads are its own. Whatever a library prints goes to stderr.
 """
@@ -20,7 +20,7 @@ from typing import Any
 
 import numpy as np
 
-from .models import Arrays, load_arrays
+from ..models import Arrays, load_arrays
 
 Run = Callable[[Arrays], Arrays]
 

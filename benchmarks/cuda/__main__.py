@@ -9,7 +9,7 @@ copied in bulk, on sm_90a by each tile of `wgmma`.
 Needs tcomp[cuda] and a GPU; prints why not and ends with status 2 where there is none. Times are medians of graph replays by the
 device's clock, transfers excluded; every result is compared with its reference first.
 
-`--compile-only` needs no GPU: see `benchmarks.cuda_kernels`. Status 1 if a model cannot be compiled, or a kernel is beyond a limit.
+`--compile-only` needs no GPU: see `benchmarks.cuda.kernels`. Status 1 if a model cannot be compiled, or a kernel is beyond a limit.
 """
 
 from __future__ import annotations
@@ -39,8 +39,8 @@ from tcomp.schedules.knobs import Knobs, Option
 from tcomp.schedules.lowering import lower
 from tcomp.target import CudaTarget
 
-from . import models
-from .cuda_kernels import compile_all
+from .. import models
+from .kernels import compile_all
 
 MEGABYTES = 512  # of one operand of a kernel that is bound by memory: far more than caches hold
 Case = tuple[str, list[te.Tensor], int, Callable[[np.ndarray], np.ndarray] | None]

@@ -27,7 +27,7 @@ from rich import box
 from rich.console import Console
 from rich.table import Table
 
-from .models import Model, Unavailable, compile_arguments, load_arrays, obtain
+from ..models import Model, Unavailable, compile_arguments, load_arrays, obtain
 
 Result = dict[str, Any]
 PAUSE_S = 0.02  # before each turn, for the spinning threads of the one before to go to sleep
@@ -44,8 +44,8 @@ class Process:
         self.timeout = timeout
         self.log = tempfile.TemporaryFile("w+")  # noqa: SIM115  closed with the process
         self.process = subprocess.Popen(
-            [sys.executable, "-m", "benchmarks.worker", contender],
-            cwd=Path(__file__).parent.parent,
+            [sys.executable, "-m", "benchmarks.contenders.worker", contender],
+            cwd=Path(__file__).parents[2],
             env={**os.environ, **(environment or {})},
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,

@@ -1,0 +1,1 @@
+"""tcomp and its peers side by side, each in a process of its own."""
