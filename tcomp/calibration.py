@@ -20,12 +20,13 @@ from tcomp.functions import build
 from tcomp.ir import expr as E
 from tcomp.ir.expr import Expr
 from tcomp.ir.loops import PARALLEL, UNROLLED, VECTORIZED, Accumulate, Allocate, Buffer, Kernel, Stmt, block, loop, store
+from tcomp.ir.reducers import Reducer
 from tcomp.machines import Core
 from tcomp.runtime.host import processor_name
 from tcomp.target import CpuTarget, Target
 
 _LEFT, _RIGHT = E.var("lhs", dtype="float32"), E.var("rhs", dtype="float32")
-_SUM = E.Reducer("sum", _LEFT, _RIGHT, _LEFT + _RIGHT, E.const(0.0, "float32"))
+_SUM = Reducer("sum", _LEFT, _RIGHT, _LEFT + _RIGHT, E.const(0.0, "float32"))
 _MEASURED = ("ghz", "l1_bandwidth", "l2_bandwidth", "l3_bandwidth", "memory_bandwidth", "total_memory_bandwidth")  # of `Core`
 _CHAINS = 12  # independent accumulators: more than the FMA units have in flight, fewer than the registers of any target
 _LARGEST = 512 << 20  # bytes read to measure memory, at most: beyond all caches, and in every machine's memory

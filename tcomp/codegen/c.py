@@ -23,6 +23,7 @@ from tcomp.ir.access import without
 from tcomp.ir.dtypes import BITS, NARROW, UNSIGNED, integer_range, is_float, is_integer
 from tcomp.ir.expr import INDEX, Dim, Expr, as_expr
 from tcomp.ir.loops import Buffer, Kernel, Stmt
+from tcomp.ir.scalar_operators import UNARY
 from tcomp.ir.simplify import simplify
 
 FLAGS = ("-std=c11", "-fwrapv", "-fno-strict-aliasing")
@@ -37,7 +38,7 @@ INFIX = {
 }  # fmt: skip
 LOGICAL = {"and": ("&&", 2), "min": ("&&", 2), "mul": ("&&", 2), "or": ("||", 1), "max": ("||", 1), "add": ("||", 1), "xor": ("!=", 6)}
 FUNCTIONS = {"abs": "fabs", "round": "rint", "truncmod": "fmod"} | {
-    f: f for f in (*E.UNARY[E.UNARY.index("sqrt") : E.UNARY.index("isnan")], "floor", "ceil", "trunc", "pow", "fma")
+    f: f for f in (*UNARY[UNARY.index("sqrt") : UNARY.index("isnan")], "floor", "ceil", "trunc", "pow", "fma")
 }  # of float64; those of float32 end in f
 FLOAT_HELPERS = {"floordiv": "floordiv_float", "mod": "floormod_float", "min": "minimum", "max": "maximum"}
 SIGNED_HELPERS = {"floordiv": "floordiv", "mod": "floormod", "truncdiv": "truncdiv", "truncmod": "truncmod", "shr": "shr", "pow": "power"}

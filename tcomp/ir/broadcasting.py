@@ -4,15 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from itertools import zip_longest
-from typing import TYPE_CHECKING
 
 from tcomp.errors import IRError
 from tcomp.ir.dtypes import NARROW_FLOATS
-from tcomp.ir.expr import Dim, Expr, ExprLike, cast
+from tcomp.ir.expr import Dim, Expr, cast
 from tcomp.ir.simplify import same_dim
-
-if TYPE_CHECKING:
-    from tcomp.ir.te import Tensor
 
 HALF = ("float16", "bfloat16")
 BYTES = ("int8", "uint8")
@@ -61,12 +57,6 @@ def require_broadcast(shape: Sequence[Dim], to: Sequence[Dim]) -> None:
     for own, extent in zip(reversed(shape), reversed(to), strict=False):
         if own != 1:
             require_same(own, extent, f"[{', '.join(map(str, shape))}] broadcast to [{', '.join(map(str, to))}]")
-
-
-def broadcast_read(tensor: Tensor, indices: Sequence[ExprLike]) -> Expr:
-    """The element of `tensor` at `indices` of a shape that it broadcasts to (aligned at the last axis)."""
-    own = indices[len(indices) - tensor.ndim :]
-    return tensor[tuple(0 if d == 1 else i for i, d in zip(own, tensor.shape, strict=True))]
 
 
 def widened(value: Expr) -> Expr:

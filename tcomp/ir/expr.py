@@ -32,23 +32,24 @@ from dataclasses import dataclass
 from typing import Any, TypeVar
 
 from tcomp.errors import IRError
-from tcomp.ir import intervals
-from tcomp.ir.dtypes import BITS, NARROW, SIGNED, dtype_name, highest, integer_range, is_float, is_integer, lowest
-from tcomp.ir.intervals import Bounds
+from tcomp.ir.dtypes import NARROW, dtype_name, integer_range, is_float, is_integer
+from tcomp.ir.scalar_operators import (
+    ARITHMETIC,
+    ARITY,
+    BINARY,
+    COMPARISON,
+    PREDICATES,
+    UNARY,
+    Bounds,
+    binary_bounds,
+    fold_binary,
+    hull,
+    numpy_operator,
+    wrap,
+)
 
 INDEX = "int64"  # dtype of loop variables, indices and dims
 T = TypeVar("T")
-
-ARITHMETIC = ("add", "sub", "mul", "div", "floordiv", "mod", "truncdiv", "truncmod", "min", "max", "pow")
-BITWISE = ("and", "or", "xor", "shl", "shr")
-COMPARISON = ("lt", "le", "eq", "ne")
-BINARY = ARITHMETIC + BITWISE + COMPARISON
-UNARY = (
-    "neg", "abs", "not", "floor", "ceil", "round", "trunc", "sqrt", "exp", "log", "tanh", "erf", "sin", "cos", "tan", "asin", "acos",
-    "atan", "sinh", "cosh", "asinh", "acosh", "atanh", "isnan", "isinf", "popcount",
-)  # fmt: skip
-PREDICATES = ("isnan", "isinf")
-ARITY = {"select": 3, "fma": 3, "checked": 3, "ldexp": 2} | dict.fromkeys(UNARY, 1) | dict.fromkeys(BINARY, 2)  # of what `operation` makes
 
 
 @dataclass(frozen=True, slots=True)
@@ -164,26 +165,6 @@ class Expr:
         return str(self.attr.name)
 
 
-NUMPY = {
-    "absolute": "abs", "fabs": "abs", "negative": "neg", "invert": "not", "rint": "round", "add": "add", "subtract": "sub",
-    "multiply": "mul", "divide": "div", "floor_divide": "floordiv", "remainder": "mod", "fmod": "truncmod", "power": "pow",
-    "minimum": "min", "maximum": "max",
-    "bitwise_and": "and", "bitwise_or": "or", "bitwise_xor": "xor", "left_shift": "shl", "right_shift": "shr", "less": "lt",
-    "less_equal": "le", "equal": "eq", "not_equal": "ne", "bitwise_count": "popcount",
-    **{f"arc{f[1:]}": f for f in ("asin", "acos", "atan", "asinh", "acosh", "atanh")},
-    **{f: f for f in ("floor", "ceil", "trunc", "sqrt", "exp", "log", "tanh", "sin", "cos", "tan", "sinh", "cosh", "isnan", "isinf")},
-}  # fmt: skip
-"""Operators by the names of NumPy's functions that mean the same."""
-
-
-def numpy_operator(ufunc: Any, method: str, options: Mapping[str, Any]) -> str:
-    """The operator that a call of a function of NumPy stands for. Raises `IRError` if there is none."""
-    if method != "__call__" or options or ufunc.__name__ not in NUMPY:
-        name = ufunc.__name__ if method == "__call__" else f"{ufunc.__name__}.{method}"
-        raise IRError(f"`np.{name}` of an expression", why="it has no operator in tensor expressions", hint=f"known are {', '.join(NUMPY)}")
-    return NUMPY[ufunc.__name__]
-
-
 ExprLike = Expr | int | float | bool
 Dim = int | Expr  # an extent: a plain int where known, else an expression over symbolic dims
 
@@ -241,7 +222,7 @@ def _drop_unused() -> None:
 def const(value: Any, dtype: Any = INDEX) -> Expr:
     """A literal. Integers are wrapped to the range of `dtype`; `value` may be a Python or NumPy scalar. Those of narrow types are the
     `bitcast` of one."""
-    if type(value) is int and -_WRAPS <= value < _WRAPS and dtype == INDEX:
+    if type(value) is int and -(1 << 63) <= value < 1 << 63 and dtype == INDEX:
         return _make("const", INDEX, (), value)
     dtype = dtype_name(dtype)
     if dtype in NARROW:
@@ -249,16 +230,6 @@ def const(value: Any, dtype: Any = INDEX) -> Expr:
 
         return narrow.literal(value, dtype)
     return _make("const", dtype, (), float(value) if is_float(dtype) else bool(value) if dtype == "bool" else wrap(int(value), dtype))
-
-
-_WRAPS = 1 << 63  # the first integer that an index does not hold
-
-
-def wrap(value: int, dtype: str) -> int:
-    """`value` modulo 2**bits, in the range of the integer type `dtype`."""
-    bits = BITS[dtype]
-    value &= (1 << bits) - 1
-    return value - (1 << bits) if dtype in SIGNED and value >> (bits - 1) else value
 
 
 def var(
@@ -314,22 +285,6 @@ def binary(op: str, a: ExprLike, b: ExprLike) -> Expr:
 def _no_arithmetic(op: str, dtype: str) -> IRError:
     hint = "compute with te.cast(x, dtype) in a wider type, and cast the result"
     return IRError(f"`{op}` of {dtype}", why="elements of narrow types are stored, moved and converted, not computed with", hint=hint)
-
-
-def fold_binary(op: str, a: Any, b: Any, dtype: str) -> Any:
-    """Value of `a op b` for two literals of `dtype`; None where it is undefined or not folded (float rounding is left to run time)."""
-    exact = op in COMPARISON or (op in ("and", "or", "xor") and not is_float(dtype))
-    undefined = (op in ("floordiv", "mod", "truncdiv", "truncmod") and b == 0) or (op in ("shl", "shr") and not 0 <= b < 64)
-    return OPERATORS[op](a, b) if exact or (is_integer(dtype) and op in OPERATORS and not undefined) else None
-
-
-OPERATORS: dict[str, Callable[[Any, Any], Any]] = {  # on Python numbers
-    "add": operator.add, "sub": operator.sub, "mul": operator.mul, "min": min, "max": max, "floordiv": operator.floordiv,
-    "mod": operator.mod, "truncdiv": lambda a, b: abs(a) // abs(b) * (1 if (a < 0) == (b < 0) else -1),
-    "truncmod": lambda a, b: abs(a) % abs(b) * (-1 if a < 0 else 1),
-    "and": operator.and_, "or": operator.or_, "xor": operator.xor, "shl": operator.lshift, "shr": operator.rshift,
-    "lt": operator.lt, "le": operator.le, "eq": operator.eq, "ne": operator.ne,
-}  # fmt: skip
 
 
 def _identity(op: str, a: Expr, b: Expr) -> Expr | None:
@@ -464,6 +419,11 @@ def read(source: Any, indices: Sequence[ExprLike]) -> Expr:
     return _make("read", source.dtype, args, source)
 
 
+def reduce(reducer: Any, body: Expr, axes: Sequence[Expr]) -> Expr:
+    """The reduction of `body` by a `tcomp.ir.reducers.Reducer` over the axes, the last axis fastest."""
+    return _make("reduce", body.dtype, (body,), (reducer, tuple(axes))) if axes else body
+
+
 def row_major(indices: Sequence[ExprLike], shape: Sequence[Dim]) -> Expr:
     """The position of an element among those of a dense array."""
     position = const(0)
@@ -497,41 +457,6 @@ def nested(conditions: Sequence[Expr]) -> list[Expr]:
     single = [c for condition in conditions for c in conjuncts(condition)]
     plain = all_of([c for c in single if not reads(c)])
     return [plain, *(c for c in single if reads(c))]
-
-
-@dataclass(frozen=True)
-class Reducer:
-    """An associative operation for reductions: `combine` is an expression over the variables `lhs` and `rhs`.
-
-    A reduction starts from the constant `identity`. All four have one dtype.
-    """
-
-    name: str
-    lhs: Expr
-    rhs: Expr
-    combine: Expr
-    identity: Expr
-
-    def __call__(self, a: Expr, b: Expr) -> Expr:
-        return substitute(self.combine, {self.lhs: a, self.rhs: b})
-
-
-_STANDARD: dict[str, tuple[str, Callable[[str], ExprLike]]] = {
-    "sum": ("add", lambda dtype: 0), "prod": ("mul", lambda dtype: 1), "max": ("max", lowest), "min": ("min", highest),
-    "all": ("and", lambda dtype: True), "any": ("or", lambda dtype: False),
-}  # fmt: skip
-
-
-@functools.cache
-def standard_reducers(dtype: str) -> dict[str, Reducer]:
-    """The reducers of one dtype that programs need not declare, by name."""
-    lhs, rhs = var("lhs", dtype=dtype), var("rhs", dtype=dtype)
-    return {name: Reducer(name, lhs, rhs, binary(op, lhs, rhs), const(start(dtype), dtype)) for name, (op, start) in _STANDARD.items()}
-
-
-def reduce(reducer: Reducer, body: Expr, axes: Sequence[Expr]) -> Expr:
-    """The reduction of `body` over the axes, the last axis fastest."""
-    return _make("reduce", body.dtype, (body,), (reducer, tuple(axes))) if axes else body
 
 
 # ---------------------------------------------------------------- traversal
@@ -727,14 +652,14 @@ def _bounds_of(e: Expr) -> Bounds:
         case "var":
             return e.attr.lo, e.attr.hi
         case "neg":
-            found = intervals.of_binary("sub", (0, 0), bounds(e.args[0]))
+            found = binary_bounds("sub", (0, 0), bounds(e.args[0]))
         case "select":
-            return intervals.hull(bounds(e.args[1]), bounds(e.args[2]))
+            return hull(bounds(e.args[1]), bounds(e.args[2]))
         case "cast" if not is_float(e.args[0].dtype):
             (a, b), (lo, hi) = bounds(e.args[0]), integer_range(e.dtype)
             found = (a, b) if a is not None and b is not None and lo <= a and b <= hi else None
         case op if op in ARITHMETIC:
-            found = intervals.of_binary(e.op, bounds(e.args[0]), bounds(e.args[1]))
+            found = binary_bounds(e.op, bounds(e.args[0]), bounds(e.args[1]))
     if found is not None:
         return found
     return (None, None) if e.dtype == INDEX else integer_range(e.dtype)

@@ -36,7 +36,8 @@ from typing import TYPE_CHECKING
 from tcomp.errors import IRError
 from tcomp.ir import expr as E
 from tcomp.ir.dtypes import itemsize
-from tcomp.ir.expr import Dim, Expr, ExprLike, Reducer, as_expr, standard_reducers
+from tcomp.ir.expr import Dim, Expr, ExprLike, as_expr
+from tcomp.ir.reducers import Reducer, standard_reducers
 from tcomp.ir.simplify import as_dim
 from tcomp.ir.text.printer import Names, Printer, as_html, quoted
 

@@ -18,10 +18,12 @@ from typing import Any, Protocol, TypeAlias, TypeVar, overload
 
 from tcomp.errors import IRError
 from tcomp.ir import expr as E
-from tcomp.ir.broadcasting import HALF, broadcast_read, broadcast_shape, factor, product_dtype, require_same, widened
+from tcomp.ir.broadcasting import HALF, broadcast_shape, factor, product_dtype, require_same, widened
 from tcomp.ir.dtypes import BITS, dtype_name
-from tcomp.ir.expr import Dim, Expr, ExprLike, Reducer, as_expr, cast, const, fma, loop_var, reduce, select, standard_reducers
+from tcomp.ir.expr import Dim, Expr, ExprLike, as_expr, cast, const, fma, loop_var, reduce, select
 from tcomp.ir.loops import Buffer, Kernel, LoopPrinter, Stmt, block, over, redirect, store
+from tcomp.ir.reducers import Reducer, standard_reducers
+from tcomp.ir.scalar_operators import numpy_operator
 from tcomp.ir.simplify import as_dim, same_shape
 
 __all__ = [
@@ -92,7 +94,7 @@ class Tensor:
         """NumPy's functions of tensors are tensors."""
         if ufunc.__name__ == "matmul" and len(operands) == 2 and isinstance(operands[0], Tensor) and isinstance(operands[1], Tensor):
             return matmul(*operands)
-        return _by_elements(E.numpy_operator(ufunc, method, options), *operands)
+        return _by_elements(numpy_operator(ufunc, method, options), *operands)
 
     def __iter__(self) -> Iterator[Any]:
         raise IRError(
@@ -320,6 +322,12 @@ truncmod = _function2("truncmod", "Remainder with the sign of the dividend.")
 def sigmoid(x: V) -> V:
     """1 / (1 + exp(-x))."""
     return 1.0 / (1.0 + exp(-x))
+
+
+def broadcast_read(tensor: Tensor, indices: Sequence[ExprLike]) -> Expr:
+    """The element of `tensor` at `indices` of a shape that it broadcasts to (aligned at the last axis)."""
+    own = indices[len(indices) - tensor.ndim :]
+    return tensor[tuple(0 if d == 1 else i for i, d in zip(own, tensor.shape, strict=True))]
 
 
 def elementwise(name: str, function: Callable[..., Expr], *tensors: Tensor) -> Tensor:

@@ -19,6 +19,8 @@ from tcomp.ir.expr import INDEX, Dim, Expr, as_expr, bounds
 from tcomp.ir.graph import APPEND, IF, KERNEL, SIZE, STRUCTURAL, Graph, Node, Value, infer, needs
 from tcomp.ir.instruction import match
 from tcomp.ir.layout import Layout
+from tcomp.ir.reducers import Reducer
+from tcomp.ir.scalar_operators import ARITHMETIC, ARITY, BITWISE, COMPARISON, PREDICATES, wrap
 from tcomp.ir.simplify import as_dim, difference, prove, same_dim, same_shape
 
 Place: TypeAlias = object  # printed only if something is wrong there: a string, expression, statement, or tuple of places, outermost first
@@ -63,7 +65,7 @@ def _verify_node(e: Expr, require: Require) -> None:
     match e.op:
         case "const":
             kind = float if is_float(e.dtype) else bool if e.dtype == "bool" else int
-            fits = not e.args and type(e.attr) is kind and (kind is not int or E.wrap(int(e.attr), e.dtype) == e.attr)
+            fits = not e.args and type(e.attr) is kind and (kind is not int or wrap(int(e.attr), e.dtype) == e.attr)
             require(fits, "the constant {!r} is no {}", e.attr, e.dtype)
         case "var":
             pass
@@ -87,10 +89,10 @@ def _verify_node(e: Expr, require: Require) -> None:
             fits = len(types) == 1 and (e.op == "cast" or BITS[types[0]] == BITS[e.dtype])
             why = "it takes one operand, and a bitcast keeps its width"
             require(fits, "{} of {} to {}", e.op, ", ".join(types), e.dtype, why=why)
-        case op if op in E.ARITY:
+        case op if op in ARITY:
             operands = types[1:] if op == "select" and types[:1] == ["bool"] else types
-            fits = len(types) == E.ARITY[op] and len(set(operands)) == 1
-            fits = fits and e.dtype == ("bool" if op in E.COMPARISON or op in E.PREDICATES else operands[0])
+            fits = len(types) == ARITY[op] and len(set(operands)) == 1
+            fits = fits and e.dtype == ("bool" if op in COMPARISON or op in PREDICATES else operands[0])
             require(fits, "`{}` of ({}) gives {}", op, ", ".join(types), e.dtype)
             require(_defined(op, operands[0]), "`{}` is not defined for {}", op, operands[0])
         case _:
@@ -102,16 +104,16 @@ def _defined(op: str, dtype: str) -> bool:
         return dtype == INDEX
     if dtype in NARROW:
         return op == "select"
-    if op in E.COMPARISON or op in ("min", "max", "select"):
+    if op in COMPARISON or op in ("min", "max", "select"):
         return True
     if dtype == "bool":
         return op in ("and", "or", "xor", "not")
-    if op in E.BITWISE or op in ("not", "popcount"):
+    if op in BITWISE or op in ("not", "popcount"):
         return is_integer(dtype)
-    return is_float(dtype) or (op in ("neg", "abs", *E.ARITHMETIC) and op != "div")
+    return is_float(dtype) or (op in ("neg", "abs", *ARITHMETIC) and op != "div")
 
 
-def _dtypes(reducer: E.Reducer) -> list[str]:
+def _dtypes(reducer: Reducer) -> list[str]:
     return [part.dtype for part in (reducer.lhs, reducer.rhs, reducer.combine, reducer.identity)]
 
 

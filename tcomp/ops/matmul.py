@@ -9,11 +9,11 @@ from operator import mul
 
 from tcomp.errors import IRError
 from tcomp.ir import loops as L, te
-from tcomp.ir.broadcasting import HALF, SizeMismatch, broadcast_read, require_same, widened
+from tcomp.ir.broadcasting import HALF, SizeMismatch, require_same, widened
 from tcomp.ir.expr import Dim, Expr, ExprLike, as_expr, cast, const
 from tcomp.ir.graph import Operator
 from tcomp.ir.simplify import same_dim
-from tcomp.ir.te import Tensor, matmul, rounded
+from tcomp.ir.te import Tensor, broadcast_read, matmul, rounded
 from tcomp.ops.reduction import softmax_weights
 
 

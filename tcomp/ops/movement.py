@@ -12,11 +12,11 @@ from operator import add, mod, mul
 
 from tcomp.errors import IRError
 from tcomp.ir import loops as L, te
-from tcomp.ir.broadcasting import broadcast_read, broadcast_shape, require_same, require_same_shape, widened
+from tcomp.ir.broadcasting import broadcast_shape, require_same, require_same_shape, widened
 from tcomp.ir.expr import Dim, Expr, ExprLike, as_expr, cast, checked, const, maximum, minimum, row_major, select
 from tcomp.ir.graph import Operator
 from tcomp.ir.simplify import as_dim, prove, same_dim, simplify
-from tcomp.ir.te import Tensor
+from tcomp.ir.te import Tensor, broadcast_read
 from tcomp.ops.elementwise import pick, piecewise
 
 

@@ -13,13 +13,13 @@ import numpy as np
 
 from tcomp.errors import IRError
 from tcomp.ir import te
-from tcomp.ir.broadcasting import BYTES, broadcast_read, broadcast_shape, require_same, require_same_shape, widened
+from tcomp.ir.broadcasting import BYTES, broadcast_shape, require_same, require_same_shape, widened
 from tcomp.ir.dtypes import NARROW_FLOATS, NARROW_INTEGERS, integer_range, is_float
 from tcomp.ir.expr import Expr, as_expr, cast, const, maximum, minimum, select
 from tcomp.ir.graph import Operator
 from tcomp.ir.narrow import convert
 from tcomp.ir.simplify import as_dim
-from tcomp.ir.te import Tensor
+from tcomp.ir.te import Tensor, broadcast_read
 from tcomp.ops.movement import valid_index
 
 MANY_ROWS = 32  # of activations: from here on writing the weights out once costs less than unpacking them for each tile of rows

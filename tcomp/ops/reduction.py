@@ -10,12 +10,12 @@ from operator import add, mul
 
 from tcomp.errors import IRError
 from tcomp.ir import loops as L, te
-from tcomp.ir.broadcasting import broadcast_read, require_broadcast, require_same, require_same_shape, widened
+from tcomp.ir.broadcasting import require_broadcast, require_same, require_same_shape, widened
 from tcomp.ir.dtypes import highest, is_float, lowest
 from tcomp.ir.expr import Dim, Expr, ExprLike, as_expr, cast, const, maximum, minimum, row_major, select
 from tcomp.ir.graph import Operator
 from tcomp.ir.simplify import as_dim, simplify
-from tcomp.ir.te import Tensor, rounded
+from tcomp.ir.te import Tensor, broadcast_read, rounded
 from tcomp.ops.elementwise import divide
 from tcomp.ops.movement import product, valid_index
 

@@ -29,6 +29,7 @@ from tcomp.ir.dtypes import is_float, itemsize
 from tcomp.ir.fallback import Fallback, FallbackKind
 from tcomp.ir.graph import KERNEL, STRUCTURAL, Graph, GraphBuilder, Node, Value, infer
 from tcomp.ir.read_patterns import SMALL_WINDOW, concatenated_row_length, reach, window_size
+from tcomp.ir.scalar_operators import UNARY
 from tcomp.ir.simplify import simplify
 from tcomp.ir.te import Tensor, tensors
 from tcomp.passes.structure import matrix_product
@@ -152,7 +153,7 @@ class _Facts:
     def operations(self) -> int:
         """A rough count of the arithmetic for one element."""
         counted = [e.op for e in E.walk(*self.bodies) if e.op not in ("var", "const", "read") and is_float(e.dtype)]
-        return sum(FUNCTION_COST if op in E.UNARY and op not in ("neg", "abs", "not") else 1 for op in counted)
+        return sum(FUNCTION_COST if op in UNARY and op not in ("neg", "abs", "not") else 1 for op in counted)
 
     def is_aligned(self, value: Value) -> bool:
         """Every access reads the element at the index that is being computed, with the same shape."""

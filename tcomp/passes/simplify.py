@@ -19,6 +19,7 @@ from tcomp.ir import expr as E, te
 from tcomp.ir.dtypes import is_float
 from tcomp.ir.graph import Graph, Node, Value
 from tcomp.ir.interpreters.te import evaluate
+from tcomp.ir.scalar_operators import BINARY, UNARY
 from tcomp.ops.elementwise import ADD, MUL
 from tcomp.passes import structure
 from tcomp.passes.rewrite import Notes, Replacement, Rewriter, label, rewrite_graph
@@ -101,7 +102,7 @@ def _affine(node: Node, rewriter: Rewriter) -> _Affine | None:
         return None
     axis = body.tensor.axes.index(used[0]) if used else None
     scale, shift = (_elements(e, body, axis, rewriter) for e in coefficients)
-    operations = sum(is_float(e.dtype) and e.op in (*E.BINARY, *E.UNARY) for e in E.walk(body.expr))
+    operations = sum(is_float(e.dtype) and e.op in (*BINARY, *UNARY) for e in E.walk(body.expr))
     return _Affine(source, axis, scale, shift, 1, operations)
 
 

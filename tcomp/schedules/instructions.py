@@ -14,6 +14,7 @@ from tcomp.ir import expr as E, loops as L
 from tcomp.ir.dtypes import BITS, itemsize
 from tcomp.ir.expr import Expr
 from tcomp.ir.instruction import CORE, ELEMENT, RUN, WARP, WARPGROUP, CopyOp, Fragment, Instruction, Operand, VectorOp, WarpOp, lane_of
+from tcomp.ir.reducers import standard_reducers
 from tcomp.ir.text.parser import parse_instruction
 from tcomp.target import CpuTarget
 
@@ -105,7 +106,7 @@ def _product(extents: dict[str, int], indices: tuple[str, str, str], dtypes: tup
         at = dict(zip(extents, variables, strict=True))
         to, *factors = (E.read(array, [at[x] for x in letters]) for array, letters in zip((acc, a, b), indices, strict=True))
         left, right = (tf32(x) if cut else E.cast(x, acc.dtype) for x in factors)
-        return L.Accumulate(acc, to.args, left * right, E.standard_reducers(acc.dtype)["sum"])
+        return L.Accumulate(acc, to.args, left * right, standard_reducers(acc.dtype)["sum"])
 
     return L.Kernel("meaning", (acc, a, b), (acc,), (), L.over([*extents.values()], body, "".join(extents).__getitem__))
 

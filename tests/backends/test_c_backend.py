@@ -22,6 +22,7 @@ from tcomp.ir.interpreters import semantics
 from tcomp.ir.interpreters.graph import evaluate_graph
 from tcomp.ir.interpreters.loops import run_kernel
 from tcomp.ir.loops import Buffer, Kernel, block, loop, store
+from tcomp.ir.scalar_operators import BINARY, UNARY
 from tcomp.options import CompileOptions
 from tcomp.pipeline import compile_model
 from tcomp.runtime.native_code import open_library
@@ -117,8 +118,8 @@ def operations(a: E.Expr, b: E.Expr) -> dict[str, E.Expr]:
     """All that an expression can compute of two values of a type, by name."""
     one = semantics.literal(1, a.dtype)
     found = {}
-    for op in (*E.BINARY, *E.UNARY):
-        operands = (a, b) if op in E.BINARY else (a,)
+    for op in (*BINARY, *UNARY):
+        operands = (a, b) if op in BINARY else (a,)
         try:
             semantics.apply(op, a.dtype, [one] * len(operands))
         except IRError:

@@ -23,6 +23,8 @@ from tcomp.ir.dtypes import BITS, FLOATS, NARROW, SIGNED, UNSIGNED, is_float, to
 from tcomp.ir.expr import Expr, as_expr, cast, const, select
 from tcomp.ir.interpreters.loops import run_kernel
 from tcomp.ir.loops import Accumulate, Allocate, Buffer, If, Kernel, Stmt, While, block, loop, store
+from tcomp.ir.reducers import Reducer
+from tcomp.ir.scalar_operators import wrap
 from tcomp.ir.text.parser import parse_kernel
 from tcomp.target import CpuTarget
 from tests.codegen.jit import BODY, HOST, PARALLEL_FOR, compile_kernel, kernel, spill_count
@@ -30,7 +32,7 @@ from tests.codegen.jit import BODY, HOST, PARALLEL_FOR, compile_kernel, kernel, 
 rng = np.random.default_rng(0)
 
 
-def reducer(function: Any, dtype: str = "float32") -> E.Reducer:
+def reducer(function: Any, dtype: str = "float32") -> Reducer:
     return function(te.placeholder((4,), dtype)[0], te.reduce_axis(4)).attr[0]
 
 
@@ -564,14 +566,14 @@ def test_integer_arithmetic(dtype: str) -> None:
         "and": lambda a, b: a & b, "or": lambda a, b: a | b, "xor": lambda a, b: a ^ b,
     }  # fmt: skip
     for op, reference in cases.items():
-        expected = [E.wrap(reference(int(a), int(b)), dtype) for a, b in zip(x, y, strict=True)]
+        expected = [wrap(reference(int(a), int(b)), dtype) for a, b in zip(x, y, strict=True)]
         for lanes in (1, 16):
             z = np.zeros(64, dtype)
             compile_kernel(elementwise(lambda a, b, op=op: E.binary(op, a, b), (dtype, dtype), dtype, lanes))(x, y, z)
             np.testing.assert_array_equal(z, np.array(expected, dtype), err_msg=op)
     for op in ("floordiv", "mod", "truncdiv", "truncmod"):
         for c in (1, 3, 8) + ((-1, -3, -8) if dtype in SIGNED else ()):
-            expected = [E.wrap(cases[op](int(a), c), dtype) for a in x]
+            expected = [wrap(cases[op](int(a), c), dtype) for a in x]
             z = np.zeros(64, dtype)
             compile_kernel(elementwise(lambda a, op=op, c=c: E.binary(op, a, c), (dtype,), dtype, 16))(x, z)
             np.testing.assert_array_equal(z, np.array(expected, dtype), err_msg=f"{op} {c}")
@@ -592,7 +594,7 @@ def test_shifts_and_bits() -> None:
             z = np.zeros(64, np.int32)
             compile_kernel(elementwise(lambda a, b, op=op: E.binary(op, a, b), ("int32", "int32"), "int32", lanes))(x, s, z)
             expected = [
-                E.wrap(int(a) << int(b) if op == "shl" and b < 32 else 0 if op == "shl" else int(a) >> int(b), "int32")
+                wrap(int(a) << int(b) if op == "shl" and b < 32 else 0 if op == "shl" else int(a) >> int(b), "int32")
                 for a, b in zip(x, s, strict=True)
             ]
             np.testing.assert_array_equal(z, np.array(expected, np.int32))

@@ -13,6 +13,7 @@ from tcomp.ir import expr as E, te
 from tcomp.ir.expr import Expr, cast, select
 from tcomp.ir.interpreters.loops import run_kernel
 from tcomp.ir.loops import Accumulate, Allocate, Buffer, For, If, Kernel, Stmt, block, store, walk
+from tcomp.ir.reducers import Reducer
 from tcomp.target import CpuTarget, Target
 from tests.codegen.jit import BODY, HOST, PARALLEL_FOR, compile_kernel
 from tests.runtime.guarded import between_guards
@@ -112,7 +113,7 @@ class Programs:
         first, then = (store(at, (E.const(0),), E.const(self.draw(st.integers(0, 3)))) for _ in range(2))
         return Allocate(at, block(first, If(test, then), store(out, indices, read)))
 
-    def reducer(self) -> E.Reducer:
+    def reducer(self) -> Reducer:
         function = self.pick(*self.reducers)
         return function(te.placeholder((4,), self.dtype)[0], te.reduce_axis(4)).attr[0]
 

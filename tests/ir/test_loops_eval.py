@@ -6,9 +6,10 @@ import pytest
 from tcomp.errors import InputError, IRError
 from tcomp.ir import expr as E, loops as L
 from tcomp.ir.dtypes import FLOATS, SIGNED, UNSIGNED, integer_range, is_float, to_numpy
-from tcomp.ir.expr import standard_reducers
+from tcomp.ir.expr import reduce
 from tcomp.ir.interpreters import semantics
 from tcomp.ir.interpreters.loops import run_kernel, run_stmt
+from tcomp.ir.reducers import standard_reducers
 from tcomp.ir.text.parser import parse_kernel
 
 _FLOATS, _INTEGERS = list(FLOATS), [*SIGNED, *UNSIGNED]
@@ -131,7 +132,7 @@ kernel fresh(A: float32[2]) -> (A) {
         (L.loop("i", 4, lambda i: L.store(A, (0,), A[i - 1])), r"reads A\[-1\]"),
         (L.store(A, (0,), B[0]), "`B` is used outside of its allocation"),
         (L.store(A, (E.var("q"),), 0.0), "the variable `q` has no value"),
-        (L.Store(A, (E.const(0),), E.reduce(standard_reducers("float32")["sum"], A[0], [E.loop_var("k", 2)])), "`reduce`"),
+        (L.Store(A, (E.const(0),), reduce(standard_reducers("float32")["sum"], A[0], [E.loop_var("k", 2)])), "`reduce`"),
         (L.Accumulate(A, (E.const(4),), A[0], standard_reducers("float32")["sum"]), r"reads A\[4\]"),
     ],
 )

@@ -10,9 +10,9 @@ from hypothesis import given, settings
 
 from tcomp.errors import ParseError
 from tcomp.ir import expr as E, loops as L, te
-from tcomp.ir.expr import standard_reducers
 from tcomp.ir.graph import IF, KERNEL, Graph, GraphBuilder, Node, Operator, Value, canonical_graph_text, content_hash
 from tcomp.ir.layout import Layout
+from tcomp.ir.reducers import standard_reducers
 from tcomp.ir.te import print_te
 from tcomp.ir.text.parser import parse_expr, parse_graph, parse_kernel, parse_program, parse_te
 from tcomp.ir.verify import verify_graph, verify_kernel, verify_te

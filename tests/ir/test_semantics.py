@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given, settings, strategies as st
 
 from tcomp.errors import IRError
-from tcomp.ir.expr import fold_binary, wrap
 from tcomp.ir.interpreters import semantics
+from tcomp.ir.scalar_operators import fold_binary, wrap
 
 INT8 = np.arange(-128, 128).astype(np.int8)
 

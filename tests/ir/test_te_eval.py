@@ -10,6 +10,7 @@ from tcomp.ir import expr as E, loops as L, te
 from tcomp.ir.interpreters import te as te_eval
 from tcomp.ir.interpreters.loops import run_stmt
 from tcomp.ir.interpreters.te import Evaluator, evaluate
+from tcomp.ir.scalar_operators import wrap
 from tests.ir.value_programs import BODIES, INPUTS, SHAPE, I, J, arrays, tensor
 
 RNG = np.random.default_rng(0)
@@ -168,7 +169,7 @@ def test_integer_contractions_are_exact_and_wrap():
     x = RNG.integers(-(2**31), 2**31, (3, 50)).astype(np.int32)
     y = RNG.integers(-(2**31), 2**31, (50, 4)).astype(np.int32)
     exact = x.astype(object) @ y.astype(object)
-    wrapped = np.array([[E.wrap(v, "int32") for v in row] for row in exact.tolist()], np.int32)
+    wrapped = np.array([[wrap(v, "int32") for v in row] for row in exact.tolist()], np.int32)
     np.testing.assert_array_equal(both(c, {a: x, b: y}), wrapped)
 
 

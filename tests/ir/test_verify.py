@@ -7,9 +7,10 @@ import pytest
 
 from tcomp.errors import IRError
 from tcomp.ir import expr as E, loops as L, te
-from tcomp.ir.expr import _make, standard_reducers
+from tcomp.ir.expr import _make, reduce
 from tcomp.ir.graph import IF, KERNEL, LOOP, Graph, GraphBuilder, Node, Operator, Value
 from tcomp.ir.layout import Layout, Piece
+from tcomp.ir.reducers import standard_reducers
 from tcomp.ir.verify import verify_expr, verify_graph, verify_kernel, verify_te
 
 X = te.placeholder((4, 5), name="X")
@@ -52,8 +53,8 @@ def refused(check, argument, message):
         (X[I + 4, J], "index 0 of `X` is i \\+ 4, its extent is 4"),
         (X[0, -1 - J], "index 1 of `X`"),
         (_make("reduce", "int32", (P[I],), (SUM, (E.loop_var("k", 2),))), "the reducer `sum` of float32 reduces int32"),
-        (E.reduce(SUM, X[I, J], [J, J]), "reduction axes must be different variables"),
-        (E.reduce(replace(SUM, combine=SUM.lhs + E.var("z", dtype="float32")), X[I, J], [J]), "depends on something outside"),
+        (reduce(SUM, X[I, J], [J, J]), "reduction axes must be different variables"),
+        (reduce(replace(SUM, combine=SUM.lhs + E.var("z", dtype="float32")), X[I, J], [J]), "depends on something outside"),
     ],
     ids=lambda p: p if isinstance(p, str) else "",
 )
@@ -76,7 +77,7 @@ def test_guards_are_respected():
         (te.Tensor("T", (6,), "float32", (J,), X[0, J]), "`j` runs below 6, its declared range ends below 5"),
         (te.Tensor("T", (5,), "float64", (J,), X[0, J]), "the body is float32, the tensor float64"),
         (te.Tensor("T", (4,), "float32", (I,), X[I, J]), "the variable `j` is not bound"),
-        (te.Tensor("T", (5,), "float32", (J,), E.reduce(SUM, X[0, J], [J])), "an axis of the tensor is reduced over as well"),
+        (te.Tensor("T", (5,), "float32", (J,), reduce(SUM, X[0, J], [J])), "an axis of the tensor is reduced over as well"),
         (te.Tensor("T", (4,), "float32", (I,), L.Buffer("B", "float32", (4,))[I]), "reads the buffer `B`"),
         (te.Tensor("T", (M,), "float32", (E.loop_var("q", N),), E.const(1.0, "float32")), "`q` runs below m"),
     ],
@@ -141,7 +142,7 @@ FILL = L.loop("i", 8, lambda i: L.store(A, (i,), 0.0))
         (kernel(L.store(A, (8,), 0.0)), "index 0 of `A` is 8, its extent is 8"),
         (kernel(L.store(A, (0,), B[E.const(-1)])), "index 0 of `B` is -1"),
         (kernel(L.store(A, (0,), X[0, 0])), "`X` is read outside of its scope"),
-        (kernel(L.Store(A, (ZERO,), E.reduce(SUM, A[0], [J]))), "a loop program contains a reduction"),
+        (kernel(L.Store(A, (ZERO,), reduce(SUM, A[0], [J]))), "a loop program contains a reduction"),
         (kernel(L.Accumulate(A, (ZERO,), A[1], standard_reducers("int32")["sum"])), "the reducer `sum` is not one of float32"),
         (kernel(L.store(A, (I,), 0.0)), "the variable `i` is not bound"),
         (kernel("A[0] = 1"), "str is no statement"),

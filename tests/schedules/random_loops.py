@@ -8,8 +8,9 @@ from typing import Any
 
 from tcomp.ir import expr as E, te
 from tcomp.ir.dtypes import is_float
-from tcomp.ir.expr import Dim, Expr, Reducer, as_expr, bounds, cast, select
+from tcomp.ir.expr import Dim, Expr, as_expr, bounds, cast, select
 from tcomp.ir.loops import Accumulate, Allocate, Buffer, For, If, Kernel, Stmt, block, store
+from tcomp.ir.reducers import Reducer
 from tcomp.ir.simplify import as_dim, prove
 from tests.schedules.dice import Dice
 

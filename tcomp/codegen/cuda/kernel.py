@@ -25,6 +25,7 @@ from tcomp.ir.dtypes import itemsize
 from tcomp.ir.expr import INDEX, Dim, Expr, as_expr
 from tcomp.ir.instruction import CopyOp
 from tcomp.ir.loops import Buffer, Kernel, Stmt
+from tcomp.ir.reducers import Reducer
 from tcomp.target import CudaTarget
 
 MAX_BLOCK_THREADS = 1024  # a limit of CUDA on every architecture
@@ -387,7 +388,7 @@ class Function(FunctionBuilder):
         text = self.value(value)
         self.line(f"{self.use(buffer)}[{self.value(position)}] = {self.stored(buffer.dtype, text)};")
 
-    def accumulated(self, old: str, value: Expr, reducer: E.Reducer) -> str:
+    def accumulated(self, old: str, value: Expr, reducer: Reducer) -> str:
         """The text of reducer(`old`, value)."""
         sums = reducer.combine.op == "add" and set(reducer.combine.args) == {reducer.lhs, reducer.rhs}
         if sums and value.dtype in ("float32", "float64") and value.op == "mul":
@@ -396,7 +397,7 @@ class Function(FunctionBuilder):
             return self.float_operator("fma", value.dtype, [a, b, old])
         return self.combined(reducer, old, self.expression(value))
 
-    def combined(self, reducer: E.Reducer, old: str, term: str) -> str:
+    def combined(self, reducer: Reducer, old: str, term: str) -> str:
         """The text of what a reducer makes of two values, which are named first where it uses them more than once."""
         uses = Counter(a for e in E.walk(reducer.combine) for a in e.args)
         texts = {}

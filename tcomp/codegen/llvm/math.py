@@ -23,9 +23,10 @@ from tcomp.ir import expr as E
 from tcomp.ir.dtypes import BITS, UNSIGNED, is_integer
 from tcomp.ir.expr import Expr, bitcast, cast, const, equal, fma, maximum, minimum, not_equal, select, unary as apply
 from tcomp.ir.interpreters.semantics import ERF_MIDDLE, ERF_SMALL, ERF_TAIL
+from tcomp.ir.scalar_operators import COMPARISON, UNARY
 from tcomp.target import CpuTarget
 
-ELEMENTARY = frozenset(E.UNARY[E.UNARY.index("exp") : E.UNARY.index("isnan")]) | {"pow"}
+ELEMENTARY = frozenset(UNARY[UNARY.index("exp") : UNARY.index("isnan")]) | {"pow"}
 _IN_FLOAT32 = frozenset({"exp", "log", "tanh", "erf"})  # the other functions of float32 go through float64
 _NOT_IN_HALF = ELEMENTARY | {"floordiv", "mod", "truncdiv", "truncmod"}
 _LOGICAL = {"min": "and", "mul": "and", "max": "or", "add": "or"}
@@ -75,7 +76,7 @@ def _through_float32(e: Expr) -> Expr:
         a, b, c = (cast(a, "float64") for a in e.args)
         return cast(a * b + c, e.dtype)
     result = E.operation(e.op, *(cast(a, "float32") for a in e.args))
-    return result if e.op in E.COMPARISON or e.dtype == "bool" else cast(result, e.dtype)
+    return result if e.op in COMPARISON or e.dtype == "bool" else cast(result, e.dtype)
 
 
 def _cast(a: Expr, dtype: str, target: CpuTarget) -> Expr | None:

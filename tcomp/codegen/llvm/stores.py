@@ -14,6 +14,7 @@ from tcomp.ir import expr as E
 from tcomp.ir.dtypes import itemsize
 from tcomp.ir.expr import Expr
 from tcomp.ir.loops import Buffer, Stmt
+from tcomp.ir.reducers import Reducer
 
 
 class Stores(Expressions):
@@ -55,7 +56,7 @@ class Stores(Expressions):
             self.jump(end)
         self.start(end)
 
-    def accumulate(self, s: Stmt, buffer: Buffer, indices: tuple[Expr, ...], value: Expr, reducer: E.Reducer) -> None:
+    def accumulate(self, s: Stmt, buffer: Buffer, indices: tuple[Expr, ...], value: Expr, reducer: Reducer) -> None:
         """Add to an element, by a fused multiply-add where the target has it."""
         address = self.address(buffer, indices)
         if self.lane is not None and address.shared:
@@ -73,7 +74,7 @@ class Stores(Expressions):
         self.write(buffer, address, new)
         self.forget((buffer,))
 
-    def reduce_lanes(self, s: Stmt, buffer: Buffer, address: Address, value: Expr, reducer: E.Reducer) -> None:
+    def reduce_lanes(self, s: Stmt, buffer: Buffer, address: Address, value: Expr, reducer: Reducer) -> None:
         """All lanes accumulate into one element: combined in halves, as a binary tree (schedules ask for it by `reassociate`)."""
         if value.dtype == "bool":
             return self.lane_by_lane(s)
@@ -93,7 +94,7 @@ class Stores(Expressions):
         self.lane, self.mask = lane, mask
         self.forget((buffer,))
 
-    def combined(self, reducer: E.Reducer, old: Value, term: Value) -> Value:
+    def combined(self, reducer: Reducer, old: Value, term: Value) -> Value:
         """What a reducer makes of two values."""
         with self.scope():
             self.bound[reducer.lhs], self.bound[reducer.rhs] = old, term

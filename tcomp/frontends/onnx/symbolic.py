@@ -22,7 +22,8 @@ import numpy as np
 from tcomp.errors import IRError
 from tcomp.ir import te
 from tcomp.ir.dtypes import BITS, is_float, is_integer
-from tcomp.ir.expr import BINARY, INDEX, Expr, binary, bounds, cast, const, select, variables, walk, with_args, written_size
+from tcomp.ir.expr import INDEX, Expr, binary, bounds, cast, const, select, variables, walk, with_args, written_size
+from tcomp.ir.scalar_operators import BINARY
 from tcomp.ir.simplify import simplify
 from tcomp.ir.te import Tensor
 

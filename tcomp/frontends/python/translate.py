@@ -24,8 +24,9 @@ from tcomp.frontends.python.source import READ, Local, Source, assignments, firs
 from tcomp.frontends.python.values import DOUBLE, Type, Value
 from tcomp.ir import expr as E, loops as L
 from tcomp.ir.dtypes import BITS, NARROW, is_float, is_integer, itemsize
-from tcomp.ir.expr import INDEX, Expr, as_expr, standard_reducers
+from tcomp.ir.expr import INDEX, Expr, as_expr
 from tcomp.ir.loops import Buffer, Stmt
+from tcomp.ir.reducers import standard_reducers
 from tcomp.ir.simplify import as_dim, simplify
 from tcomp.ir.text.printer import unused
 

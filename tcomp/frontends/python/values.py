@@ -18,6 +18,7 @@ from tcomp.errors import InputError, IRError
 from tcomp.ir import expr as E
 from tcomp.ir.dtypes import BITS, is_float, is_integer, to_numpy
 from tcomp.ir.expr import INDEX, Expr, const
+from tcomp.ir.scalar_operators import BITWISE, COMPARISON, OPERATORS, PREDICATES
 
 DOUBLE = "float64"
 _WEAK = ("bool", INDEX, DOUBLE)  # in the order of Python's own promotion
@@ -90,7 +91,7 @@ def truth(value: Value, what: str) -> Expr:
     return value.expr
 
 
-_ON_NUMBERS: dict[str, Callable[[Any, Any], Any]] = {**E.OPERATORS, "div": operator.truediv, "pow": operator.pow}
+_ON_NUMBERS: dict[str, Callable[[Any, Any], Any]] = {**OPERATORS, "div": operator.truediv, "pow": operator.pow}
 
 
 def apply(op: str, a: Value, b: Value) -> Value:
@@ -101,14 +102,14 @@ def apply(op: str, a: Value, b: Value) -> Value:
     kind = join(a.type, b.type)
     if op == "div" and not is_float(kind.dtype):
         kind = Type(DOUBLE, kind.weak)
-    if kind.dtype == "bool" and op not in (*E.BITWISE, "eq", "ne"):
+    if kind.dtype == "bool" and op not in (*BITWISE, "eq", "ne"):
         raise IRError(f"`{op}` of truth values", hint="convert them: int(x)")
-    if op in E.BITWISE and is_float(kind.dtype):
+    if op in BITWISE and is_float(kind.dtype):
         raise IRError(f"`{op}` of a {a.expr.dtype} and a {b.expr.dtype}", why="it is defined for integers and truth values")
     if op == "pow" and is_integer(kind.dtype):
         raise IRError("a power of integers that are not known here", hint="multiply: x * x")
     result = E.binary(op, a.to(kind.dtype), b.to(kind.dtype))
-    return Value(result, kind.weak and op not in E.COMPARISON)
+    return Value(result, kind.weak and op not in COMPARISON)
 
 
 def _computed(function: Callable[[], Any], what: str) -> Value:
@@ -197,7 +198,7 @@ def call(function: Any, args: Sequence[Value]) -> Value:
 
 
 def _elementary(op: str, x: Value) -> Value:
-    if not is_float(x.expr.dtype) and op not in ("abs", *E.PREDICATES):
+    if not is_float(x.expr.dtype) and op not in ("abs", *PREDICATES):
         x = Value(x.to(DOUBLE), x.weak)
     result = E.unary(op, x.expr)
     return Value(result, x.weak and result.dtype != "bool")

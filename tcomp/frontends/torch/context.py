@@ -14,8 +14,9 @@ from torch.fx import Node
 from tcomp.errors import UnsupportedError
 from tcomp.frontends.context import GraphContext
 from tcomp.ir.dtypes import to_numpy
-from tcomp.ir.expr import OPERATORS, Dim, Expr, as_expr, dim, maximum, minimum
+from tcomp.ir.expr import Dim, Expr, as_expr, dim, maximum, minimum
 from tcomp.ir.graph import Value
+from tcomp.ir.scalar_operators import OPERATORS
 from tcomp.ir.shape_operands import derived
 from tcomp.ir.simplify import as_dim
 from tcomp.ops.movement import CONCAT, DIMS

@@ -19,9 +19,10 @@ from tcomp.errors import InputError, IRError
 from tcomp.ir import expr as E, loops as L
 from tcomp.ir.dims import bind_dims
 from tcomp.ir.dtypes import NARROW, integer_range, is_float, is_integer, to_numpy
-from tcomp.ir.expr import INDEX, Expr, as_expr, wrap
+from tcomp.ir.expr import INDEX, Expr, as_expr
 from tcomp.ir.interpreters import semantics
 from tcomp.ir.interpreters.semantics import Array
+from tcomp.ir.scalar_operators import wrap
 
 _FILE = "<loop program>"
 _BLOCKS = 15  # loops of one Python function: the compiler of Python refuses more than 20

@@ -15,7 +15,7 @@ import numpy as np
 
 from tcomp.errors import IRError
 from tcomp.ir.dtypes import integer_range, is_float, to_numpy
-from tcomp.ir.expr import ARITY
+from tcomp.ir.scalar_operators import ARITY
 
 Array = np.ndarray[Any, Any]
 

@@ -19,10 +19,11 @@ from tcomp.ir import expr as E
 from tcomp.ir.access import affine
 from tcomp.ir.dims import bind_dims, extent_of
 from tcomp.ir.dtypes import is_float, to_numpy
-from tcomp.ir.expr import Dim, Expr, Reducer, const, evaluate_int
+from tcomp.ir.expr import Dim, Expr, const, evaluate_int
 from tcomp.ir.interpreters import semantics
 from tcomp.ir.interpreters.loops import run_stmt
 from tcomp.ir.interpreters.semantics import Array, literal
+from tcomp.ir.reducers import Reducer
 from tcomp.ir.simplify import simplify
 from tcomp.ir.te import Extern, Tensor
 

@@ -17,8 +17,9 @@ from typing import TypeAlias
 import islpy as isl
 
 from tcomp.ir import expr as E, loops as L
-from tcomp.ir.expr import INDEX, Expr, Reducer, as_expr, bounds
+from tcomp.ir.expr import INDEX, Expr, as_expr, bounds
 from tcomp.ir.loops import Accumulate, Allocate, Buffer, For, If, Stmt, Store, While
+from tcomp.ir.reducers import Reducer
 from tcomp.ir.simplify import linear, simplify
 
 READ, WRITE, REDUCE = "read", "write", "reduce"

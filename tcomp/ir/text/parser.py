@@ -17,10 +17,12 @@ import numpy as np
 from tcomp.errors import IRError
 from tcomp.ir import expr as E, loops as L, program as P
 from tcomp.ir.dtypes import BITS, NARROW_INTEGERS, SIGNED, integer_range, is_float, is_integer, to_numpy
-from tcomp.ir.expr import ARITY, INDEX, Dim, Expr, Reducer, as_expr, const, standard_reducers
+from tcomp.ir.expr import INDEX, Dim, Expr, as_expr, const, reduce
 from tcomp.ir.graph import STRUCTURAL, Graph, Node, Operator, Value
 from tcomp.ir.instruction import ELEMENT, WARP, CopyOp, Fragment, Instruction, Operand, VectorOp, WarpOp, lane_of
 from tcomp.ir.layout import Layout, Piece
+from tcomp.ir.reducers import Reducer, standard_reducers
+from tcomp.ir.scalar_operators import ARITY
 from tcomp.ir.te import Extern, Tensor
 from tcomp.ir.text.printer import INFIX, PREFIX, SUFFIXES, UNARY_PRECEDENCE
 from tcomp.ir.text.tokens import DIGITS, T, Tokens
@@ -187,7 +189,7 @@ class _Parser(Tokens):
 
         with self.scope():
             axes, body = self.sequence(lambda: self.listed(axis, ":"), self.expression, ")")
-        return E.reduce(self.reducer(name, body.dtype, start), body, axes)
+        return reduce(self.reducer(name, body.dtype, start), body, axes)
 
     def reducer(self, name: str, dtype: str, start: int) -> Reducer:
         found = self.reducers.get(name) or standard_reducers(dtype).get(name)

@@ -22,7 +22,8 @@ from typing import Any
 
 from tcomp.ir import expr as E
 from tcomp.ir.dtypes import SIGNED, UNSIGNED, is_float
-from tcomp.ir.expr import INDEX, Dim, Expr, Reducer, as_expr, standard_reducers
+from tcomp.ir.expr import INDEX, Dim, Expr, as_expr
+from tcomp.ir.reducers import Reducer, standard_reducers
 
 INFIX = {  # symbol and precedence; all associate to the left, comparisons not at all
     "mul": ("*", 7), "div": ("/", 7), "floordiv": ("//", 7), "mod": ("%", 7), "add": ("+", 6), "sub": ("-", 6),

@@ -23,6 +23,7 @@ from tcomp.errors import IRError
 from tcomp.ir import expr as E
 from tcomp.ir.dtypes import is_float
 from tcomp.ir.expr import Expr, const, select, unary
+from tcomp.ir.scalar_operators import UNARY
 
 Linear: TypeAlias = Callable[[Expr], Expr]
 Term: TypeAlias = tuple[int, Expr | None, Linear]  # number of an operand, where it counts (None: everywhere), what its tangent is mapped to
@@ -37,7 +38,7 @@ def same(g: Expr) -> Expr:
 def terms(e: Expr) -> list[Term]:
     """The derivative of an operator by each float operand: the tangent of `e` is the sum over the terms (n, where, f) of f(tangent of
     operand n), where `where` holds. Raises `IRError` for what is no operator on floats."""
-    if e.op in E.UNARY:
+    if e.op in UNARY:
         linear = _of_function(e, *e.args)
         return [] if linear is None else [(0, None, linear)]
     match e.op, e.args:

@@ -8,7 +8,8 @@ from dataclasses import dataclass
 from tcomp.errors import IRError
 from tcomp.ir import expr as E, te
 from tcomp.ir.dtypes import is_float
-from tcomp.ir.expr import Dim, Expr, Reducer, as_expr, const, loop_var, select
+from tcomp.ir.expr import Dim, Expr, as_expr, const, loop_var, select
+from tcomp.ir.reducers import Reducer
 from tcomp.ir.simplify import as_dim
 from tcomp.ir.te import Tensor
 from tcomp.ir.transforms.scalar import Guards

@@ -17,6 +17,7 @@ from tcomp.ir.dtypes import BITS, FLOATS, NARROW, SIGNED, UNSIGNED, integer_rang
 from tcomp.ir.expr import Expr, cast, select
 from tcomp.ir.interpreters.loops import run_kernel
 from tcomp.ir.loops import Accumulate, Allocate, Buffer, If, Kernel, Stmt, While, block, loop, store
+from tcomp.ir.scalar_operators import COMPARISON, UNARY
 from tcomp.target import CudaTarget
 from tests.codegen.cuda import cuda_host
 
@@ -72,7 +73,7 @@ def operators(dtype: str) -> dict[str, Callable[[Expr, Expr], Expr]]:
     casts = {f"cast-{other}": lambda a, b, other=other: cast(a, other) for other in BITS if other != dtype}
     if dtype in NARROW:
         return casts
-    binary = [*E.COMPARISON, "min", "max"]
+    binary = [*COMPARISON, "min", "max"]
     unary: list[str] = []
     if dtype == "bool":
         binary += ["and", "or", "xor", "mul", "add"]
@@ -126,7 +127,7 @@ def test_operators_mean_what_the_interpreter_says(dtype: str) -> None:
 @pytest.mark.parametrize("dtype", FLOATS)
 def test_elementary_functions(dtype: str) -> None:
     """The host's functions stand for CUDA's here: this shows that the right ones are called, rounded to the type."""
-    functions = [*E.UNARY[E.UNARY.index("exp") : E.UNARY.index("isnan")], "pow"]
+    functions = [*UNARY[UNARY.index("exp") : UNARY.index("isnan")], "pow"]
     x, outs = Buffer("x", dtype, (40,)), [Buffer(f"out_{f}", dtype, (40,)) for f in functions]
 
     def applied(f: str, v: Expr) -> Expr:

@@ -8,7 +8,7 @@ import sys
 import numpy as np
 
 from tcomp.ir import expr as E, loops as L, te
-from tcomp.ir.expr import standard_reducers
+from tcomp.ir.reducers import standard_reducers
 from tests.ir.transforms.differences import check
 
 N = 4
