@@ -45,8 +45,7 @@ SCHEDULE_LAYERS: list[set[str]] = [
     {"cost", "lowering"},
     {"schedule", "index_checks"},
     {"groups", "polyhedral"},
-    {"cpu"},
-    {"gpu"},
+    {"cpu", "gpu"},
 ]
 
 KNOT = 4

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from itertools import islice
 
 import numpy as np
@@ -17,6 +18,7 @@ from tcomp.ir.interpreters.loops import run_kernel
 from tcomp.ir.loops import Buffer, Kernel, loop, store
 from tcomp.ir.polyhedral import in_range
 from tcomp.ir.polyhedral.in_range import quick_kernel, safe_kernel, safe_tensors
+from tcomp.ir.reducers import standard_reducers
 from tcomp.ir.simplify import as_dim, simplify
 from tcomp.ir.text.parser import parse_kernel
 from tcomp.schedules.index_checks import checked_first
@@ -337,6 +339,14 @@ def test_a_kernel_of_your_own_and_its_schedule_are_proved() -> None:
 def test_what_a_loop_tests_and_how_it_steps_is_part_of_the_proof() -> None:
     """Of insertion sort all accesses are proved but for the last, which needs an invariant."""
     assert own_programs.guards(insertion_sort.kernel()) == 1
+
+
+def test_a_variable_is_known_to_decrease_by_the_operator_that_updates_it_not_by_its_name() -> None:
+    j, A, B = Buffer("j", "int64", (), "register"), Buffer("A", "float32", (4,)), Buffer("B", "float32", (8,))
+    for reducer, guards in ((standard_reducers("int64")["sum"], 0), (replace(standard_reducers("int64")["prod"], name="sum"), 1)):
+        step = L.block(L.If(0 <= j[()], loop("k", 1, lambda k: store(B, (k,), A[j[()]]))), L.Accumulate(j, (), E.const(-3), reducer))
+        body = L.Allocate(j, L.block(store(j, (), 2), loop("i", 8, lambda _, step=step: step)))
+        assert own_programs.guards(safe_kernel(Kernel("k", (A, B), (B,), (), body))[0]) == guards
 
 
 # ---------------------------------------------------------------- the prover

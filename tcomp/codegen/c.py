@@ -46,7 +46,7 @@ UNSIGNED_HELPERS = {
     "floordiv": "quotient", "mod": "modulus", "truncdiv": "quotient", "truncmod": "modulus", "shr": "shr_unsigned", "pow": "power_unsigned",
 }  # fmt: skip
 QUOTIENTS = {"floordiv": "/", "truncdiv": "/", "mod": "%", "truncmod": "%"}
-UPDATES = {"sum": "+=", "prod": "*=", "all": "&=", "any": "|="}
+UPDATES = {"add": "+=", "mul": "*=", "and": "&=", "or": "|="}
 PREFIX, CHOICE = 11, 0  # precedences of a sign, and of ?:
 LARGE = 200  # nodes of an expression, written as a tree, that is computed in several lines
 
@@ -212,8 +212,8 @@ class CText(SourceText):
             case L.Store(b, indices, value):
                 self.line(f"{self.element(b, indices)} = {self.term(value)};")
             case L.Accumulate(b, indices, value, reducer):
-                place, update = self.element(b, indices), UPDATES.get(reducer.name, "=")
-                if reducer.name == "sum" and (opposite := _negative(value)) is not None:
+                place, update = self.element(b, indices), UPDATES.get(reducer.op, "=")
+                if reducer.op == "add" and (opposite := _negative(value)) is not None:
                     value, update = opposite, "-="
                 self.line(f"{place} {update} {self.term(value if update != '=' else reducer(E.read(b, indices), value))};")
             case L.Allocate(b, body):

@@ -23,6 +23,7 @@ from tcomp.ir import expr as E
 from tcomp.ir.dtypes import is_float, itemsize
 from tcomp.ir.expr import Dim, Expr, as_expr, loop_var
 from tcomp.ir.loops import SCOPES, SERIAL, Accumulate, Buffer, For, Kernel, LoopPrinter, Stmt, Store, perfect
+from tcomp.ir.scalar_operators import COMMUTATIVE
 from tcomp.ir.simplify import as_dim, difference, prove, simplify
 from tcomp.ir.text.printer import quoted
 
@@ -30,7 +31,6 @@ WARP, WARPGROUP = 32, 128  # threads that execute an instruction together
 CORE = (8, 16)  # rows of a core matrix, and bytes of each
 RUN = 16  # bytes: the size of what a `CopyOp` copies, and both addresses, are multiples of it
 ELEMENT = E.var("e", 0)  # one of the elements that a thread holds
-_COMMUTATIVE = ("add", "mul", "min", "max", "and", "or", "xor")
 
 Leaf = Store | Accumulate
 
@@ -374,7 +374,7 @@ def _unified(pairs: Sequence[tuple[Expr, Expr]], bound: _Accesses, differences: 
         else:
             differences.append(f"`{e}` of {e.dtype} stands where the instruction has `{m}` of {m.dtype}")
     else:
-        swapped = m.op in _COMMUTATIVE and e.args[0] is not e.args[1]
+        swapped = m.op in COMMUTATIVE and e.args[0] is not e.args[1]
         for args in [e.args, e.args[::-1]] if swapped else [e.args]:
             yield from _unified([*zip(m.args, args, strict=True), *rest], bound, differences)
 

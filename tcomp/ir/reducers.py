@@ -8,6 +8,7 @@ from dataclasses import dataclass
 
 from tcomp.ir.dtypes import highest, lowest
 from tcomp.ir.expr import Expr, ExprLike, binary, const, substitute, var
+from tcomp.ir.scalar_operators import COMMUTATIVE
 
 
 @dataclass(frozen=True)
@@ -22,6 +23,12 @@ class Reducer:
     rhs: Expr
     combine: Expr
     identity: Expr
+
+    @property
+    def op(self) -> str:
+        """The commutative operator ("add", "max") that combines `lhs` and `rhs`; empty for any other combination, whatever its name."""
+        combine = self.combine
+        return combine.op if combine.op in COMMUTATIVE and set(combine.args) == {self.lhs, self.rhs} else ""
 
     def __call__(self, a: Expr, b: Expr) -> Expr:
         return substitute(self.combine, {self.lhs: a, self.rhs: b})

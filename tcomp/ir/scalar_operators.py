@@ -15,6 +15,7 @@ Bounds = tuple[int | None, int | None]  # an inclusive range of integers; None s
 ARITHMETIC = ("add", "sub", "mul", "div", "floordiv", "mod", "truncdiv", "truncmod", "min", "max", "pow")
 BITWISE = ("and", "or", "xor", "shl", "shr")
 COMPARISON = ("lt", "le", "eq", "ne")
+COMMUTATIVE = ("add", "mul", "min", "max", "and", "or", "xor")
 BINARY = ARITHMETIC + BITWISE + COMPARISON
 UNARY = (
     "neg", "abs", "not", "floor", "ceil", "round", "trunc", "sqrt", "exp", "log", "tanh", "erf", "sin", "cos", "tan", "asin", "acos",

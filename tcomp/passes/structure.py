@@ -229,8 +229,7 @@ def scales_with(body: Body, operands: Sequence[Value]) -> bool:
             case "select":
                 linear = degrees[0] == "free" and set(degrees[1:]) - {"zero"} == {"linear"}
             case _:
-                sums = e.op == "reduce" and e.attr[0].combine in (e.attr[0].lhs + e.attr[0].rhs, e.attr[0].rhs + e.attr[0].lhs)
-                linear = sums and degrees == ["linear"]
+                linear = e.op == "reduce" and e.attr[0].op == "add" and degrees == ["linear"]
         return "linear" if linear else None
 
     for e in E.walk(body.expr):

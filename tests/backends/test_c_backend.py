@@ -7,6 +7,7 @@ import importlib.util
 import shutil
 import sys
 from collections.abc import Iterator, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +22,8 @@ from tcomp.ir.dtypes import BITS, FLOATS, integer_range, is_float
 from tcomp.ir.interpreters import semantics
 from tcomp.ir.interpreters.graph import evaluate_graph
 from tcomp.ir.interpreters.loops import run_kernel
-from tcomp.ir.loops import Buffer, Kernel, block, loop, store
+from tcomp.ir.loops import Accumulate, Buffer, Kernel, block, loop, store
+from tcomp.ir.reducers import standard_reducers
 from tcomp.ir.scalar_operators import BINARY, UNARY
 from tcomp.options import CompileOptions
 from tcomp.pipeline import compile_model
@@ -151,6 +153,16 @@ def test_operators_mean_what_the_interpreter_says(dtype: str) -> None:
     for name, wanted, got in zip(results, expected, found, strict=True):
         rtol = 0.0 if not is_float(wanted.dtype.name) else 1e-6 if wanted.dtype.itemsize == 4 else 1e-14
         np.testing.assert_allclose(got, wanted, rtol=rtol, atol=0, err_msg=name)
+
+
+def test_a_reduction_is_known_by_its_operator_not_by_its_name() -> None:
+    A, total, k = Buffer("A", "float32", (3,)), Buffer("B", "float32", ()), np.array([2, 3, 4], np.float32)
+    product = replace(standard_reducers("float32")["prod"], name="sum")
+    update = loop("k", 3, lambda i: Accumulate(total, (), A[i], product))
+    kernel, found = Kernel("f", (A, total), (total,), (), block(store(total, (), 1), update)), np.zeros((), np.float32)
+    library = open_library(c_backend().link_kernel(kernel, {}))
+    library["f"](None, *(ctypes.c_void_p(x.ctypes.data) for x in (k, found)))
+    assert found == 24
 
 
 # ---------------------------------------------------------------- models

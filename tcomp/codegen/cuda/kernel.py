@@ -390,8 +390,7 @@ class Function(FunctionBuilder):
 
     def accumulated(self, old: str, value: Expr, reducer: Reducer) -> str:
         """The text of reducer(`old`, value)."""
-        sums = reducer.combine.op == "add" and set(reducer.combine.args) == {reducer.lhs, reducer.rhs}
-        if sums and value.dtype in ("float32", "float64") and value.op == "mul":
+        if reducer.op == "add" and value.dtype in ("float32", "float64") and value.op == "mul":
             self.begin_statement(*value.args)
             a, b = (self.value(x) for x in value.args)
             return self.float_operator("fma", value.dtype, [a, b, old])

@@ -63,10 +63,9 @@ class Stores(Expressions):
             return self.reduce_lanes(s, buffer, address, value, reducer)
         if self.lane is not None and not self.distinct(buffer, indices, address):
             return self.lane_by_lane(s)  # lanes may share an element: in order
-        sums = reducer.combine.op == "add" and set(reducer.combine.args) == {reducer.lhs, reducer.rhs}
         native = value.dtype in ("float32", "float64") or (value.dtype == "float16" and self.module.native_half)
         relaxed = self.target.relaxed_fma and 8 * itemsize(value.dtype) * self.lanes == self.target.vector_bits and value.dtype != "float16"
-        if sums and native and (self.target.fma or relaxed) and value.op == "mul" and s is not self.chain:
+        if reducer.op == "add" and native and (self.target.fma or relaxed) and value.op == "mul" and s is not self.chain:
             new = self.fma(self.value(value.args[0]), self.value(value.args[1]), self.load(buffer, address))
         else:
             term = self.value(value)

@@ -206,7 +206,7 @@ class Evaluator:
             return identity, None
         if self.structural and grid.parent is None and (total := self._sum_of_products(e, grid, extents)) is not None:
             return total, None
-        body, function = e.args[0], _ufunc(reducer)
+        body, function = e.args[0], _UFUNCS.get(reducer.op)
         wide = is_float(e.dtype) and reducer.combine.op in ("add", "mul")
         others = [found[2] for v in self.free(body).difference(axes) if (found := grid.find(v))]
         combine = partial(self._combined, reducer) if function is None else function
@@ -243,7 +243,7 @@ class Evaluator:
         ranges: dict[Expr, Range] = {v: side[1:] for v, side in grid.axes.items()} | {v: (0, n) for v, n in zip(axes, extents, strict=True)}
         free = self.free(body)
         # A 16-bit product rounds before it is added, which a matrix product would not do.
-        sums = _ufunc(reducer) is np.add and reducer.identity.attr == 0 and e.dtype not in ("float16", "bfloat16", "bool")
+        sums = _UFUNCS.get(reducer.op) is np.add and reducer.identity.attr == 0 and e.dtype not in ("float16", "bfloat16", "bool")
         if not sums or not set(axes) <= free <= set(ranges) or any(n == 0 for _, n in ranges.values()):
             return None
         parts = {v: [v] for v in grid.axes}
@@ -384,8 +384,3 @@ def _boxes(extents: Sequence[int], budget: int) -> Iterator[tuple[Range, ...]]:
 _UFUNCS: dict[str, np.ufunc] = {
     "add": np.add, "mul": np.multiply, "min": np.minimum, "max": np.maximum, "and": np.bitwise_and, "or": np.bitwise_or,
 }  # fmt: skip
-
-
-def _ufunc(reducer: Reducer) -> np.ufunc | None:
-    combine = reducer.combine
-    return _UFUNCS.get(combine.op) if set(combine.args) == {reducer.lhs, reducer.rhs} else None

@@ -147,7 +147,7 @@ class _Scope:
 def _still(op: str, writes: Sequence[L.Store | L.Accumulate]) -> str:
     """What is left of a comparison with a variable after some of these writes: it stays below what it was if it only decreases."""
     for s in writes:
-        down, up = (isinstance(s, L.Accumulate) and s.reducer.name == "sum" and prove(c) for c in (s.value <= 0, s.value >= 0))
+        down, up = (isinstance(s, L.Accumulate) and s.reducer.op == "add" and prove(c) for c in (s.value <= 0, s.value >= 0))
         op = "le" if down and op in ("eq", "le") else "ge" if up and op in ("eq", "ge") else ""
     return op
 

@@ -67,11 +67,10 @@ def stages(t: Tensor) -> list[Stage]:
 def kind(reducer: Reducer, where: str) -> str:
     """The operator of a reduction. Raises `IRError` for one of the user's own: its derivative is not known."""
     known = {"add": "sum", "mul": "prod", "min": "min", "max": "max"}
-    op = reducer.combine.op
-    if op not in known or set(reducer.combine.args) != {reducer.lhs, reducer.rhs}:
+    if reducer.op not in known:
         why = "derivatives are known of sums, products, minima and maxima"
         raise IRError(f"the reduction `{reducer.name}` has no derivative", where=where, why=why, hint="write it by those")
-    return known[op]
+    return known[reducer.op]
 
 
 def share(stage: Stage) -> tuple[Guards, Expr | None]:

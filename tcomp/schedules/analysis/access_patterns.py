@@ -60,6 +60,11 @@ class Nest:
         """The reads of the value that is stored or accumulated."""
         return E.reads(self.leaf.value)
 
+    def loop_along(self, dim: int) -> str | None:
+        """The loop that indexes a dimension of what is written, counted from the last one, -1; None where the index is no loop."""
+        index = self.leaf.indices[dim] if len(self.leaf.indices) >= -dim else None
+        return next((x.var.name for x in self.loops if x.var is index), None)
+
 
 def nest_of(stmt: Stmt) -> Nest | None:
     """The nest that a statement is, if there is one write in it, inside of nothing but loops and conditions."""
@@ -165,9 +170,8 @@ def is_product(reduction: Nest) -> bool:
 
 
 def is_sum(reduction: Nest) -> bool:
-    """Whether it sums up."""
-    reducer = reduction.leaf.reducer if isinstance(reduction.leaf, Accumulate) else None
-    return reducer is not None and reducer.combine in (reducer.lhs + reducer.rhs, reducer.rhs + reducer.lhs)
+    """Whether a reduction is a sum."""
+    return isinstance(reduction.leaf, Accumulate) and reduction.leaf.reducer.op == "add"
 
 
 def batch_axes(reduction: Nest) -> list[str]:

@@ -94,7 +94,7 @@ def operators(statement: Store | Accumulate, cases: Mapping[Expr, int] | None = 
     common, as they can be computed together, and nothing that is asked of the place alone, as loops can be cut there.
     """
     value = statement.value
-    sums = isinstance(statement, Accumulate) and statement.reducer.combine.op == "add"
+    sums = isinstance(statement, Accumulate) and statement.reducer.op == "add"
     fused = sums and value.op == "mul" and is_float(value.dtype)
     for e in _evaluated(value, cases or {}):
         cost = None if fused and e is value else cost_of(e)

@@ -24,7 +24,7 @@ from tcomp.schedules.cpu import block_dot_products, contraction, elementwise, fl
 from tcomp.schedules.cpu.common import is_streamed, nest_lanes
 from tcomp.schedules.cpu.int8_dot_products import add_up_groups, grouped, multiplies_bytes, split_groups
 from tcomp.schedules.cpu.work_partition import split_row_sums
-from tcomp.schedules.groups import Group, attachments
+from tcomp.schedules.groups import Group, attachments, in_one_pass
 from tcomp.schedules.knobs import Knobs
 from tcomp.schedules.polyhedral import polyhedral_or_not
 from tcomp.schedules.primitives import editing
@@ -50,7 +50,7 @@ def schedule(kernel: Kernel, target: CpuTarget, knobs: Knobs | None = None) -> S
         split_groups(s)
     split_row_sums(s, target)
     shaped = block_dot_products.in_registers(s, target, knobs)
-    rest = flash_attention.in_one_pass(s, lambda found: flash_attention.schedule(s, found, target, knobs)) - shaped
+    rest = in_one_pass(s, lambda found: flash_attention.schedule(s, found, target, knobs)) - shaped
     shaped = set(s.stages) - rest
     for group in (group for group in _groups(s, target) if group.result not in shaped):
         with s.attempt(group.result, FallbackKind.LEFT_AS_LOWERED):

@@ -13,24 +13,18 @@ are the rows) panel by panel where they are read, while what the next block read
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
 
 from tcomp.errors import ScheduleError
 from tcomp.ir import expr as E
 from tcomp.ir.dtypes import itemsize
-from tcomp.ir.fallback import FallbackKind
-from tcomp.ir.loops import SERIAL, STACK_LIMIT, Accumulate, For, If, Kernel, Store, walk
+from tcomp.ir.loops import SERIAL, STACK_LIMIT, Accumulate, For, If, Store, walk
 from tcomp.schedules.analysis.access_patterns import (
     Nest,
     batch_axes,
     extent_of,
     is_product,
-    is_sum,
-    nests,
     reduction_nest,
-    result_nest,
     row_axis,
     write_nests,
 )
@@ -38,7 +32,7 @@ from tcomp.schedules.cost.register_tiles import Tile, tiles
 from tcomp.schedules.cpu.common import MAX_LANES, divides, extent, nest_lanes, size, threads, unguard_lanes, unroll, whole_tiles
 from tcomp.schedules.cpu.contraction import pack_panels, strided_operands, tile_loops
 from tcomp.schedules.cpu.row_reductions import partial_loops
-from tcomp.schedules.groups import attachments
+from tcomp.schedules.groups import SoftmaxProduct, row_and_column_loops
 from tcomp.schedules.knobs import Knobs
 from tcomp.schedules.schedule import Schedule
 from tcomp.target import CpuTarget
@@ -53,63 +47,6 @@ TAIL_SLOWDOWN = 3  # how many times longer rows take in the last block, where th
 UNROLL_FACTORS = (8, 4, 2)  # steps of a reduction that are unrolled, the first that divides it
 PREFETCHED_LINES = 64  # at a step of a reduction, at most: more than a core has under way at once
 UNROLLED_VECTORS = 4  # vectors of a row that are unrolled: the latency of an exponential is hidden by the others
-
-
-@dataclass(frozen=True, slots=True)
-class SoftmaxProduct:
-    """What is scheduled as a whole: `result` is computed from `sums` of exponentials relative to `maximum`, all of them reductions over the
-    same axis, and the maximum from the reduction `scores`, if any. `elements` are stages to be inlined: what the maximum is one of, and
-    exponentials."""
-
-    result: str
-    maximum: str
-    sums: tuple[str, ...]
-    scores: str | None
-    elements: tuple[str, ...]
-
-
-def _softmax_product(kernel: Kernel, result: str, inside: Sequence[str]) -> SoftmaxProduct | None:
-    """What computes a result, if that is a product with a softmax; `inside` are the temporaries that only it needs."""
-    here = [n for n in nests(kernel) if n.writes.name in inside]
-    reductions = [n for n in here if n.is_reduction]
-    used = {r.attr.name for n in here for r in n.reads}
-
-    def is_maximum(n: Nest) -> bool:
-        reducer = n.leaf.reducer if isinstance(n.leaf, Accumulate) else None
-        return reducer is not None and reducer.combine in (E.maximum(reducer.lhs, reducer.rhs), E.maximum(reducer.rhs, reducer.lhs))
-
-    maxima = [n for n in reductions if n.writes.name in used and is_maximum(n)]
-    if len(maxima) != 1:
-        return None
-    top = maxima[0].writes.name
-
-    def reads(n: Nest, names: Sequence[str]) -> bool:
-        return any(r.attr.name in names for r in n.reads)
-
-    elements = [n for n in here if n.leaf.value.op != "const" and not n.is_reduction]
-    weights = [n.writes.name for n in elements if reads(n, [top])]
-    terms = [n.writes.name for n in elements if n.writes.name not in weights]
-    sums = [n for n in reductions if is_sum(n) and reads(n, [top, *weights])]
-    scores = [
-        n.writes.name for n in reductions if any(reads(x, [n.writes.name]) for x in (maxima[0], *elements) if x.writes.name not in weights)
-    ]
-    known = {top, *weights, *terms, *(n.writes.name for n in sums), *scores}
-    products = [n for n in sums if is_product(n) and row_axis(n) is not None]
-    empty = any(x.extent == 0 for n in here for x in n.loops)
-    if empty or known != set(inside) or len(scores) > 1 or len(maxima[0].reduction_loops) != 1 or not products:
-        return None
-    return SoftmaxProduct(result, top, tuple(n.writes.name for n in sums), scores[0] if scores else None, (*terms, *weights))
-
-
-def in_one_pass(s: Schedule, apply: Callable[[SoftmaxProduct], None]) -> set[str]:
-    """Apply a schedule to all products with a softmax; returns the buffers whose nests are still as lowered."""
-    left = {n.writes.name for n in nests(s.kernel)}
-    products = [found for result, inside in attachments(s.kernel) if (found := _softmax_product(s.kernel, result, inside)) is not None]
-    for found in products:
-        with s.attempt(found.result, FallbackKind.STAGE_BY_STAGE):
-            apply(found)
-            left.difference_update({found.result, found.maximum, found.scores, *found.sums, *found.elements})
-    return left
 
 
 def schedule(s: Schedule, found: SoftmaxProduct, target: CpuTarget, knobs: Knobs) -> None:
@@ -165,7 +102,7 @@ def schedule(s: Schedule, found: SoftmaxProduct, target: CpuTarget, knobs: Knobs
     s.clean()
     for c in write_nests(s.kernel.body):
         name = original.get(c.leaf.buffer.name, c.leaf.buffer.name)
-        loop, row = next(iter(c.reduction_loops), None), loop_along(c, -1)
+        loop, row = next(iter(c.reduction_loops), None), c.loop_along(-1)
         if name == terms:
             found_loops = _scores(s, c, lanes, target)
             if found_loops is None or not streamed:
@@ -197,19 +134,6 @@ def schedule(s: Schedule, found: SoftmaxProduct, target: CpuTarget, knobs: Knobs
     unguard_lanes(s)
 
 
-def row_and_column_loops(s: Schedule, found: SoftmaxProduct, product: Nest) -> tuple[For, For, list[str]]:
-    """The loops of the result over rows, that is along the last dimension of the maximum, and over columns; the names of the others."""
-    out = result_nest(s.kernel, found.result)
-    row = next(r.args[-1:] for r in product.reads if r.attr.name == found.maximum)
-    places = [r.args for r in out.reads if r.attr is product.writes]
-    through = {v: at for args in places for v, at in zip(product.leaf.indices, args, strict=True)}
-    axes = [through.get(v) for v in (*row, product.spatial[-1].var)]
-    loops = [x for v in axes for x in out.loops if x.var is v]
-    if len(set(loops)) != 2 or len(places) != 1:
-        raise ScheduleError("there are no blocks of rows", why="the sums are not read row by row")
-    return loops[0], loops[1], [x.var.name for x in out.loops if x not in loops]
-
-
 def _heights(extent: E.Dim, most: int, target: CpuTarget, lanes: int) -> tuple[list[int], int]:
     """(numbers of rows that a block may have, the one that takes the least time for all rows)."""
     most = min(MAX_ROWS, extent_of(extent), most)
@@ -230,16 +154,10 @@ def _tile(rows: int, vectors: int, target: CpuTarget) -> Tile:
     return min(among, key=lambda t: t.cycles(target.core) / (t.rows * t.vectors))
 
 
-def loop_along(c: Nest, dim: int) -> str | None:
-    """The loop along a dimension, from the last one, of what a nest writes; None where that is a single place."""
-    index = c.leaf.indices[dim] if len(c.leaf.indices) >= -dim else None
-    return next((x.var.name for x in c.loops if x.var is index), None)
-
-
 def _register_tile(s: Schedule, c: Nest, lanes: int, target: CpuTarget, loop: str | None = None) -> tuple[str, str] | None:
     """Make a register tile of rows and vectors, in the reduction `loop`: the loops over panels of columns, and over tiles of rows in one.
     None where there is but a row or a column."""
-    row, column = loop_along(c, -2), loop_along(c, -1)
+    row, column = c.loop_along(-2), c.loop_along(-1)
     if row is None or column is None:
         return None
     tile = _tile(size(s, row), -(-size(s, column) // lanes), target)
@@ -267,7 +185,7 @@ def _scores(s: Schedule, c: Nest, lanes: int, target: CpuTarget) -> tuple[str, s
 
 def _in_lanes(s: Schedule, c: Nest, lanes: int) -> None:
     """Lanes along the last dimension, a few vectors of it unrolled."""
-    if (column := loop_along(c, -1)) is None:
+    if (column := c.loop_along(-1)) is None:
         return
     vectors, lane = s.split(column, lanes)
     s.vectorize(lane)

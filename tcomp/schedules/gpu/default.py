@@ -37,9 +37,8 @@ from tcomp.ir.loops import For, Kernel
 from tcomp.ir.simplify import same_shape
 from tcomp.schedules.analysis import access_patterns as patterns
 from tcomp.schedules.analysis.access_patterns import Nest, extent_of, iterations, nests, reduction_nest, result_nest
-from tcomp.schedules.cpu.flash_attention import in_one_pass
 from tcomp.schedules.gpu import block_tiles, flash_attention, gemm, gemv, imperative, thread_mapping as T
-from tcomp.schedules.groups import Group, attachments
+from tcomp.schedules.groups import Group, attachments, in_one_pass
 from tcomp.schedules.knobs import Knobs
 from tcomp.schedules.primitives import editing
 from tcomp.schedules.schedule import Schedule

@@ -26,10 +26,10 @@ from tcomp.ir.dtypes import itemsize
 from tcomp.ir.instruction import WARP
 from tcomp.ir.loops import Accumulate
 from tcomp.schedules.analysis.access_patterns import Nest, extent_of, reduction_nest, result_nest, stage_axes, write_nests
-from tcomp.schedules.cpu.flash_attention import SoftmaxProduct, loop_along, row_and_column_loops
 from tcomp.schedules.gpu import block_tiles, tensor_cores, thread_mapping as T
 from tcomp.schedules.gpu.block_tiles import SINGLE_WAVE, SLICE_WAIT, Product, Side, Tile
 from tcomp.schedules.gpu.gemm import ASYNC_COPY_ARCHITECTURE, hold_in_registers, map_elements, multiply_in_slices
+from tcomp.schedules.groups import SoftmaxProduct, row_and_column_loops
 from tcomp.schedules.knobs import Knobs
 from tcomp.schedules.schedule import Schedule
 from tcomp.target import CudaTarget
@@ -97,7 +97,7 @@ def schedule(s: Schedule, found: SoftmaxProduct, target: CudaTarget, knobs: Knob
     s.bind(home, "block.x")
 
     for c in write_nests(s.kernel.body):
-        name, sides = c.leaf.buffer.name, (loop_along(c, -2), loop_along(c, -1))
+        name, sides = c.leaf.buffer.name, (c.loop_along(-2), c.loop_along(-1))
         if name in of_rows:
             _map_rows(s, c, tiles.scores)
         elif name in (terms, weights):
@@ -148,7 +148,7 @@ def _layout_of_rows(rank: int, tile: Tile, lanes: str = "") -> str:
 
 def _map_rows(s: Schedule, c: Nest, tile: Tile) -> None:
     """What is computed for each row. A reduction along the row: by each thread for its elements, then by one for what these have."""
-    row, name = loop_along(c, -1), c.leaf.buffer.name
+    row, name = c.loop_along(-1), c.leaf.buffer.name
     assert row is not None
     if isinstance(c.leaf, Accumulate):
         (reduction,) = _reduction_loops(s, name)

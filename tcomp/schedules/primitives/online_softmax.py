@@ -117,8 +117,7 @@ def _reduction(items: Sequence[L.Stmt], nest: L.Stmt, along: L.For, op: str) -> 
         raise refuse(f"`{along.var.name}` is no loop of a nest around a single accumulation")
     update, buffer = found.leaf, found.leaf.buffer
     r, name = update.reducer, update.buffer.name
-    fits = r.combine in (E.binary(op, r.lhs, r.rhs), E.binary(op, r.rhs, r.lhs)) and buffer.dtype in FLOATS
-    refuse_if(not fits, f"`{name}` is no {'sum' if op == 'add' else 'maximum'} of {', '.join(FLOATS)}")
+    refuse_if(r.op != op or buffer.dtype not in FLOATS, f"`{name}` is no {'sum' if op == 'add' else 'maximum'} of {', '.join(FLOATS)}")
     refuse_if(along in found.spatial or E.reads(*update.indices), f"`{along.var.name}` is no reduction loop of `{name}`")
     variables = {x.var for x in found.loops}
     for x in found.loops:

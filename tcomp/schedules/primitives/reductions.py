@@ -298,7 +298,7 @@ def product_of(update: L.Accumulate) -> tuple[Expr | None, list[Expr]]:
     while value.op == "select" and value.args[2] is r.identity:
         conditions.append(value.args[0])
         value = value.args[1]
-    adds = r.combine.op == "add" and set(r.combine.args) == {r.lhs, r.rhs} and r.identity.op == "const" and r.identity.attr == 0
+    adds = r.op == "add" and r.identity.op == "const" and r.identity.attr == 0
     return (value if adds and value.op == "mul" else None), conditions
 
 
