@@ -40,7 +40,7 @@ class Argument:
 
     @classmethod
     def from_json(cls, record: Sequence[Any]) -> Argument:
-        """What `to_json` wrote."""
+        """The argument that `to_json` wrote."""
         name, dtype, shape, layout, *rest = record
         return cls(name, dtype, tuple(shape), layout and Layout(layout[0], tuple(Piece(*p) for p in layout[1])), *rest)
 

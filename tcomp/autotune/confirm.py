@@ -22,10 +22,10 @@ Candidates = Mapping[str, Sequence[Decisions]]
 
 @dataclass
 class Confirmation:
-    """What is `kept`, by the keys of tasks, all that was `tried` in the model, and what the whole gains: seconds of a run (`before`,
-    `after`) and their `ratio` from neighbouring runs; 1 if nothing is kept. `kernels` are the seconds (before, after) that those of each
-    task that was tuned take in a run; of those kept, `within_noise` are faster by no more than chance explains. `notes` say why some were
-    rolled back."""
+    """The result of `confirm`: the decisions `kept`, by the keys of tasks, all that were `tried` in the model, and the gain: seconds of a
+    run (`before`, `after`) and their `ratio` from neighbouring runs; 1 if nothing is kept. `kernels` are the seconds (before, after) that
+    those of each task that was tuned take in a run; of those kept, `within_noise` are faster by no more than chance explains. `notes` say
+    why some were rolled back."""
 
     kept: dict[str, Decisions] = field(default_factory=dict)
     tried: dict[str, list[Decisions]] = field(default_factory=dict)
@@ -39,7 +39,7 @@ class Confirmation:
 
     @property
     def rolled_back(self) -> set[str]:
-        """The tasks of which nothing was kept."""
+        """The tasks none of whose candidates was kept."""
         return self.tried.keys() - self.kept.keys()
 
 

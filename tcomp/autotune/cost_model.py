@@ -93,7 +93,7 @@ class CostModel:
 
     @classmethod
     def load(cls, path: str | os.PathLike[str]) -> CostModel:
-        """What `save` wrote. Raises `ArtifactError` for anything else, or a damaged file."""
+        """The model in a file that `save` wrote. Raises `ArtifactError` for anything else, or a damaged file."""
         import xgboost
 
         try:

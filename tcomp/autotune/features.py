@@ -62,12 +62,12 @@ class CandidateSummary:
         return chosen(self.answers)
 
     def to_json(self) -> list[Any]:
-        """What `from_json` reads."""
+        """The fields, as `from_json` reads them."""
         return [{name: astuple(a) for name, a in self.answers.items()}, self.identity, self.features.vector.tolist(), self.features.seconds]
 
     @classmethod
     def from_json(cls, record: Sequence[Any]) -> Self:
-        """What `to_json` wrote."""
+        """The summary that `to_json` wrote."""
         asked, identity, vector, seconds = record
         answers = {
             n: Answer(option_of(v), tuple(map(option_of, options)), option_of(d), kind) for n, (v, options, d, kind) in asked.items()
@@ -76,7 +76,7 @@ class CandidateSummary:
 
 
 def features(candidate: Candidate) -> Features:
-    """The features of a candidate, which takes some milliseconds. The first part is zero where the analytic model cannot tell."""
+    """The features of a candidate, which takes some milliseconds. The first part is zero where the analytic model has no estimate."""
     task, kernel = candidate.task, candidate.schedule.kernel
     model = task.backend.cost_model(task.threads)
     try:
@@ -122,9 +122,9 @@ def _step_tokens(step: Step) -> Iterator[tuple[str, float]]:
 
 @functools.cache
 def fingerprint() -> str:
-    """What features mean, as a digest, the same on every machine: a cost model is of use only where they mean what they did when it was
-    learned. Two programs are described: one under fixed steps, so that its numbers tell what is counted, estimated and hashed; and one
-    under the default schedule, of which only the names and the options of decisions are taken, as its loops may get better."""
+    """A digest of the meaning of features, the same on every machine: a cost model is valid only while features mean what they did when it
+    was trained. The digest covers two programs: one under fixed steps, whose numbers change with counting, estimating and hashing; and one
+    under the default schedule, of which only the names and options of decisions count, as its loops may change."""
     machine = Target.parse("cpu -march=x86_64 -mcpu=skylake-avx512")
     found = features(instantiate(Program.of(_tensors(), machine, 2, schedule=_steps), {"how": "far", "tile": (6, 2)}))
     asked = instantiate(Program.of(_tensors(), machine, 2), {}).answers

@@ -40,8 +40,8 @@ class StopReason(StrEnum):
 
 @dataclass(eq=False)
 class TaskStatus:
-    """What the tuner knows of one kernel: `calls` of it in a run, the seconds that these take in the untuned model (`before`) and, as far
-    as measurements alone tell, by now (`after`), the least they can take by the roofline (`bound`). `stop` says why it gets no more trials.
+    """The state of tuning of one kernel: `calls` of it in a run, the seconds that these take in the untuned model (`before`) and, as
+    estimated by measurements of the kernel alone, by now (`after`), their roofline bound (`bound`). `stop` says why it gets no more trials.
 
     `base` is the record of its default schedule, `progress` the least cost after each trial, `seconds` were spent on it in this run; the
     first `earlier` records are those of earlier runs. `known` says whether `before` comes from a run of the model.
@@ -72,7 +72,7 @@ class TaskStatus:
 
     @property
     def after(self) -> float:
-        """Seconds by now, as far as measurements of the kernel alone tell."""
+        """Seconds by now, as estimated by measurements of the kernel alone."""
         return self.before * self.gain
 
     @property
@@ -131,8 +131,8 @@ def next_task(tasks: Sequence[TaskStatus], rng: Random) -> TaskStatus | None:
 
 
 class TimePlan:
-    """How a call of the tuner divides what is left of its budget (None: no limit), of which earlier calls spent `earlier` seconds: the
-    search ends when the winners have to be built and compared. `comparison` are the seconds of runs in a comparison of whole models."""
+    """The division of the budget (None: no limit) of a tuner's call, of which earlier calls spent `earlier` seconds: the search ends early
+    enough to build and compare the winners. `comparison` are the seconds of runs in a comparison of whole models."""
 
     def __init__(self, start: float, budget: float | None, earlier: float) -> None:
         self.start, self.earlier = start, earlier

@@ -59,7 +59,7 @@ class Search:
         return known.choose(self.model, count, rng, hinted[:count])
 
     def predicted(self, task: Task, decisions: Decisions) -> float | None:
-        """The cost that the model expects of what was proposed last, on the scale of the task's records; None where it cannot tell."""
+        """The cost that the model expects of what was proposed last, on the scale of the task's records; None where it has no estimate."""
         known = self._tasks.get(task.key)
         if known is None or not (samples := known.samples()) or (made := known.made.get(encode(decisions))) is None:
             return None

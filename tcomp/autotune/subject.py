@@ -1,5 +1,5 @@
-"""What the tuner is given: a model, whose kernels are the tasks, or a user's own program, which is one task. Both can be judged as a whole:
-`compare(decisions)` runs the tuned version against the untuned one, in a fresh process."""
+"""The subject of tuning: a model, whose kernels are the tasks, or a user's own program, which is one task. Both are also measured as a
+whole: `compare(decisions)` runs the tuned version against the untuned one, in a fresh process."""
 
 from __future__ import annotations
 
@@ -47,8 +47,8 @@ _Algorithms = frozenset[tuple[str, str]]  # alternatives that are taken: keys of
 
 
 class TuningSubject(ABC):
-    """What is tuned: `tasks`, each with the number of its calls in a run; `algorithms`, alternatives to those that the untuned model takes,
-    the most promising first."""
+    """A model or program to be tuned: `tasks`, each with the number of its calls in a run; `algorithms`, alternatives to those that the
+    untuned model takes, the most promising first."""
 
     tasks: list[tuple[Task, int]]
     algorithms: list[tuple[Algorithm, Decisions]]

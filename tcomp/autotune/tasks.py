@@ -1,5 +1,5 @@
-"""What is tuned: a program together with its space, which is a schedule function that asks knobs. Tasks are plain data, so that they can be
-stored, hashed and sent to other processes. A `Candidate` is what the schedule function makes of some decisions."""
+"""Tuning tasks: a program together with its search space, a schedule function that asks knobs. Tasks are plain data, so that they can be
+stored, hashed and sent to other processes. A `Candidate` is the result of the schedule function for some decisions."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ class Task(ABC):
     @property
     @abstractmethod
     def identity(self) -> tuple[str, ...]:
-        """What tells this program and space from others, besides text, target, threads and dims."""
+        """The part of the key, besides text, target, threads and dims, that identifies the program and its space."""
 
     @abstractmethod
     def make(self, knobs: Knobs) -> tuple[Schedule, tuple[Argument, ...]]:
@@ -59,7 +59,7 @@ class Task(ABC):
         cannot be followed, `InputError` where a dim has no size."""
 
     def to_json(self) -> dict[str, Any]:
-        """What `task_from_json` reads."""
+        """The fields, as `task_from_json` reads them."""
         return {f.name: getattr(self, f.name) for f in fields(self) if f.compare}
 
     @property
@@ -110,8 +110,8 @@ class Workload(Task):
         return with_layouts(_graph(self.text), layouts)
 
     def make(self, knobs: Knobs) -> tuple[Schedule, tuple[Argument, ...]]:
-        """The scheduled loops and their buffers. Layouts are chosen before loops are scheduled, as in a compilation, where decisions are
-        asked for twice: an answer of the first time that is the default says nothing about the second time, any other holds for both."""
+        """The scheduled loops and their buffers. Layouts are chosen before loops are scheduled, as in a compilation, and both ask the
+        knobs: a default answer of the first phase does not bind the second one, any other holds for both."""
         body = self.body(self.layouts(knobs))
         settled = frozenset(knobs.asked)
         later = {name: value for name, value in knobs.given.items() if name not in settled}
@@ -196,8 +196,8 @@ def task_from_json(record: Mapping[str, Any]) -> Workload | Program | Algorithm:
 
 @dataclass(frozen=True)
 class Candidate:
-    """What the schedule function made of some decisions: `answers` are all that was asked, by name; `arguments` the buffers that the loops
-    take."""
+    """The result of the schedule function for some decisions: `answers` are all decisions that it asked for, by name; `arguments` the
+    buffers of the loops."""
 
     task: Task
     schedule: Schedule

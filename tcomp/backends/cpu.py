@@ -59,7 +59,8 @@ class CpuBackend(Backend):
         return versions.versions(kernel)
 
     def reusable_in_place(self, schedule: Schedule) -> InPlacePairs:
-        """Inputs of which each element is read for the last time before its place is written."""
+        """(input, output) pairs that may share memory: each element of the input is last read before the output's element there is
+        written."""
         from tcomp.schedules.analysis.in_place import reusable_in_place
 
         return reusable_in_place(schedule.kernel)

@@ -35,8 +35,8 @@ DEFAULT: Decisions = MappingProxyType({})
 class CompiledKernel:
     """Machine code of one kernel: `symbol` takes (call, buffers..., temporaries..., scalars...).
 
-    `scalars` are names of symbolic dims; `temporaries` are sizes in bytes, as printed expressions over dims; `schedule` is what
-    `Schedule.to_json` says of the loops that the code was made of, `work` the fields of `schedules.cost.roofline.Work`, printed likewise.
+    `scalars` are names of symbolic dims; `temporaries` are sizes in bytes, as printed expressions over dims; `schedule` is the
+    `Schedule.to_json` of the loops that were compiled, `work` the fields of `schedules.cost.roofline.Work`, printed likewise.
     `in_place` are pairs of numbers of buffers: the first, an input, may be the memory of the second, an output. `versions` are like
     `schedule`, of the loops for certain sizes.
     """
@@ -51,7 +51,7 @@ class CompiledKernel:
     versions: tuple[str, ...] = ()
 
     def to_json(self) -> dict[str, Any]:
-        """What `from_json` reads."""
+        """The fields, as `from_json` reads them."""
         return {**asdict(self), "code": base64.b64encode(self.code).decode()}
 
     @classmethod
@@ -76,8 +76,9 @@ def compile_kernel(text: str, symbol: str, backend: Backend, decisions: Decision
 
 
 def build_loops(body: Graph, symbol: str, backend: Backend, knobs: Knobs | None = None) -> Schedule:
-    """The scheduled loop program of a KERNEL body. Where the default schedule is refused as a whole, the loops stay as lowered, which its
-    `fallbacks` tell: a step that cannot be proved costs time, not the model. Raises `ScheduleError` for decisions that are refused."""
+    """The scheduled loop program of a KERNEL body. Where the default schedule is refused as a whole, the loops stay as lowered, which is
+    recorded in its `fallbacks`: a step that cannot be proved costs speed, and does not fail the compilation. Raises `ScheduleError` for
+    decisions that are refused."""
     kernel = backend.lower(body, symbol)
     try:
         return backend.schedule(kernel, knobs)

@@ -39,7 +39,7 @@ Versions = Sequence[tuple[Mapping["Expr", int], "Kernel"]]
 
 @dataclass(frozen=True, slots=True)
 class GraphOptions:
-    """What graph passes do for a target.
+    """Options of the graph passes for a target.
 
     `halos`: values may get zeros around them, and indices may be quotients of others, because schedules of the target split such axes.
     `algorithms_for`: the machine that Winograd's and Strassen's algorithms are chosen for; None: direct ones only. `attention_bytes`:
@@ -56,7 +56,7 @@ class GraphOptions:
 
 @dataclass(frozen=True, slots=True)
 class CostModel:
-    """How long kernels take on a target.
+    """The cost model of kernels on a target.
 
     estimate: (kernel, values of symbolic dims) -> the modelled time, scheduled or not; raises `IRError` if a dim has no value
     bound: (kernel, values of symbolic dims) -> the least seconds that it takes, by the roofline; raises likewise
@@ -85,17 +85,17 @@ class Backend(ABC):
 
     @property
     def identity(self) -> tuple[str, ...]:
-        """What tells schedules of this backend from those of others and of other versions of tcomp, for keys of the cache."""
+        """The part of cache keys that distinguishes schedules of this backend from those of others and of other versions of tcomp."""
         return f"{type(self).__module__}.{type(self).__qualname__}", str(self.target), cache.source_version()
 
     @property
     def toolchain(self) -> str:
-        """What else than tcomp and LLVM makes the code, with its version: part of the key of cached kernels."""
+        """The tools besides tcomp and LLVM that generate the code, with versions: part of the key of cached kernels."""
         return ""
 
     @property
     def graph_options(self) -> GraphOptions:
-        """What graph passes do for this target."""
+        """The options of the graph passes for this target."""
         return GraphOptions()
 
     def suited_to(self, graph: Graph) -> Backend:
@@ -144,7 +144,7 @@ class Backend(ABC):
         raise TargetError(f"there is no stage {stage} for {self.target}", hint="cuda, ptx, sass-stats for CUDA; llvm, asm for a CPU")
 
     def cost_model(self, threads: int = 1, core: Core | None = None) -> CostModel:
-        """What is known of the time of kernels on so many threads; `core` are measured rates. Raises `TargetError` if there is no model."""
+        """The cost model of kernels on `threads` threads; `core` are measured rates. Raises `TargetError` if there is no model."""
         raise TargetError(f"{type(self).__name__} has no cost model")
 
     def threads(self, given: int | None) -> int:
@@ -161,5 +161,5 @@ class Backend(ABC):
         """Raises `DeviceError` where nothing can be measured here for this target."""
 
     def environment(self) -> dict[str, str]:
-        """What records of measurements say of the device and its tools."""
+        """The device and its tools, by name, as records of measurements store them."""
         return {}

@@ -1,6 +1,6 @@
-"""Relocatable objects that are yet to be linked, as one file: an archive without an index, of members `0.o`, `1.o`, ... (ar(5)).
+"""Relocatable objects, not yet linked, as one file: an archive without an index, of members `0.o`, `1.o`, ... (ar(5)).
 
-Artifacts hold such for the platforms of which this package is no linker.
+Artifacts hold a bundle for platforms for which this package has no linker.
 """
 
 from __future__ import annotations
@@ -14,12 +14,12 @@ _MAGIC, _HEADER = b"!<arch>\n", 60
 
 
 def bundle(objects: Sequence[bytes]) -> bytes:
-    """One file of them all."""
+    """The archive of all objects."""
     return archive([(f"{n}.o", content, ()) for n, content in enumerate(objects)])
 
 
 def is_bundle(code: bytes | memoryview) -> bool:
-    """Whether the code of an artifact is yet to be linked."""
+    """Whether the code of an artifact is a bundle."""
     return bytes(code[: len(_MAGIC)]) == _MAGIC
 
 

@@ -53,8 +53,8 @@ class _Section:
 
 
 def relocatable(code: bytes) -> bytes:
-    """The relocatable object of which `codegen.elf.link` could have made the shared object `code`: what it exported is global, what it
-    imported undefined, all else local. Raises CodegenError for a malformed file, or one that kept no relocations."""
+    """The shared object `code` as a relocatable object, the inverse of `codegen.elf.link`: exported symbols are global, imported ones
+    undefined, all others local. Raises CodegenError for a malformed file, or one that kept no relocations."""
     return _Shared(code).object()
 
 

@@ -24,7 +24,7 @@ def defined(code: bytes) -> set[str]:
 
 
 def renamed(code: bytes, prefix: str, names: Collection[str], kept: Collection[str]) -> bytes:
-    """An object whose global symbols among `names`, defined there or elsewhere, begin with `prefix`, but for those `kept`. Raises
+    """An object whose global symbols among `names`, defined there or elsewhere, begin with `prefix`, except those in `kept`. Raises
     CodegenError for a malformed file."""
     return _Object(code).renamed(prefix, frozenset(names) - frozenset(kept))
 

@@ -47,7 +47,7 @@ def accesses(stmt: Stmt) -> list[Access]:
 
 
 def inside(s: Stmt) -> Iterator[tuple[Stmt, Loops, tuple[Expr, ...]]]:
-    """The statements directly inside, each with the loop and the condition that it stands under because of `s`."""
+    """The statements directly inside `s`, each with the loop, if `s` is one, and the condition under which `s` executes it."""
     for child, condition in guarded_children(s):
         known = isinstance(s, If) and not E.reads(condition)
         yield child, (s,) if isinstance(s, For) else (), (simplify(condition),) if known else ()
@@ -79,7 +79,7 @@ class Affine:
     constant: int
 
     def span(self, extents: Mapping[Expr, int]) -> tuple[int, int]:
-        """(lowest, highest) value while the variables in `extents` run, each over so many values from 0; the others are 0."""
+        """(lowest, highest) value for all values of the variables in `extents`, each from 0 to below its extent; other variables are 0."""
         ends = [c * (extents[v] - 1) for v, c in self.terms.items() if v in extents]
         return self.constant + sum(min(0, n) for n in ends), self.constant + sum(max(0, n) for n in ends)
 
@@ -134,7 +134,8 @@ def stride(read: Expr, v: Expr) -> int | None:
 
 
 def lane_span(place: Expr, v: Expr, lanes: int) -> float:
-    """How many elements lie between the places of an index for the values 0 and `lanes - 1` of `v`; infinity where that is not constant."""
+    """The distance in elements between the addresses that the first and the last of `lanes` values of `v` give; infinity where it
+    varies."""
     first, last = (simplify(E.substitute(place, {v: E.const(n)})) for n in (0, lanes - 1))
     gap = difference(last, first)
     return abs(int(gap.attr)) if gap.op == "const" else inf
@@ -157,7 +158,8 @@ class Digit:
 
 
 def digit(e: Expr) -> Digit:
-    """What an expression is a digit of: of itself, if it is no quotient or remainder; of a quotient only by what is certainly positive.
+    """An expression as a digit of another one: a quotient or remainder of what it divides, if the divisor is certainly positive; any other
+    expression is the only digit of itself.
 
     Splitting and fusing loops leaves digits of an index, such as i // 12, i // 3 % 4, i % 3.
     """
@@ -288,13 +290,12 @@ class Box:
 
 
 def box_touched(stmt: Stmt, buffer: Buffer, clip: bool = True, sizes: Collection[Expr] = ()) -> Box:
-    """The box of `buffer` that `stmt` touches while the loops inside it run, those around it standing still.
+    """The box of `buffer` that `stmt` touches for one iteration of the loops around it.
 
-    Exact for sums of loop variables and for what splitting, fusing, strides, dilation and clamping make of them, where one access
-    reaches lowest and one highest. Indices of other forms (gathers), and boxes that cannot be compared, widen to the whole dimension.
-    Extents are the same wherever the box stands. With `clip` a box is not larger than the buffer; without, it keeps the size of the loops'
-    tile, which guards may cut. `sizes` are the symbolic dims of the kernel.
-    """
+    Exact for sums of loop variables and for what splitting, fusing, strides, dilation and clamping make of them, where one access has the
+    lowest index and one the highest. Indices of other forms (gathers), and boxes that cannot be compared, widen to the whole dimension.
+    Extents do not depend on the base. With `clip` a box is not larger than the buffer; without, it keeps the size of the loops' tile, which
+    guards may cut. `sizes` are the symbolic dims of the kernel."""
     inner, written = loop_extents(stmt), {s.buffer for s in walk(stmt) if isinstance(s, Allocate | Store | Accumulate)}
     found = [[interval(i, inner) for i in indices] for indices in indices_of(stmt, buffer)]
     sides: dict[int, tuple[Expr, Dim]] = {}
@@ -321,7 +322,7 @@ def _constant_extent(hull: Interval, sizes: Collection[Expr]) -> Dim | None:
 
 
 def within(index: Expr, extent: Dim) -> bool:
-    """Whether 0 <= index < extent for all values of the loops around, whatever conditions say."""
+    """Whether 0 <= index < extent for all values of the loops around, ignoring conditions."""
     return prove(index >= 0) and prove(index < as_expr(extent))
 
 
@@ -335,7 +336,7 @@ def clamped_check(e: Expr) -> Expr | None:
 
 
 def in_range(indices: Sequence[Expr], shape: Sequence[Dim]) -> bool:
-    """Whether an element is there for all values of the loops around, whatever conditions say."""
+    """Whether all indices are within the shape for all values of the loops around, ignoring conditions."""
     return all(map(within, indices, shape))
 
 
@@ -353,7 +354,7 @@ def out_of_bounds_reads(e: Expr, axes: Sequence[Expr]) -> Iterator[tuple[Expr, i
 def out_of_bounds_accesses(
     stmt: Stmt, loops: frozenset[Expr] = frozenset(), bounded: frozenset[Expr] = frozenset()
 ) -> Iterator[tuple[Expr, int, Dim]]:
-    """Likewise for what a statement reads and writes."""
+    """`out_of_bounds_reads` for all reads and writes of a statement."""
     inner = loops | {stmt.var} if isinstance(stmt, For) else loops
     found = [*expressions(stmt), *(E.read(b, indices) for b, indices in places(stmt))]
     yield from _out_of_bounds(found, inner, bounded)

@@ -16,7 +16,7 @@ HINT = "where symbolic sizes must agree: fix them (--dim n=4), bound them (--dim
 
 
 class SizeMismatch(IRError):
-    """Two extents, `sizes`, have to be equal, and are not so for sure."""
+    """Two extents, `sizes`, have to be equal and are not provably so."""
 
     def __init__(self, what: str, sizes: tuple[Dim, Dim] = (0, 0), **parts: str) -> None:
         hint = HINT if any(isinstance(d, Expr) for d in sizes) else ""
@@ -25,13 +25,13 @@ class SizeMismatch(IRError):
 
 
 def require_same(a: Dim, b: Dim, what: str) -> None:
-    """Raises `SizeMismatch` unless the extents are equal for sure."""
+    """Raises `SizeMismatch` unless the extents are provably equal."""
     if not same_dim(a, b):
         raise SizeMismatch(f"{what}: {a} and {b} are not the same extent", (a, b))
 
 
 def require_same_shape(a: Sequence[Dim], b: Sequence[Dim], what: str) -> None:
-    """Raises `SizeMismatch` unless the shapes are equal for sure."""
+    """Raises `SizeMismatch` unless the shapes are provably equal."""
     if len(a) != len(b):
         raise SizeMismatch(f"{what}: {len(a)} and {len(b)} axes")
     for d, e in zip(a, b, strict=True):
@@ -39,7 +39,7 @@ def require_same_shape(a: Sequence[Dim], b: Sequence[Dim], what: str) -> None:
 
 
 def broadcast_shape(*shapes: Sequence[Dim]) -> tuple[Dim, ...]:
-    """The common shape under NumPy's rules. Raises `SizeMismatch` where two extents are neither equal for sure nor 1."""
+    """The common shape under NumPy's rules. Raises `SizeMismatch` where two extents are neither provably equal nor 1."""
     result: list[Dim] = []
     for aligned in zip_longest(*map(reversed, shapes), fillvalue=1):  # from the last axis on
         extent: Dim = next((d for d in aligned if d != 1), 1)
@@ -51,7 +51,7 @@ def broadcast_shape(*shapes: Sequence[Dim]) -> tuple[Dim, ...]:
 
 
 def require_broadcast(shape: Sequence[Dim], to: Sequence[Dim]) -> None:
-    """Raises `SizeMismatch` unless `shape` broadcasts to `to` for sure, under NumPy's rules."""
+    """Raises `SizeMismatch` unless `shape` provably broadcasts to `to` under NumPy's rules."""
     if len(shape) > len(to):
         raise SizeMismatch(f"{len(shape)} axes do not broadcast to {len(to)}")
     for own, extent in zip(reversed(shape), reversed(to), strict=False):
@@ -60,7 +60,7 @@ def require_broadcast(shape: Sequence[Dim], to: Sequence[Dim]) -> None:
 
 
 def widened(value: Expr) -> Expr:
-    """Floats of 16 bits and fewer as float32, in which they are computed; all else as it is."""
+    """The operand type of arithmetic: floats of 16 bits and fewer are converted to float32, other types are unchanged."""
     return cast(value, "float32") if value.dtype in HALF or value.dtype in NARROW_FLOATS else value
 
 

@@ -110,7 +110,7 @@ class SolvedDims:
 
 
 def solved_dims(extents: Sequence[Dim]) -> SolvedDims:
-    """See `SolvedDims`; dims that the extents do not tell have no value."""
+    """See `SolvedDims`; dims that do not follow from the extents have no value."""
     result = SolvedDims()
     taken: set[str] = {v.name for d in extents if isinstance(d, Expr) for v in variables(d)}
     for d in extents:
@@ -155,8 +155,8 @@ def _check_range(v: Expr, value: int, where: str) -> None:
 
 
 def upper_bound(size: Dim, limits: Mapping[Expr, Dim]) -> Dim | None:
-    """What `size` never exceeds, over the variables that are not in `limits`, where those that are lie between their lowest value and
-    that limit. None if there is no such bound."""
+    """An upper bound of `size` in terms of the variables that are not in `limits`; each variable in `limits` ranges from its lowest value
+    to its limit. None if there is no bound."""
     if not isinstance(size, Expr) or limits.keys().isdisjoint(variables(size)):
         return size
     total = const(0)

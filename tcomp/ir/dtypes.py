@@ -17,9 +17,9 @@ UNSIGNED = {"uint8": 8, "uint16": 16, "uint32": 32, "uint64": 64}
 
 
 class MiniFloat(NamedTuple):
-    """A sign, an exponent, and a `fraction` of so many bits, in `bits` bits without gaps: code 1 is the least subnormal number, `top` the
-    largest finite one. `infinity` is what is beyond becomes (an infinity, a NaN or `top`, as the type has it), `nan` what a NaN becomes; if
-    that is the code of -0, as in ml_dtypes, there is no -0 (in 8 bits) or no NaN (in fewer)."""
+    """A float of `bits` bits: a sign, an exponent, and `fraction` bits of significand. Code 1 is the least subnormal number, `top` the code
+    of the largest finite one. Larger numbers become the code `infinity` (an infinity, a NaN or `top`, whichever the type has), NaN becomes
+    `nan`; if that is the code of -0, as in ml_dtypes, the type has no -0 (of 8 bits) or no NaN (of fewer)."""
 
     bits: int
     fraction: int

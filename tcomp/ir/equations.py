@@ -38,8 +38,8 @@ class Sizes:
     """What is known of symbolic dims besides their ranges.
 
     unlimited: the upper bound of dims that have none of their own
-    dims: those that the inputs of a model tell, in order; equations about others are not taken
-    values: (dim, what it is in terms of others), in the order in which they have to be applied
+    dims: those that follow from the inputs of a model, in order; equations about others are ignored
+    values: (dim, its value in terms of others), in the order of substitution
     checks: conditions on dims that could not be decided, and where each comes from
     """
 

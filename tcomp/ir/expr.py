@@ -57,9 +57,8 @@ class VarInfo:
     """Identity of a variable: name and inclusive range; `hi` is None when unbounded.
 
     `extent`, where given, is a symbolic size with 0 <= var < extent (loop variables of loops of symbolic size). `source` says how a size
-    that no shape tells is known before a run. `exact` are values that a size is likely to have, for which kernels are to have code of their
-    own; they say nothing about the program's meaning.
-    """
+    that follows from no shape is computed before a run. `exact` are likely values of a size, for which kernels are specialised; they do not
+    change the meaning of a program."""
 
     name: str
     lo: int | None
@@ -71,9 +70,9 @@ class VarInfo:
 
 @dataclass(frozen=True, slots=True)
 class Source:
-    """Where a symbolic size comes from that no shape tells: `value`, an expression over other sizes; or, where that is None, element number
-    `element` (row-major) of input number `input`, which has elements of type `dtype`. `what` names the size in messages: a run whose inputs
-    give it a value outside of its range is refused."""
+    """The origin of a symbolic size that follows from no shape: `value`, an expression of other sizes; or, where that is None, element
+    number `element` (row-major) of input number `input`, which has elements of type `dtype`. `what` names the size in messages: a run whose
+    inputs give it a value outside of its range is refused."""
 
     value: Expr | None = None
     input: int = 0
@@ -483,7 +482,7 @@ def with_args(e: Expr, args: tuple[Expr, ...]) -> Expr:
 
 
 def postorder(roots: Sequence[T], operands: Callable[[T], Sequence[T]]) -> Iterator[T]:
-    """Everything that is reached from the roots, once, operands before users. The operands of a node are asked for when it is reached."""
+    """All nodes reachable from the roots, each once, operands before users (depth-first). `operands` is called when a node is reached."""
     seen: set[T] = set()
     stack: list[Any] = [*reversed(roots)]
     while stack:
@@ -525,8 +524,8 @@ def needed_operands(e: Expr) -> list[Expr]:
 
 
 def rewrite(e: Expr, rule: Callable[[Expr], Expr | None], memo: dict[Expr, Expr] | None = None) -> Expr:
-    """Bottom-up: operands first, then `rule` on the rebuilt node (None keeps it). Shared sub-expressions are rewritten once, and what
-    `memo` knows is not looked into."""
+    """Bottom-up: operands first, then `rule` on the rebuilt node (None keeps it). Shared sub-expressions are rewritten once; those in
+    `memo` are replaced by their value there."""
     memo = {} if memo is None else memo
     if (known := memo.get(e)) is not None:
         return known
@@ -566,7 +565,8 @@ def variables(*roots: Expr) -> tuple[Expr, ...]:
 
 
 def with_sources(sizes: Iterable[Expr], known: Container[Expr] = ()) -> list[Expr]:
-    """Sizes, each behind those that it is computed from (see `Source`); without those that are `known`, and what only they need."""
+    """Sizes in topological order: each after those that it is computed from (see `Source`). `known` ones, and what only they need, are left
+    out."""
 
     def sources(v: Expr) -> tuple[Expr, ...]:
         return () if v in known or v.attr.source is None or v.attr.source.value is None else variables(v.attr.source.value)

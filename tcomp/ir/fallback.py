@@ -1,4 +1,4 @@
-"""What a stage of the compiler did not do, and why, as data: asked for by code, printed for people."""
+"""Optimisations that a stage of the compiler could not apply, and why, as data: read by code, printed for people."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from enum import Enum
 
 
 class FallbackKind(Enum):
-    """What happens instead of the better thing; the values are the words that are printed."""
+    """What happens instead of the optimisation; the values are the words that are printed."""
 
     NOT_FUSED = "not fused"  # an edge of the graph: the value goes through memory
     LEFT_AS_LOWERED = "is left as lowered"  # no loop of the result is changed
@@ -19,7 +19,7 @@ class FallbackKind(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Fallback:
-    """One thing not done: `where` is the edge, the result or the loop (empty: all of the kernel), `reason` says why."""
+    """An optimisation that was not applied: `where` is the edge, the result or the loop (empty: the whole kernel), `reason` says why."""
 
     kind: FallbackKind
     where: str

@@ -234,7 +234,7 @@ def is_needed(node: Node, needed: Needed) -> bool:
 
 
 def needs(node: Node) -> Iterator[Value | Expr | None]:
-    """What a node needs: its inputs, and the dims that it mentions."""
+    """The operands of a node: its inputs, and the dims in its shapes and attributes."""
     yield from node.inputs
     yield from variables(*(d for d in _mentioned(node) if isinstance(d, Expr)))
 

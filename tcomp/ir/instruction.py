@@ -57,9 +57,9 @@ class Fragment:
 
 @dataclass(frozen=True, slots=True)
 class Operand:
-    """What an instruction demands of a buffer: its stride along each dimension of the operand, in elements (None: any), and its scope.
+    """Requirements on a buffer operand: its stride along each dimension of the operand, in elements (None: any), and its scopes.
 
-    `fragment` is there for the operands of a `WarpOp` that its threads hold. The others are read from shared memory by the tensor cores
+    Operands of a `WarpOp` that its threads hold in registers have a `fragment`. Others are read from shared memory by the tensor cores
     themselves, in the background: matrices made of *core matrices*, each 8 rows of 16 bytes that follow each other.
     """
 
@@ -155,7 +155,7 @@ class Instruction:
         return {self.result: self.leaf.indices} | {r.attr: r.args for r in E.reads(self.leaf.value)}
 
     def operand(self, buffer: Buffer) -> Operand:
-        """What is demanded of a buffer of the meaning."""
+        """The requirements on a buffer of the meaning."""
         return self.operands[self.meaning.buffers.index(buffer)]
 
     def fragment(self, buffer: Buffer) -> Fragment:
@@ -179,7 +179,7 @@ class Instruction:
         return [x.args[0] if x.op == "cast" else x for x in self.leaf.value.args]
 
     def declaration(self, outer: LoopPrinter, indent: str) -> list[str]:
-        """The lines that declare it in a kernel which `outer` prints. Names in it are its own, but for those of reducers."""
+        """Its declaration, as lines, in a kernel that `outer` prints. It has a name space of its own, except for reducers."""
         inner, op = LoopPrinter(), self.emission
         inner.reducers = outer.reducers
         buffers = ", ".join(inner.buffer(b) for b in self.meaning.buffers)

@@ -29,10 +29,10 @@ def literal(value: Any, dtype: str) -> Expr:
 
 
 def convert(a: Expr, dtype: str, saturate: bool = True, rounding: str = "up") -> Expr:
-    """`a` as `dtype`, of which one at least is narrow. Integers keep their low bits, floats are truncated to them. With `saturate`, floats
-    out of range (infinities as well) become the largest finite value, else the infinity or NaN that the type has. `rounding` is that to
-    powers of two: "up" (away from zero), "down", or "nearest" (ties up). Source: the tables of ONNX's Cast, which leaves open what becomes
-    of negative numbers in a type without sign (here NaN)."""
+    """`a` converted to `dtype`; at least one of the two types is narrow. Integers keep their low bits, floats are truncated to them. With
+    `saturate`, floats out of range (infinities as well) become the largest finite value, else the infinity or NaN that the type has.
+    `rounding` is that to powers of two: "up" (away from zero), "down", or "nearest" (ties up). Source: the tables of ONNX's Cast, which
+    does not define negative numbers in an unsigned type (here NaN)."""
     if a.dtype == dtype:
         return a
     if a.dtype in NARROW:

@@ -59,7 +59,7 @@ def covers(have: Widths, need: Widths) -> bool:
 
 
 def selections(e: Expr) -> list[Expr]:
-    """The parts of an expression that may be reads over edges: what `reach` is asked of."""
+    """The sub-expressions that may be padded reads, the arguments of `reach`."""
     return [x for x in E.walk(e) if x.op == "select" and x.args[1].op == "read"]
 
 

@@ -37,7 +37,7 @@ NUMPY = {
 
 
 def numpy_operator(ufunc: Any, method: str, options: Mapping[str, Any]) -> str:
-    """The operator that a call of a function of NumPy stands for. Raises `IRError` if there is none."""
+    """The operator of a call of a NumPy function. Raises `IRError` if there is none."""
     if method != "__call__" or options or ufunc.__name__ not in NUMPY:
         name = ufunc.__name__ if method == "__call__" else f"{ufunc.__name__}.{method}"
         raise IRError(f"`np.{name}` of an expression", why="it has no operator in tensor expressions", hint=f"known are {', '.join(NUMPY)}")

@@ -47,8 +47,8 @@ def depends_on_values(e: Dim) -> bool:
 
 
 def derived(name: str, value: Dim, lo: int, hi: int | None, what: str, valid: Expr | None = None) -> Dim:
-    """A size with its range, computed before a run; refused there where it is outside of the range or not `valid`. What does not depend on
-    values of inputs is left as it is."""
+    """A size with its range, computed before a run, which is refused where the size is outside of the range or not `valid`. A size that
+    does not depend on values of inputs is returned as it is."""
     value, condition = _folded(simplify(_unchecked(value))), None if valid is None else _folded(simplify(_unchecked(valid)))
     least, most = bounds(value)
     low = lo if least is None else max(least, lo)

@@ -186,10 +186,10 @@ def externs(results: Sequence[Type], inputs: Sequence[Tensor], function: Writer,
 
 
 def call(kernel: Kernel, *tensors: Tensor) -> tuple[Tensor, ...]:
-    """What the arrays that a kernel writes hold after a call with these arrays, as tensors; `tensors` stay what they are.
+    """The contents of the arrays that a kernel writes, after a call with `tensors` as its buffers, as new tensors.
 
-    There is one for each buffer of the kernel, of its dtype and shape. So a program of `@tcomp.program` gets derivatives:
-    `te.vjp(te.call(heat.kernel(n=100), A), A)`. Raises `IRError` where the tensors are not like the buffers.
+    `tensors` has one tensor for each buffer of the kernel, of its dtype and shape. In this way a `@tcomp.program` is differentiated:
+    `te.vjp(te.call(heat.kernel(n=100), A), A)`. Raises `IRError` where the tensors do not match the buffers.
     """
     if len(tensors) != len(kernel.buffers):
         raise IRError(f"`{kernel.name}` takes {len(kernel.buffers)} arrays, got {len(tensors)}", hint=", ".join(map(repr, kernel.buffers)))

@@ -143,8 +143,8 @@ def _verify_loop_range(v: Expr, extent: Dim, require: Require) -> None:
 
 
 def verify_te(outputs: Sequence[te.Tensor], known: Iterable[Expr] = ()) -> None:
-    """Axes that agree with shapes, bodies of the declared dtype, no unbound axes, externs that fit their tensors. Dims beside those of the
-    shapes are `known`."""
+    """Axes that agree with shapes, bodies of the declared dtype, no unbound axes, externs that fit their tensors. `known` are dims
+    that may be used in addition to those of the shapes."""
     found = [*E.postorder(outputs, lambda t: [source for source in t.inputs if isinstance(source, te.Tensor)])]
     dims = {*known, *(v for t in found for d in t.shape if isinstance(d, Expr) for v in E.variables(d))}
     for t in found:

@@ -55,7 +55,7 @@ MAX_TIME = 0.95  # of the time of the direct sum: below what the model cannot te
 
 @dataclass(frozen=True, slots=True)
 class Convolution:
-    """The sizes of a convolution: what tells which algorithm is faster. `extents` are those of the result, `window` those of the filter,
+    """The sizes of a convolution, which decide on the fastest algorithm. `extents` are those of the result, `window` those of the filter,
     axis by axis; `stride` is that of the axes along which the window has more than one element."""
 
     batch: int
@@ -310,7 +310,7 @@ def fastest(x: Sizes, target: CpuTarget) -> int:
 
 
 def algorithm_costs(x: Sizes, target: CpuTarget) -> dict[int, float]:
-    """Cycles by the model of the direct sum and of what may be faster, by the numbers that stand for these algorithms (see `fastest`)."""
+    """Modelled cycles of the direct sum and of the alternatives that may be faster, by the number of the algorithm (see `fastest`)."""
     core, lanes = target.core, target.lanes(32)
 
     def cycles(products: int, weights: int, channels: int, outputs: int) -> float:

@@ -61,7 +61,7 @@ def partition(graph: Graph, unfused: Unfused | None = None, halos: bool = True) 
     """The graph with every operator inside a KERNEL node; control flow stays, its bodies are partitioned too. With `halos` values may get
     zeros around them (`choose_layouts`), and padding becomes part of the kernels that read it; and heads of attention may share keys, and
     be joined, without copies: schedules have to cut axes of which an index is a quotient. `unfused` receives the readers of values that are
-    not fused with what computes these."""
+    not fused with their producers."""
     used = set(graph.outputs) | {v for n in graph.nodes for v in n.inputs if v is not None}
     literals = {v: np.asarray(a) for v, a in graph.constants.items() if a.size <= INLINE_ELEMENTS}
     facts = {n: _Facts(n, used, literals) for n in graph.nodes if n.op not in STRUCTURAL}
@@ -118,7 +118,7 @@ class _Facts:
         """Whether a value is read by reductions of its rows alone: their maximum, and sums of exponentials relative to it, for a
         product."""
         stages = [t for t, _ in self.reads[value]]
-        maxima = [t for t in stages if t.body is not None and t.body.op == "reduce" and t.body.attr[0].name == "max"]
+        maxima = [t for t in stages if t.body is not None and t.body.op == "reduce" and t.body.attr[0].op == "max"]
         weights = [t for t in stages if t.body is not None and t.body.op == "exp" and {r.attr for r in E.reads(t.body)} >= set(maxima)]
         sums = [b for b in self.bodies if any(r.attr in weights for r in E.reads(b))]
 

@@ -108,7 +108,7 @@ def quantized(rows: np.ndarray, bits: int) -> tuple[np.ndarray, np.ndarray]:
 
 
 def dequantized(numbers: np.ndarray, scales: np.ndarray, zero: int) -> np.ndarray:
-    """The floats [out, in] that numbers and scales of blocks stand for."""
+    """The floats [out, in] that are represented by the numbers and scales of blocks."""
     blocks = numbers.reshape(*scales.shape, -1).astype(np.float32) - zero
     return (blocks * scales.astype(np.float32)[..., None]).reshape(numbers.shape)
 

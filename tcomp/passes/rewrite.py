@@ -78,12 +78,12 @@ class Rewriter(GraphBuilder):
         return self._uses[value] > 0 and value not in self._outputs
 
     def is_copy(self, node: Node) -> bool:
-        """Whether the node is there to give an output a storage of its own."""
+        """Whether the node is a copy that gives an output a storage of its own."""
         copies = node.op is IDENTITY and node.outputs[0] in self._outputs
         return copies and (node.inputs[0] not in self._producer or node.inputs[0] in self._outputs)
 
     def resolve(self, value: Value) -> Value:
-        """What stands for a value after the replacements so far."""
+        """The value that replaces `value` after the replacements so far."""
         while value in self._replaced:
             value = self._replaced[value]
         return value
@@ -103,12 +103,12 @@ class Rewriter(GraphBuilder):
         return values
 
     def append(self, node: Node) -> None:
-        """Add a node as it is."""
+        """Add a node unchanged."""
         super().append(node)
         self._producer.update((v, node) for v in node.outputs)
 
     def replace(self, node: Node, values: Sequence[Value | None]) -> bool:
-        """Put `values` in the place of the node's outputs; False if a type does not fit (nothing is changed then). The node itself must be
+        """Replace the node's outputs by `values`; False if a type does not fit (nothing is changed then). The node itself must be
         appended where one of `values` is None."""
         pairs = [(old, self.resolve(new)) for old, new in zip(node.outputs, values, strict=True) if new is not None]
         if not all(old is not new and same_type(old, new) for old, new in pairs):

@@ -17,7 +17,7 @@ GraphPass = Callable[[Graph], Graph]
 
 @dataclass(frozen=True, slots=True)
 class PassReport:
-    """What one pass did: its time, and the number of nodes (those of bodies included) before and after."""
+    """Statistics of one pass: its time, and the number of nodes (those of bodies included) before and after."""
 
     name: str
     seconds: float

@@ -92,7 +92,7 @@ def _moved(graph: Graph, node: Node, old: Value, new: Value, present: str, perm:
 
 
 def append_rows(graph: Graph, pairs: Mapping[str, str]) -> Graph:
-    """The graph with APPEND in the place of what puts new rows behind state. Raises `InputError` where that is no step of the graph."""
+    """The graph with APPEND in place of the nodes that append new rows to state. Raises `InputError` where the graph has no such node."""
     appended = {}
     for past, present in pairs.items():
         node = _continuation(graph, past, present)

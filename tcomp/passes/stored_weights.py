@@ -66,7 +66,7 @@ def block_weights(node: Node, rewriter: Rewriter) -> Replacement:
 
 
 def multiply_blocks(graph: Graph, lanes: int, notes: Notes | None = None) -> Graph:
-    """The graph with such products as vectors of so many lanes of 32 bits add up bytes; 0: the target has none."""
+    """The graph with products in blocks, for vectors of `lanes` 32-bit lanes that add up products of bytes; 0: the target has none."""
 
     @rule_for(BLOCK_PRODUCT)
     def rounded_activations(node: Node, rewriter: Rewriter) -> Replacement:

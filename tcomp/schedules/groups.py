@@ -15,7 +15,7 @@ from tcomp.schedules.schedule import Schedule
 
 @dataclass(frozen=True, slots=True)
 class Group:
-    """A result, the temporaries computed inside its loops, in order, and the kind of schedule that suits them."""
+    """A result, the temporaries computed inside its loops, in order, and the kind of its schedule (`shape`)."""
 
     result: str
     inside: tuple[str, ...]
@@ -36,9 +36,9 @@ def attachments(kernel: Kernel) -> list[tuple[str, tuple[str, ...]]]:
 
 @dataclass(frozen=True, slots=True)
 class SoftmaxProduct:
-    """What is scheduled as a whole: `result` is computed from `sums` of exponentials relative to `maximum`, all of them reductions over the
-    same axis, and the maximum from the reduction `scores`, if any. `elements` are stages to be inlined: what the maximum is one of, and
-    exponentials."""
+    """A product with a softmax, scheduled as a whole: `result` is computed from `sums` of exponentials relative to `maximum`, all of them
+    reductions over the same axis, and the maximum from the reduction `scores`, if there is one. `elements` are elementwise stages to be
+    inlined: the operand of the maximum, and the exponentials."""
 
     result: str
     maximum: str
@@ -48,7 +48,8 @@ class SoftmaxProduct:
 
 
 def softmax_product(kernel: Kernel, result: str, inside: Sequence[str]) -> SoftmaxProduct | None:
-    """What computes a result, if that is a product with a softmax; `inside` are the temporaries that only it needs."""
+    """The product with a softmax that computes a result; None if it is computed otherwise. `inside` are the temporaries that only it
+    reads."""
     here = [n for n in nests(kernel) if n.writes.name in inside]
     reductions = [n for n in here if n.is_reduction]
     used = {r.attr.name for n in here for r in n.reads}
@@ -91,7 +92,7 @@ def in_one_pass(s: Schedule, apply: Callable[[SoftmaxProduct], None]) -> set[str
 
 
 def row_and_column_loops(s: Schedule, found: SoftmaxProduct, product: Nest) -> tuple[For, For, list[str]]:
-    """The loops of the result over rows, that is along the last dimension of the maximum, and over columns; the names of the others."""
+    """(loop over rows, loop over columns, names of the other loops) of the result; rows are the last dimension of the maximum."""
     out = result_nest(s.kernel, found.result)
     row = next(r.args[-1:] for r in product.reads if r.attr.name == found.maximum)
     places = [r.args for r in out.reads if r.attr is product.writes]

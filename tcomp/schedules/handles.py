@@ -1,5 +1,4 @@
-"""How steps name loops and buffers, and what primitives return: handles, which are names (`str`) with the names of related loops and
-buffers as attributes."""
+"""Handles, the results of primitives: names (`str`) of loops or buffers, with the names of related loops and buffers as attributes."""
 
 from __future__ import annotations
 
@@ -31,7 +30,7 @@ class LoopCopy(Handle):
 
 class BufferCopy(Handle):
     """The name of a buffer that stands for another one, with the loops of the nest that fills it (`loads`) and of the nest that copies
-    it back (`stores`), outermost first, as far as the step made such nests."""
+    it back (`stores`), outermost first; empty if the step made no such nest."""
 
     loads: Sequence[str] = ()
     stores: Sequence[str] = ()

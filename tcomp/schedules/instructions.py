@@ -237,7 +237,7 @@ def _call(name: str, *arguments: int | str) -> str:
 
 
 def text_of(instruction: Instruction) -> str:
-    """What a trace stores of an instruction: its name, which is the call that makes it, if that is one of a generator, else all of it."""
+    """An instruction as a trace stores it: the call of its generator (its name), if it has one, else its printed form."""
     try:
         known = str(named(instruction.name)) == str(instruction)
     except TcompError:

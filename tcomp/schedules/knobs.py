@@ -62,7 +62,7 @@ class Knobs:
 
     @property
     def decisions(self) -> dict[str, Option]:
-        """What was decided, by name, where it is not the default."""
+        """The decisions that differ from the default, by name."""
         return chosen(self.asked)
 
 

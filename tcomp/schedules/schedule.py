@@ -88,7 +88,7 @@ def _method(primitive: Callable[..., Any]) -> Callable[..., Any]:
 
 
 class Primitives:
-    """Every primitive as a method of schedules: it returns what the primitive returns next to the kernel."""
+    """Every primitive as a method of schedules: it returns what the primitive returns besides the kernel."""
 
     split = _method(loop_structure.split)
     reorder = _method(loop_structure.reorder)
@@ -206,7 +206,7 @@ class Schedule(Primitives):
             self.fall_back(otherwise, where, error.reason)
 
     def copy(self) -> Schedule:
-        """A schedule to go on with differently."""
+        """An independent copy of the schedule, for another continuation."""
         return copy(self)
 
     def to_json(self) -> str:
@@ -377,7 +377,7 @@ def _misused(kernel: L.Kernel, primitive: str, why: str) -> ScheduleError:
 
 
 def _plain(kernel: L.Kernel, primitive: str, parameter: inspect.Parameter, value: Any) -> Any:
-    """What a trace says of an argument: None, a boolean, an integer, a name, or text."""
+    """An argument as a trace stores it: None, a boolean, an integer, a name, or text."""
     types = typing.get_args(parameter.annotation) or (parameter.annotation,)
     match value:
         case None | bool() if type(value) in types:

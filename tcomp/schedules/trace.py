@@ -63,7 +63,7 @@ class Trace(Sequence[Step]):
         return f"<Trace of {len(self)} steps>"
 
     def diff(self, other: Trace, before: str = "before", after: str = "after") -> str:
-        """What `other` does differently, as a unified diff of the printed steps; empty where they are equal."""
+        """The unified diff from the printed steps to those of `other`; empty if they are equal."""
         return "\n".join(difflib.unified_diff(str(self).splitlines(), str(other).splitlines(), before, after, lineterm=""))
 
     def to_json(self, kernel: str | None = None) -> str:

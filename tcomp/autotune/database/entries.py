@@ -54,7 +54,7 @@ class Record:
         return self.cost is not None
 
     def to_json(self) -> dict[str, Any]:
-        """The fields, of which `parse` makes the record."""
+        """The fields, as `parse` reads them."""
         m = self.measurement
         return {
             **_entry_json(self), "trace": self.trace and json.loads(self.trace), "status": m.status, "reason": m.reason[:REASON_LIMIT],
@@ -64,8 +64,8 @@ class Record:
 
 @dataclass(frozen=True)
 class Verdict:
-    """What a whole model said of a task's winner: compilations follow it if it was `kept`. `before` and `after` are the seconds that its
-    kernels take in a run of the untuned and of the tuned model."""
+    """The judgement of a whole model on a task's winner: compilations use it if it was `kept`. `before` and `after` are the seconds that
+    its kernels take in a run of the untuned and of the tuned model."""
 
     task: Task
     decisions: str
@@ -77,14 +77,14 @@ class Verdict:
 
     @property
     def judgement(self) -> str:
-        """For people. What is kept made the model faster together with others; it may itself be no faster, by this much."""
+        """The judgement in words. Decisions that are kept made the model faster together; a single one may be no faster, within noise."""
         if not self.kept:
             return "rolled back"
         ratio = self.after / self.before if self.before else 1.0
         return "kept" if ratio < 1 - _NOISE else "kept, within noise" if ratio < 1 + 2 * _NOISE else "kept, though slower"
 
     def to_json(self) -> dict[str, Any]:
-        """The fields, of which `parse` makes the verdict."""
+        """The fields, as `parse` reads them."""
         return {**_entry_json(self), "kept": int(self.kept), "before": self.before, "after": self.after}
 
 
@@ -115,12 +115,12 @@ class Session:
     number: int = 0
 
     def to_json(self) -> dict[str, Any]:
-        """The fields, of which `parse` makes the session."""
+        """The fields, as `parse` reads them."""
         return {**{n: v for n, v in vars(self).items() if n != "number"}, "id": self.number or None}
 
 
 def environment(target: Target | Backend) -> dict[str, str]:
-    """What a record says of the machine and the software that it was measured with."""
+    """The machine and the software of a measurement, by name, as records store them."""
     usable, backend = len(os.sched_getaffinity(0)), backend_of(target)
     return backend.environment() | {
         "tcomp": tcomp.__version__, "compiler": source_version()[:16], "python": platform.python_version(), "numpy": np.__version__,
@@ -130,7 +130,7 @@ def environment(target: Target | Backend) -> dict[str, str]:
 
 
 class Malformed(Exception):
-    """What was read is not a valid entry; the message says why."""
+    """An entry that is not valid; the message says why."""
 
 
 Check = Callable[[Any], Any]

@@ -21,7 +21,7 @@ from tcomp.target import Target
 
 @dataclass
 class Lookup:
-    """Decides for KERNEL bodies: `lookup(body, which of its inputs are constants)`. `find` is asked once for each distinct kernel, with 1
+    """Decides for KERNEL bodies: `lookup(body, which of its inputs are constants)`. `find` is called once for each distinct kernel, with 1
     for the sizes of symbolic dims. `algorithm` decides for convolutions and products; `suggested` are the sizes that it was asked
     about, each with what the model of the algorithms' cost suggests."""
 
@@ -49,8 +49,8 @@ class Lookup:
 
 
 def recorded(path: str | os.PathLike[str], target: Target | Backend, threads: int | None) -> Lookup:
-    """What a database holds for a target and a number of threads (default: the cores of this machine). Kernels of symbolic size take the
-    decisions of the sizes that were tuned last. Raises `DatabaseError`."""
+    """The decisions in a database for a target and a number of threads (default: the cores of this machine). Kernels of symbolic size take
+    the decisions of the sizes that were tuned last. Raises `DatabaseError`."""
     backend = backend_of(target)
     count = backend.threads(threads)
     choices: dict[Task, Decisions] = {}

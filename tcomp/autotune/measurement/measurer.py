@@ -1,6 +1,6 @@
-"""How fast candidates are. Whatever a candidate does becomes a record (see `Outcome`), and the next one is measured. All of a batch are
-built at once, in processes of their own; then, while nothing else runs, each is measured in one long-lived process (`worker`,
-`worker_gpu`)."""
+"""Building and measuring candidates. A candidate that fails is recorded with its outcome (see `Outcome`), and the next one is measured. A
+batch is built in parallel processes; then, while nothing else runs, its candidates are measured one by one in a long-lived process
+(`worker`, `worker_gpu`)."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ _POLL = 5.0  # seconds between two queries of a cluster while waiting for a resu
 
 @dataclass(frozen=True)
 class Job:
-    """All that `Runner.run` needs to measure a candidate, on this machine or another: the task's key, whether it runs on a device, its
+    """The input of `Runner.run`, which measures a candidate on this machine or another: the task's key, whether it runs on a device, its
     threads, and the requests that prepare the measuring process for the task and measure the candidate (see `worker`)."""
 
     key: str
@@ -119,7 +119,8 @@ class Measurer(AbstractContextManager["Measurer"]):
         return list(self.measure_each(task, candidates, incumbent))
 
     def measure_each(self, task: Task, candidates: Sequence[Decisions], incumbent: Decisions | None = None) -> Iterator[Measurement]:
-        """`measure`, each result as soon as it is known: all are built before the first is run, so that nothing else runs then."""
+        """As `measure`, but yields each result as soon as it is known. All candidates are built before the first is run, so that nothing
+        else runs during measurements."""
         reference, opponent, *rest = self._build(task, [{}, incumbent or {}, *candidates])
         pool = {"threads": task.threads, "flush_bytes": task.backend.flush_bytes(task.threads)}
         harness = self._harness(task, pool)
@@ -240,12 +241,11 @@ class Cluster:
 
 
 class ClusterMeasurer(Measurer):
-    """Builds here, measures on the workers of a Dask cluster, each of which says by a resource (`target.machine`) which target it is and
-    takes one job at a time: `dask worker tcp://scheduler:8786 --nthreads 1 --no-nanny --resources "x86_64-cascadelake=1"`.
+    """Builds on this machine and measures on the workers of a Dask cluster. A worker declares its target by a resource (`target.machine`)
+    and takes one job at a time: `dask worker tcp://scheduler:8786 --nthreads 1 --no-nanny --resources "x86_64-cascadelake=1"`.
 
-    `cluster` is it, or the address of its scheduler. If there is no worker for the target for `patience` seconds, candidates are not
-    measured. Raises `InputError` if there is no such cluster, or no package for it.
-    """
+    `cluster` is a `Cluster`, or the address of its scheduler. If there is no worker for the target for `patience` seconds, candidates are
+    not measured. Raises `InputError` if there is no such cluster, or no package for it."""
 
     def __init__(self, cluster: Cluster | str, builders: int | None = None, limits: Limits = LIMITS, patience: float = 60.0) -> None:
         self._client = (Cluster(cluster) if isinstance(cluster, str) else cluster).connect(patience)

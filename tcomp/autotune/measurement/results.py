@@ -1,6 +1,6 @@
-"""What measuring tells: how fast a candidate is against the incumbent, and a tuned model against the untuned one. A machine that is shared
-is slower at times, by a third or so, for seconds. So only the faster rounds of an A/B comparison count, and chance is judged by drawing the
-rounds again (the bootstrap: B. Efron 1979)."""
+"""Results of measurements: a candidate against the incumbent, and a tuned model against the untuned one. A shared machine is slower at
+times, by a third or so, for seconds. So only the faster rounds of an A/B comparison count, and significance is estimated by resampling the
+rounds (the bootstrap: B. Efron 1979)."""
 
 from __future__ import annotations
 
@@ -71,7 +71,8 @@ class Limits:
 
     @property
     def bytes(self) -> int:
-        """`memory`, or what None stands for. Not for processes that use a GPU: CUDA reserves addresses for all memory of all devices."""
+        """The limit of memory, with the default for None. Not for processes that use a GPU: CUDA reserves addresses for all memory of all
+        devices."""
         return self.memory or os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") // 2
 
 

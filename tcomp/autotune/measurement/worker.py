@@ -42,7 +42,7 @@ _INTEGERS = 100  # inputs that are integers are at most that large
 
 
 class Device(Protocol):
-    """What candidates run on: memory, whose arrays are objects of its own, a clock, and what a model leaves in the caches."""
+    """The device that candidates run on: its memory and arrays, its clock, and the state of its caches before a run."""
 
     def array(self, shape: tuple[int, ...], dtype: np.dtype[Any], guards: list[Any]) -> Any:
         """Zeros. Raises `MemoryError`. The zeros on either side of them are added to `guards`."""
@@ -66,7 +66,7 @@ class Device(Protocol):
 
 
 def request_handler(device: Callable[[int, str, int], Device]) -> Callable[[Answer], Answer]:
-    """What answers requests; see `_PreparedTask.of` and `_PreparedTask.measure`. `device` takes the threads, the harness and
+    """The handler of requests; see `_PreparedTask.of` and `_PreparedTask.measure`. `device` takes the threads, the harness and
     `flush_bytes`."""
     state: list[_PreparedTask] = []  # the present task
 

@@ -139,7 +139,8 @@ def _kill_group(process: subprocess.Popen[bytes]) -> None:
 
 
 def serve(handle: Callable[[Answer], Answer]) -> None:
-    """Be a worker: answer requests until the socket is closed. What `handle` raises is an answer as well ("memory" or "error")."""
+    """The main loop of a worker: answer requests until the socket is closed. An exception of `handle` is answered as "memory" or
+    "error"."""
     options = json.loads(sys.argv[1])
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # whoever is asking decides when to end
     connection: Connection = Connection(options["socket"])

@@ -19,7 +19,7 @@ from tcomp.ir.expr import Expr, as_expr, bounds, evaluate_int
 from tcomp.ir.loops import Buffer, Stmt
 from tcomp.ir.simplify import prove
 
-MAX_TRACKED = 16  # iterations, and groups of copies, up to which each is told from the others: it bounds how often a loop is followed
+MAX_TRACKED = 16  # iterations, and groups of copies, up to which each is distinguished: it bounds how often a loop is followed
 
 
 def is_thread_loop(s: Stmt) -> bool:
@@ -90,7 +90,7 @@ _NOTHING: Touched = frozenset()
 
 
 def touched(phase: Stmt) -> Touched:
-    """What a phase touches, registers aside: each thread has its own."""
+    """The accesses of a phase to memory that threads share."""
     found: set[Touch] = set()
     in_instructions = {s for call in L.walk(phase) if isinstance(call, L.Call) for s in L.walk(call.body)}
     one_thread = None if has_threads(phase) else frozenset({(0, "one thread")})
@@ -150,7 +150,7 @@ def unproved(body: Stmt, copies: Collection[Stmt], placement: Placement, counted
 
 
 def pending_groups(body: Stmt, copies: Collection[Stmt], placement: Placement) -> int:
-    """How many groups of copies are pending at once, at most, the incomplete one included; more than `MAX_TRACKED` stands for any
+    """The largest number of groups of copies pending at once, the incomplete one included; more than `MAX_TRACKED` means any
     number."""
     return _checked(body, copies, placement).most
 
@@ -315,7 +315,7 @@ class _Run:
 
 
 def _short(v: Expr) -> bool:
-    """Whether a loop has few iterations: each is told from the others."""
+    """Whether a loop has few iterations, each of which is distinguished."""
     return (high := bounds(v)[1]) is not None and high < MAX_TRACKED
 
 

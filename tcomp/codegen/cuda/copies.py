@@ -30,7 +30,7 @@ OLDEST_ARCHITECTURE = 80  # `cp.async` exists from compute capability 8.0 on (PT
 
 @dataclass(frozen=True, slots=True)
 class ThreadCopy:
-    """What one thread copies at once: `size` bytes, positions in both buffers, and the condition under which it is not zero."""
+    """The copy that one thread performs at once: `size` bytes, positions in both buffers, and the condition under which it is not zero."""
 
     target: L.Store
     start: Expr

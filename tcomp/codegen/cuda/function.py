@@ -43,7 +43,7 @@ class FunctionBuilder(SourceText):
         self.names: dict[Buffer | Expr, str] = {}  # of buffers and variables
         self.used_buffers: dict[Buffer, None] = {}
         self.used_scalars: dict[Expr, None] = {}
-        self.private_dims: dict[Buffer, tuple[int, ...]] = {}  # the dimensions of register buffers that a thread has to itself
+        self.private_dims: dict[Buffer, tuple[int, ...]] = {}  # the dimensions of register buffers that are private to a thread
         self.scopes: list[dict[Expr, str]] = [{}]  # names of values of the statement at hand, by nesting
         self.loaded_lanes: dict[Expr, str] = {}  # elements of vectors that have been loaded
         self.uses: Counter[Expr] = Counter()
@@ -69,7 +69,7 @@ class FunctionBuilder(SourceText):
         self.scopes.pop()
 
     def share(self, buffer: Buffer, size: int) -> None:
-        """Give a buffer of so many elements a name and a place in shared memory."""
+        """Allocate a buffer of this many elements in shared memory, and give it a name."""
         self.names[buffer] = self.fresh(buffer.name)
         self.shared[buffer] = max(1, size)
 
@@ -96,7 +96,7 @@ class FunctionBuilder(SourceText):
         return f"({place} != 0)" if dtype == "bool" else place
 
     def stored(self, dtype: str, value: str) -> str:
-        """A value as it is in memory."""
+        """A value converted to its type in memory."""
         return f"{self.helper('store_' + HALF[dtype])}({value})" if dtype in HALF else value
 
     def helper(self, name: str) -> str:

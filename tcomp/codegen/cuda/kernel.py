@@ -222,7 +222,8 @@ class Function(FunctionBuilder):
         return total
 
     def private_dimensions(self, buffer: Buffer, body: Stmt) -> tuple[int, ...]:
-        """The dimensions of a register buffer that a thread has to itself: all but those that are indexed by its number or digits of it."""
+        """The dimensions of a register buffer that are private to a thread: those that are not indexed by the thread's number or its
+        digits."""
         numbered: dict[int, Expr] | None = None
         within_warp = self.warps.lanes if buffer in self.warps.distributions else set()
         for a in (a for a in accesses(body) if a.buffer is buffer):
@@ -288,7 +289,7 @@ class Function(FunctionBuilder):
             self.assign(leaf.buffer, leaf.indices, leaf.reducer(E.read(leaf.buffer, leaf.indices), E.read(parts, (E.const(0, INDEX),))))
 
     def allocate_in_thread(self, buffer: Buffer) -> None:
-        """A temporary that a thread has to itself."""
+        """A temporary that is private to a thread."""
         size = math.prod(self.constant(buffer, d) for d in buffer.shape) // self.warps.threads_sharing(buffer)
         taken = size * itemsize(buffer.dtype)
         if buffer.scope == "shared":

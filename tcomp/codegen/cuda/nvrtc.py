@@ -12,7 +12,7 @@ from tcomp.errors import CodegenError, TargetError
 
 @dataclass(frozen=True, slots=True)
 class Usage:
-    """What one function takes on one architecture."""
+    """The resources of one function on one architecture."""
 
     registers: int  # of a thread
     shared: int  # bytes of shared memory of a block
@@ -51,7 +51,8 @@ def compile_text(text: str, arch: str, name: str = "kernel") -> Binary:
 
 @functools.cache
 def architectures() -> tuple[str, ...]:
-    """What the installed compiler makes machine code for; of those with features of their own ("a"), too."""
+    """The architectures for which the installed compiler generates machine code, those with architecture-specific features ("a")
+    included."""
     numbers = _checked(_nvrtc().nvrtcGetSupportedArchs())
     return tuple(f"sm_{n}{suffix}" for n in numbers for suffix in (("", "a") if n >= 90 else ("",)))
 

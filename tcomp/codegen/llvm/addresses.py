@@ -71,7 +71,8 @@ class Addresses(Builder, ABC):
 
     @contextmanager
     def masked(self, test: Value, first: int | None = None) -> Iterator[None]:
-        """Within, only those of the active lanes are active that meet a condition: the `first` ones of all, if that is known."""
+        """Inside, a lane is active only if it was before and the condition holds; `first` is their number, if these are known to be the
+        first lanes."""
         before = self.mask, self.first_lanes
         self.mask = test if self.mask is None else self.arithmetic("and", [self.mask, test], "bool")
         self.first_lanes = first if before[0] is None else None
@@ -84,7 +85,7 @@ class Addresses(Builder, ABC):
         """The value of an expression here, computed if it is not known."""
 
     def key(self, e: Expr) -> Any:
-        """What identifies the value of `e` here: the expression, and the constants that unrolled variables stand for."""
+        """The key of the value of `e` at this place: the expression, and the constants of unrolled variables in it."""
         if not self.constants:
             return e
         known = tuple([self.constants[v] for v in self.module.variables(e) if v in self.constants])
@@ -175,7 +176,7 @@ class Addresses(Builder, ABC):
         return ref
 
     def opaque(self, buffer: Buffer, terms: tuple[Term, ...], ref: str) -> str:
-        """An address of which LLVM knows nothing, by an instruction that is none."""
+        """A pointer whose origin is hidden from LLVM, by an empty inline assembly."""
         key = (buffer, terms, "opaque")
         if (found := self.find(key)) is None:
             found = Value(self.op(f'call ptr asm "", "=r,0"(ptr {ref})'), "ptr")

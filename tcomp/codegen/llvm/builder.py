@@ -97,7 +97,7 @@ UNROLLED = 8  # iterations of a loop that LLVM unrolls: c[i] += a[b[n - i]] take
 
 
 class Module:
-    """What all functions of one LLVM module share."""
+    """The state that all functions of one LLVM module share."""
 
     def __init__(self, name: str, target: CpuTarget, notes: Sequence[str] = ()) -> None:
         self.name, self.target, self.notes = name, target, notes
@@ -170,7 +170,7 @@ class Builder:
         return self.op(f"shufflevector {type_} {a}, {type_} {b}, <{len(picks)} x i32> <{', '.join(f'i32 {p}' for p in picks)}>")
 
     def either(self, test: str, type_: str, first: str, second: str, lanes: int) -> str:
-        """The instruction `select`, by a condition of so many lanes."""
+        """The instruction `select`, by a condition of `lanes` lanes."""
         return self.op(f"select {self.module.type('bool', lanes)} {test}, {type_} {first}, {type_} {second}")
 
     def labels(self, *hints: str) -> list[str]:
@@ -212,13 +212,13 @@ class Builder:
 
     @contextmanager
     def scope(self) -> Iterator[None]:
-        """What is computed within is forgotten at the end."""
+        """Values computed inside are not available after the end."""
         self.scopes.append({})
         yield
         self.scopes.pop()
 
     def find(self, key: Any) -> Value | None:
-        """What has been computed under a key, and is known here."""
+        """The value that was computed for a key and is available here; None if there is none."""
         return next((scope[key] for scope in reversed(self.scopes) if key in scope), None)
 
     def spread(self, value: Value, lanes: int) -> str:

@@ -19,7 +19,7 @@ LARGE = 1 << 12  # operations of an iteration that may be followed by a test
 
 
 def interval(loop: L.For) -> int | None:
-    """After how many iterations a loop has to test whether to stop; None: never."""
+    """The number of iterations between two tests of whether to stop the run; None: the loop needs no test."""
     body, extent = work(loop.body), _most(loop.extent)
     if body is not None and extent is not None and body * extent <= UNCHECKED:
         return None
@@ -28,7 +28,7 @@ def interval(loop: L.For) -> int | None:
 
 @lru_cache(1 << 10)
 def work(stmt: L.Stmt) -> int | None:
-    """At most so many operations, or None: there is no bound."""
+    """An upper bound of the operations of a statement; None if there is none."""
     own = sum(1 for _ in E.walk(*L.expressions(stmt)))
     match stmt:
         case L.While():

@@ -142,7 +142,7 @@ class Expressions(Loads):
         return Value(self.op(f"icmp {test} <{self.lanes} x i32> {lanes}, {vector}"), "bool", self.lanes)
 
     def checked(self, index: Value, extent: Value, given: Value) -> Value:
-        """The index, 0 where it is out of range; the first active lane in which it is so is reported, and the code goes on."""
+        """The index, 0 where it is out of range; the first active lane that is out of range is reported, and execution continues."""
         lanes, type_, (i, n, told) = self.alike(index, extent, given)
         inside = Value(self.op(f"icmp ult {type_} {i}, {n}"), "bool", lanes)  # as unsigned integers, negative ones are the largest
         zeroed = f"select {self.module.type('bool', lanes)} {inside.ref}, {type_} {i}, {type_} zeroinitializer"

@@ -102,7 +102,7 @@ class Function(Stores):
             self.leave()
 
     def leave(self) -> None:
-        """Return. On x86 non-temporal stores are in no order with the others, by which threads tell that they are done."""
+        """Return. On x86 a fence orders non-temporal stores before the stores by which threads signal that they are done."""
         if self.has_non_temporal and self.target.arch == "x86_64":
             self.module.declarations.setdefault("llvm.x86.sse.sfence", "declare void @llvm.x86.sse.sfence()")
             self.line("call void @llvm.x86.sse.sfence()")
@@ -176,8 +176,8 @@ class Function(Stores):
             self.iterate(s, "0", count, head, end)
 
     def hoist_checks(self, s: Stmt, written: set[Buffer]) -> None:
-        """Check what a statement certainly checks, where that is the same in all iterations of the loop around it, before that loop: as a
-        check may report, LLVM leaves it where it is."""
+        """Hoist the checks that a statement certainly performs, and that are invariant in the loop around it, in front of that loop. LLVM
+        does not, as a check may report."""
         match s:
             case L.Block(stmts):
                 for inner in stmts:
@@ -239,7 +239,7 @@ class Function(Stores):
         self.start(end)
 
     def stop_if_asked(self, label: str = "") -> None:
-        """Leave the function if the status is not 0, else go on at a label, or at a new block."""
+        """Return if the status is not 0, else continue at a label, or in a new block."""
         # As weak as an atomic load may be, so that other accesses are optimised around it; volatile, so that it stays in the loop.
         status = self.op(f"load atomic volatile i64, ptr {self.field('status')} unordered, align 8")
         self.can_stop, go = True, label or self.labels("go")[0]
@@ -380,7 +380,7 @@ class Function(Stores):
         self.forget((matched.accesses[result][0],))
 
     def register(self, dtype: str, lanes: int, count: int, address: Address) -> str:
-        """A register of `lanes` elements, of which `count` lie in memory: repeated from there on."""
+        """A register of `lanes` elements, loaded from `count` elements in memory that are repeated."""
         type_ = self.module.memory_type(dtype, lanes)
         if count == lanes:
             return self.op(f"load {type_}, ptr {address.pointer}, align {address.align}")
@@ -429,7 +429,7 @@ class Function(Stores):
         return name, inner, captured
 
     def called(self, s: Stmt) -> None:
-        """A statement that is seldom executed, as a function of its own: it takes no registers from what surrounds it."""
+        """A rarely executed statement, outlined into a function of its own, so that it takes no registers from the code around it."""
         name, inner, captured = self.function_of(s)
         inner.statement(s)
         inner.finish()

@@ -17,7 +17,7 @@ MAX_ROW = 64  # elements of a row that is looked up in registers: in four of the
 
 
 class Loads(Addresses):
-    """What is read, at one place of a function."""
+    """Loads, at one place of a function."""
 
     def read(self, e: Expr) -> Value:
         """The value of a read, which active lanes alone make where it may lie outside of its buffer."""
@@ -49,7 +49,7 @@ class Loads(Addresses):
         return buffer in self.private and address.offset is not None and address.dense
 
     def load(self, buffer: Buffer, address: Address) -> Value:
-        """What lies at an address, for all lanes."""
+        """Load the elements at an address, for all lanes."""
         scalar = self.lane is None or address.shared
         lanes = 1 if scalar else self.lanes
         type_ = self.module.memory_type(buffer.dtype, lanes)
@@ -69,7 +69,7 @@ class Loads(Addresses):
         return Value(ref, buffer.dtype, lanes)
 
     def masked_load(self, intrinsic: str, type_: str, lanes: int, pointers: str, place: str, align: int, active: str) -> str:
-        """What the lanes of a mask read, 0 in the others."""
+        """A masked load; inactive lanes are 0."""
         args = ((pointers, place), ("i32", str(align)), (f"<{lanes} x i1>", active), (type_, "zeroinitializer"))
         return self.call(f"masked.{intrinsic}", type_, *args, suffix=(type_, pointers))
 
@@ -80,7 +80,7 @@ class Loads(Addresses):
 
     def column(self, buffer: Buffer, offset: int, lanes: int) -> str:
         """A column of a tile of `lanes` x `lanes` elements on the stack. All columns are made at once, in log2(lanes) steps of `lanes`
-        shuffles: step b exchanges bit b of the row with bit b of the lane. What stays unused is no code in the end."""
+        shuffles: step b exchanges bit b of the row with bit b of the lane. LLVM removes columns that are not used."""
         start = offset - offset % lanes
         if (found := self.find((buffer, "column", offset))) is not None:
             return found.ref

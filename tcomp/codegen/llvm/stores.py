@@ -18,7 +18,7 @@ from tcomp.ir.reducers import Reducer
 
 
 class Stores(Expressions):
-    """What is written, at one place of a function."""
+    """Stores and accumulations, at one place of a function."""
 
     def __init__(self, module: KernelModule) -> None:
         super().__init__(module)
@@ -94,7 +94,7 @@ class Stores(Expressions):
         self.forget((buffer,))
 
     def combined(self, reducer: Reducer, old: Value, term: Value) -> Value:
-        """What a reducer makes of two values."""
+        """The combination of two values by a reducer."""
         with self.scope():
             self.bound[reducer.lhs], self.bound[reducer.rhs] = old, term
             new = self.value(reducer.combine)
@@ -159,8 +159,8 @@ class Stores(Expressions):
         return not sums and buffer not in self.private and itemsize(buffer.dtype) >= 4
 
     def write_first(self, buffer: Buffer, address: Address, value: Value) -> None:
-        """Store the first lanes of a vector, by stores of as many elements as powers of two. Until a masked one is done, processors take it
-        to write all lanes: what reads behind it, the next row of a kernel in place, say, would wait."""
+        """Store the first lanes of a vector, by unmasked stores whose widths are powers of two. A masked store blocks store forwarding
+        for all of its lanes: loads behind it, such as of the next row of an in-place kernel, would wait."""
         type_, element = self.module.memory_type(buffer.dtype, self.lanes), self.module.memory_type(buffer.dtype)
         ref, start, left = self.spread(value, self.lanes), 0, self.first_lanes or 0
         while left:

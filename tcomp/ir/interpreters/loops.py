@@ -66,7 +66,7 @@ def run_stmt(
 
 
 class Watcher:
-    """What the watched form of a program calls. This one only checks; others override and call it."""
+    """Callbacks of a program that is interpreted under observation. This class only checks; others override its methods and call them."""
 
     def enter(self, stmt: L.Stmt) -> None:
         """A loop, a branch, an allocation or a store begins; its extents, conditions and operands are computed inside."""

@@ -26,14 +26,14 @@ from tcomp.ir.simplify import as_dim, prove, simplify
 
 MAX_SCOPES = 8  # of one expression that is used in several places; beyond, only the conditions that all of them share are known
 FEW = 8  # iterations: code of its own pays for no size below, and loops without iterations are always in range
-SMALL = 1 << 20  # the sizes of a witness are at most so large, where there is such a one
+SMALL = 1 << 20  # the sizes of a witness are at most so large, if the access is out of range for such sizes
 
 Values: TypeAlias = Mapping[Expr, int]  # of sizes and loop variables
 
 
 @dataclass(frozen=True, eq=False, slots=True)
 class Requirement:
-    """What sizes must satisfy. `explain` raises the error for sizes that do not."""
+    """A condition on sizes. `explain` raises the error for sizes that violate it."""
 
     condition: Expr
     explain: Callable[[Values], NoReturn]
@@ -71,7 +71,7 @@ def quick_kernel(kernel: L.Kernel) -> tuple[L.Kernel, Expr] | None:
 
 
 def safe_tensors(outputs: Sequence[te.Tensor], assumptions: Sequence[Expr] = ()) -> tuple[list[te.Tensor], tuple[Requirement, ...]]:
-    """Likewise for tensor expressions: the same tensors, but for those that need guards and what depends on them."""
+    """`safe_kernel` for tensor expressions: the same tensors, except those that need guards and those that depend on them."""
     prover = _Prover("", assumptions)
     new: dict[te.Tensor, te.Tensor] = {}
     programs: dict[te.Extern, te.Extern] = {}
@@ -93,7 +93,7 @@ def safe_tensors(outputs: Sequence[te.Tensor], assumptions: Sequence[Expr] = ())
 
 
 def assumed(condition: Expr, where: str) -> Requirement:
-    """What a program assumes of its sizes."""
+    """The requirement that an assumption of a program about its sizes holds."""
 
     def explain(sizes: Values) -> NoReturn:
         raise InputError(f"`{condition}` does not hold for {_shown(sizes)}", where=where, why="the program assumes it")

@@ -1,4 +1,4 @@
-"""Which iterations touch an element: an affine access turned around, as a gather over the elements.
+"""The inverse of an affine access: the iterations that touch an element, as a gather over the elements.
 
 An access `A[2 * p + k]` in iterations (p, k, o) touches the element x where p = (x - k) / 2, for every k and o for which that is an
 iteration. k and o are the *fibre*: with them the element determines the iteration. The access is cut into pieces (of a clamped or mirrored

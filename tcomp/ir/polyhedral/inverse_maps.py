@@ -75,17 +75,17 @@ class Digits:
 
 @dataclass(slots=True)
 class Solution:
-    """What follows from equations of index expressions: `values` of variables, `digits` of expressions that are not known whole, and the
-    `conditions` without which the equations have no solution."""
+    """The solution of equations of index expressions: `values` of variables, `digits` of expressions that are known in part, and
+    `conditions` that are necessary for a solution to exist."""
 
     unknown: set[Expr]
     values: dict[Expr, Expr] = field(default_factory=dict)
     conditions: list[Expr] = field(default_factory=list)
     digits: Digits = field(default_factory=Digits)
-    composed: set[Digit] = field(default_factory=set)  # digits that told the value of their expression
+    composed: set[Digit] = field(default_factory=set)  # digits from which the value of their expression was composed
 
     def solve(self, equations: list[tuple[Expr, Expr]]) -> None:
-        """Adds equations expression == value. What cannot be decomposed determines nothing, as long as it is unknown."""
+        """Adds equations expression == value. An expression that cannot be decomposed yet waits until more variables are known."""
         waiting: list[tuple[Expr, Expr]] = []
         while equations:
             e, value = equations.pop(0)

@@ -133,7 +133,7 @@ class Formula:
         return f"exists ({', '.join(self.unknowns.values())}: {body})" if self.unknowns else body
 
     def add(self, condition: Expr) -> None:
-        """One more condition, as far as it is affine."""
+        """Adds a condition; its parts that are not affine are dropped."""
         for part in E.conjuncts(condition):
             if (text := self.condition(part)) is None:
                 self.exact = False
@@ -183,7 +183,7 @@ class Formula:
         return self.unknown(e)
 
     def unknown(self, e: Expr) -> str:
-        """The variable that stands for a part that is not affine."""
+        """The isl variable that represents a sub-expression that is not affine."""
         if e not in self.unknowns:
             self.exact = False
             self.unknowns[e] = name = f"e{len(self.unknowns)}"

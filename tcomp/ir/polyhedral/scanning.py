@@ -40,13 +40,13 @@ def scan(stmt: Stmt, model: Model, schedule: isl.UnionMap, names: Names, fresh: 
 
 
 def condition_of(sizes: isl.Set, values: Mapping[str, Expr]) -> Expr:
-    """A set of parameters as a condition on the expressions that they stand for, by their names in isl."""
+    """A set of parameters as a condition; `values` are the expressions of the parameters, by their names in isl."""
     return _condition(isl.AstBuild.from_context(isl.Set.universe(sizes.get_space())).expr_from_set(sizes), values)
 
 
 def point_of(points: isl.Set, context: isl.Set, values: Mapping[str, Expr]) -> tuple[list[Expr], Expr]:
-    """(coordinates, condition) of the only point of a set, which is there where the condition on the parameters holds; `context` is what is
-    known of these, and `values` are the expressions that they stand for."""
+    """(coordinates, condition) of a set of one point, or none where the condition on the parameters does not hold. `context` is what is
+    known of the parameters, `values` are their expressions."""
     build, place = isl.AstBuild.from_context(context), isl.PwMultiAff.from_set(points)
     coordinates = [simplify(_value(build.expr_from_pw_aff(place.get_pw_aff(d)), values)) for d in range(points.dim(isl.dim_type.set))]
     return coordinates, simplify(_condition(build.expr_from_set(points.params().gist(context)), values))

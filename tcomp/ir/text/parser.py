@@ -51,8 +51,8 @@ def parse_instruction(text: str) -> Instruction:
 
 
 def parse_te(text: str, given: Mapping[str, Any] | None = None) -> tuple[Tensor, ...]:
-    """The outputs of tensor expressions printed by `print_te`. `given` are tensors and sizes to stand for placeholders and symbolic
-    dims, by printed name."""
+    """The outputs of tensor expressions printed by `print_te`. `given` are tensors and sizes to be used for placeholders and
+    symbolic dims, by printed name."""
     parser = _Parser(text)
     parser.given = given or {}
     return parser.whole(parser.tensors)

@@ -73,7 +73,7 @@ def unused(name: str, taken: Container[str], numbered: str = "{}_{}", first: int
 
 
 class Names:
-    """Unique names of what is in scope. What is named without having been bound is free."""
+    """Unique names of the objects in scope. An object that is named without having been bound is free."""
 
     def __init__(self, taken: Iterable[str] = ()) -> None:
         self.of: dict[Any, str] = {}
@@ -214,7 +214,7 @@ class Printer:
         return f"<{', '.join(declared)}>" if declared else ""
 
     def source(self, v: Expr) -> str:
-        """Where a size comes from that no shape tells: ` = input1[0]: int64`, or ` = n * 2 "what it is"`."""
+        """The origin of a size that follows from no shape: ` = input1[0]: int64`, or ` = n * 2 "its name in messages"`."""
         if not self.sources or (source := v.attr.source) is None:
             return ""
         origin = f"input{source.input}[{source.element}]: {source.dtype}" if source.value is None else self.term(source.value, 0, "")

@@ -63,7 +63,7 @@ class Tokens:
         raise ParseError(what, where=f"line {line}, column {column + 1}\n    {excerpt}\n    {' ' * (column - left)}^", hint=hint)
 
     def made(self, function: Callable[..., T], *args: Any) -> T:
-        """What a function returns; what a constructor refuses is shown in place."""
+        """The result of a constructor; an error that it raises is reported at this place of the text."""
         try:
             return function(*args)
         except ParseError:
@@ -72,7 +72,7 @@ class Tokens:
             self.fail(error.what, hint=error.hint)
 
     def whole(self, rule: Callable[[], T]) -> T:
-        """What `rule` reads, which must be the whole text."""
+        """The result of `rule`, which must consume the whole text."""
         try:
             result = self.made(rule)
         except RecursionError:
@@ -88,7 +88,7 @@ class Tokens:
         return text
 
     def peek(self, text: str, skipped: int = 0) -> bool:
-        """Whether this sign or name is the next token, or the one behind so many `skipped` ones."""
+        """Whether this sign or name is the next token, or the token after `skipped` others."""
         token = self.tokens[min(self.position + skipped, len(self.tokens) - 1)]
         return token.text == text and token.kind in ("sign", "name")
 
@@ -107,7 +107,7 @@ class Tokens:
                 self.fail(f"expected `{text}`, found {self.found()}")
 
     def sequence(self, *parts: str | Callable[[], Any]) -> list[Any]:
-        """What the rules among `parts` read, one after the other; the strings are signs and names that must stand between them."""
+        """The results of the rules among `parts`, in order; strings among `parts` are signs and names that must be present between them."""
         results = []
         for part in parts:
             if isinstance(part, str):

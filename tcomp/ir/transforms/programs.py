@@ -1,4 +1,4 @@
-"""Derivatives of imperative programs: forward beside the program, in reverse by running its loops backwards.
+"""Derivatives of imperative programs: in forward mode next to the program, in reverse mode by running its loops backwards.
 
 In reverse a program is run once, and then undone statement by statement (A. Griewank, A. Walther, Evaluating Derivatives, 2008, ch. 4 and
 12): a store passes the adjoint of its element on to what its value was computed from, after the element has got back what it held before,

@@ -37,7 +37,7 @@ def vjp(outputs: Tensors, wrt: Tensors, cotangents: Tensors | None = None) -> Te
 
     `outputs` and `wrt` are tensors of floats, or lists of them; `wrt` may be placeholders or anything that the outputs are computed from.
     `cotangents` are tensors like the outputs; left out, they are ones, so that the results are the gradients of a scalar output, or of the
-    sum of all elements. What an output does not depend on has a derivative of zeros.
+    sum of all elements. The derivative by a tensor that no output depends on is zero.
 
     Equal elements share the derivative of a maximum or minimum over axes equally; conventions for other places without a derivative are
     those of `transforms.scalar`. 16-bit floats are added in float32, and rounded once for each tensor. Raises `IRError` for tensors of

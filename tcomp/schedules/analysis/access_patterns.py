@@ -1,4 +1,4 @@
-"""What a loop means to the accesses below it: the structure that default schedules look at, instead of operator names."""
+"""Access patterns: the roles of loops in the accesses inside them. Default schedules decide by these, never by names of operators."""
 
 from __future__ import annotations
 
@@ -22,7 +22,8 @@ SYMBOLIC = 512  # assumed size of an unbounded symbolic extent: a sequence, an i
 
 @dataclass(frozen=True, slots=True)
 class Nest:
-    """One write: the loops around it, outermost first, the store itself, and the conditions (no conjunctions) it stands under."""
+    """A perfect loop nest around one store or accumulation (`leaf`): its loops, outermost first, and the conditions under which the leaf is
+    executed, conjunctions split up."""
 
     loops: tuple[For, ...]
     leaf: Store | Accumulate
@@ -67,7 +68,7 @@ class Nest:
 
 
 def nest_of(stmt: Stmt) -> Nest | None:
-    """The nest that a statement is, if there is one write in it, inside of nothing but loops and conditions."""
+    """The statement as a nest, if it is one write inside of loops and conditions only; None for any other."""
     loops, conditions = list[For](), list[Expr]()
     while True:
         match stmt:
@@ -84,13 +85,13 @@ def nest_of(stmt: Stmt) -> Nest | None:
 
 
 def write_nests(stmt: Stmt) -> list[Nest]:
-    """The nests of one statement each, in order."""
+    """All nests around single writes, in program order."""
     found = nest_of(stmt)
     return [found] if found is not None else [n for child in children(stmt) for n in write_nests(child)]
 
 
 def contiguous(reads: Sequence[Expr], v: Expr) -> bool:
-    """Every read is a unit-stride vector or the same element for neighbouring values of `v`."""
+    """Whether every read has stride 0 or 1 along `v`: neighbouring iterations read the same element, or neighbouring ones."""
     return all(stride(r, v) in (0, 1) for r in reads)
 
 
@@ -116,7 +117,8 @@ def bytes_of(buffer: Buffer, repeated: Sequence[For] = ()) -> int:
 
 
 def is_imperative(kernel: Kernel) -> bool:
-    """Programs written by hand (externs) run as they are written. What is lowered from a body writes each element in one place."""
+    """Whether a kernel is a program written by hand (an extern), which runs as it is written. One that was lowered from tensor expressions
+    writes each element by one statement."""
     if any(isinstance(x, If | While) or (isinstance(x, For) and isinstance(x.body, Block)) for x in walk(kernel.body)):
         return True
     found = nests(kernel)
@@ -164,7 +166,7 @@ def _the_nest(kernel: Kernel, buffer: str, is_reduction: bool) -> Nest:
 
 
 def is_product(reduction: Nest) -> bool:
-    """A sum of products of reads: a contraction."""
+    """Whether the reduced value is a product of two factors that both read: a contraction, if the reduction is a sum."""
     value = reduction.leaf.value
     return value.op == "mul" and all(E.reads(a) for a in value.args)
 
@@ -207,16 +209,15 @@ def row_axis(reduction: Nest) -> For | None:
 
 
 def contiguous_reduction(reduction: Nest) -> For | None:
-    """The innermost reduction loop that all reads walk contiguously, but those at places that depend on data, if it is long enough for
-    vectors."""
+    """The innermost reduction loop along which all reads except gathers are contiguous, if it is long enough for vectors; else None."""
     long = (x for x in reversed(reduction.reduction_loops) if extent_of(x.extent) >= MIN_TILE_ROWS)
     placed = [r for r in reduction.reads if not E.reads(*r.args)]
     return next((x for x in long if {stride(r, x.var) for r in placed} in ({1}, {0, 1})), None)
 
 
 def grouped_axis(kernel: Kernel) -> tuple[str, int] | None:
-    """A loop over elements of a reduction, and a size, where an operand depends on the loop only through its quotient by the size: the
-    output channels of a grouped convolution."""
+    """(output loop, group size) of a grouped reduction: an operand depends on the loop only through its quotient by the size, as in a
+    grouped convolution the input does on the output channel. None for any other kernel."""
     for reduction in (n for n in nests(kernel) if n.is_reduction):
         for x, r in itertools.product(reduction.spatial, reduction.reads):
             through = {e for i in r.args for e in E.walk(i) if x.var in e.args}
@@ -229,7 +230,7 @@ def grouped_axis(kernel: Kernel) -> tuple[str, int] | None:
 
 
 def concatenated_results(kernel: Kernel) -> dict[str, tuple[str, int]]:
-    """The results that concatenate rows of a reduction: which one, and how long its rows are."""
+    """The results that concatenate rows of a reduction, by name: (buffer of the reduction, elements of a row)."""
     reduced, found = {n.writes for n in nests(kernel) if n.is_reduction}, dict[str, tuple[str, int]]()
     for out in (n for n in nests(kernel) if n.writes in kernel.outputs and not n.is_reduction):
         axes, shape = [x.var for x in out.loops], [x.extent for x in out.loops]
@@ -257,7 +258,8 @@ def row_loops(kernel: Kernel, out: Nest, inside: tuple[str, ...]) -> list[Expr] 
 
 
 def stage_axes(kernel: Kernel, buffer: str, is_reduction: bool) -> list[str]:
-    """The loops that index a stage which has been moved: those of the nest that clears it, or of the one that accumulates."""
+    """The loops that index a stage, wherever it has been moved: those of the nest that initialises it or, with `is_reduction`, of the one
+    that accumulates into it."""
     for x in walk(kernel.body):
         if isinstance(x, Store | Accumulate) and x.buffer.name == buffer and isinstance(x, Accumulate) == is_reduction:
             return [i.name for i in x.indices]

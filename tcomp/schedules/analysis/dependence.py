@@ -19,7 +19,7 @@ from tcomp.ir.loops import Accumulate, Allocate, Buffer, For, Stmt, Store, expre
 from tcomp.ir.polyhedral.inverse_maps import Digits
 from tcomp.ir.simplify import from_linear, linear
 
-UNBOUNDED = 1 << 63  # of an index: more than any term weighs
+UNBOUNDED = 1 << 63  # stands for the range of an index without bounds: more than any coefficient
 
 
 def conflict(body: Stmt, variables: Collection[Expr], may_reassociate: bool) -> Buffer | None:

@@ -1,4 +1,4 @@
-"""Whether two loop programs are the same, one of them at certain sizes of its dims: then one code serves both."""
+"""Equality of loop programs, one of them specialised to sizes of its dims: equal programs share machine code."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ Form: TypeAlias = "tuple[object, ...]"  # of a statement: equal for statements t
 
 
 def same_loops(kernel: L.Kernel, sizes: Mapping[Expr, int], other: L.Kernel) -> bool:
-    """Whether the loops of a kernel, where its dims have these sizes, are those of `other`: but for the names of loops, for loops and
-    dimensions of one element, and for threads."""
+    """Whether the loops of a kernel, where its dims have these sizes, are those of `other`, apart from the names of loops, loops
+    and dimensions of one element, and threads."""
     shared = dict[Form, L.Buffer]()
     return _form(kernel, sizes, shared) == _form(other, {}, shared)
 

@@ -137,7 +137,7 @@ class Footprints:
         self.forms = {i: self._form(e) for i, e in self.indices.items()}
 
     def extent(self, loop: L.For) -> int:
-        """The extent of a loop; of one that depends on others, while these stand in the middle."""
+        """The extent of a loop; if it depends on other loops, with these in the middle of their ranges."""
         return loop.extent if isinstance(loop.extent, int) else max(1, 2 * self.middle.get(loop.var, 0))
 
     def _form(self, index: Expr) -> Form | None:
@@ -176,9 +176,9 @@ class Footprints:
         return -(-int(_value(as_expr(self.extents[v]), self.middle)) // power) if following is None else following // power
 
     def touched(self, group: Sequence[Access], running: Collection[Expr]) -> Footprint:
-        """What accesses of one buffer touch together while the loops over the variables `running` run.
+        """The elements of one buffer that the accesses of `group` touch together in all iterations of the loops over `running`.
 
-        The other loops stand at `middle`; conditions on them alone are taken to hold.
+        The other loops are fixed at `middle`; conditions on them alone are assumed to hold.
         """
         shape, size = [int(n) for n in group[0].buffer.shape], itemsize(group[0].buffer.dtype)
         nests = [(a, [x for x in a.loops if x.var in running]) for a in group]

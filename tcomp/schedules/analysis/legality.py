@@ -81,7 +81,7 @@ class Conflict:
 
 @dataclass(slots=True)
 class Proofs:
-    """What isl was asked while it judged every step."""
+    """Statistics of the questions to isl while it decides every step."""
 
     questions: int = 0
     seconds: float = 0.0
@@ -92,7 +92,7 @@ _proofs: ContextVar[Proofs | None] = ContextVar("proofs", default=None)
 
 @contextmanager
 def proving() -> Iterator[Proofs]:
-    """Every question inside is put to isl, none settled by the quick test."""
+    """Inside, isl decides every question; the quick test is not used."""
     proofs = Proofs()
     token = _proofs.set(proofs)
     try:
@@ -119,8 +119,8 @@ def _judge(quick: Callable[[], Buffer | None], exact: Callable[[], Conflict | No
 
 
 def race(loop: For, may_reassociate: bool = False, within: Stmt | None = None) -> Conflict | None:
-    """A conflict between different iterations of a loop, which keeps them from running at the same time or in any order. What stands
-    around the loop `within` a program is known to hold."""
+    """A conflict between different iterations of a loop, which keeps them from running concurrently or in another order. The loops and
+    conditions around the loop in the program `within` are taken into account."""
 
     def exact() -> Conflict | None:
         m = model(loop, within)

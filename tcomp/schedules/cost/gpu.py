@@ -150,7 +150,7 @@ def _arithmetic(kernel: Kernel, is_tensor: Callable[[Accumulate, Expr], bool], m
 
 
 def launch_of(kernel: Kernel, target: CudaTarget) -> Launch:
-    """What is counted of one launch, of known size."""
+    """The counts of one launch of known size."""
     body, found = kernel.body, accesses(kernel.body)
     footprints = Footprints(found, MAX_POINTS)
     loops = [x for x in L.walk(body) if isinstance(x, For)]

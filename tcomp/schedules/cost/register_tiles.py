@@ -47,11 +47,11 @@ def choose_tile(
     multiple: int = 0,
     panel: int = 0,
 ) -> Tile:
-    """The register tile with the least modelled cycles (`Tile.cycles`) for an outer_rows x rows x columns result, of those with as many
-    outer rows as one of `outer_options` says, whose rows divide `multiple`, and which fit panels of so many vectors (see `tiles`).
+    """The register tile with the least modelled cycles (`Tile.cycles`) for an outer_rows x rows x columns result, among the tiles whose
+    number of outer rows is one of `outer_options`, whose rows divide `multiple`, and which fit panels of `panel` vectors (see `tiles`).
 
-    More rows than `cached_rows` evict each other from the first-level cache. `loading` says how many cycles it takes to load so many
-    vectors of the operand again for other rows: (at least, on top of the rest)."""
+    More rows than `cached_rows` evict each other from the first-level cache. `loading(vectors)` is (minimum, additional) cycles for
+    loading a step's vectors of the operand again for other rows."""
     vector_count = max(1, -(-columns // lanes))
 
     def step(outer: int, r: int, v: int) -> float:
@@ -76,14 +76,14 @@ def choose_tile(
 
 
 def outer_row_counts(outer_rows: int) -> range:
-    """How many outer rows a tile may have, of so many."""
+    """The numbers of outer rows that a tile may have, if there are `outer_rows`."""
     return range(1, max(1, min(outer_rows, MAX_OUTER_ROWS)) + 1)
 
 
 def tiles(rows: int, vectors: int, registers: int, outer_rows: int = 1, loads_first: bool = False, panel: int = 0) -> list[Tile]:
-    """All tiles of at most so many rows and vectors, with `outer_rows`, whose accumulators and operands fit into the registers;
-    `loads_first`: the operands of all rows at once, and a product. Where the lanes walk panels of `panel` vectors, tiles are whole panels
-    or divide them."""
+    """All tiles of at most `rows` rows and `vectors` vectors, with `outer_rows`, whose accumulators and operands fit into the registers;
+    with `loads_first`, the operands of all rows and a product are in registers at once. Where the lanes walk panels of `panel` vectors,
+    tiles are whole panels or divide them."""
     widths = (v for v in range(1, min(vectors, MAX_TILE_VECTORS) + 1) if not panel or v % panel == 0 or panel % v == 0)
     sizes = ((r, v) for v in widths for r in range(1, rows + 1))
     spread = {r: r * outer_rows + 1 if loads_first else 1 for r in range(1, rows + 1)}

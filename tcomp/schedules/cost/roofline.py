@@ -89,10 +89,9 @@ def cost_of(e: Expr) -> Cost | None:
 def operators(statement: Store | Accumulate, cases: Mapping[Expr, int] | None = None) -> Iterator[tuple[Expr, Cost]]:
     """The operators that one execution of a statement evaluates, each once, and the combination of an accumulation last.
 
-    Indices are free, as address arithmetic is. Both sides of a selection count, as in vector code.
-    With `cases` (see `cases_of`) those that an execution in each of them evaluates at least, whatever the schedule: once what cases have in
-    common, as they can be computed together, and nothing that is asked of the place alone, as loops can be cut there.
-    """
+    Indices are free, as address arithmetic is. Both sides of a selection count, as in vector code. With `cases` (see `cases_of`), the
+    minimum over all schedules for one execution of each case: what cases have in common counts once, as it can be shared, and conditions on
+    indices alone do not count, as loops can be partitioned there."""
     value = statement.value
     sums = isinstance(statement, Accumulate) and statement.reducer.op == "add"
     fused = sums and value.op == "mul" and is_float(value.dtype)
@@ -107,8 +106,8 @@ def operators(statement: Store | Accumulate, cases: Mapping[Expr, int] | None = 
 
 
 def cases_of(value: Expr, loops: Loops) -> dict[Expr, int]:
-    """The indices (a loop, a loop modulo a constant, or its quotient by one) whose values a value tells apart by `select(index == 0, ...,
-    select(index == 1, ...))`, as fast algorithms do, and how many values these have; none where all are too many."""
+    """The indices (a loop, its remainder or its quotient by a constant) on which a value is defined by cases, `select(index == 0, ...,
+    select(index == 1, ...))`, as in fast algorithms, with the number of cases of each; empty where there are too many combinations."""
     extents, found = {x.var: x.extent for x in loops}, dict[Expr, int]()
     for e in E.walk(value):
         if e.op == "eq" and e.args[1].op == "const":
@@ -170,7 +169,7 @@ class Work:
 
 
 def statements(kernel: Kernel) -> Iterator[tuple[Store | Accumulate, Loops, tuple[Expr, ...]]]:
-    """Every store and accumulation with the loops around it and the conditions it stands under."""
+    """Every store and accumulation with the loops around it and the conditions under which it is executed."""
     for a in accesses(kernel.body):
         if isinstance(a.statement, Store | Accumulate) and a.writes:
             yield a.statement, a.loops, a.conditions
@@ -233,7 +232,8 @@ def _compulsory(kernel: Kernel, known: bool, limit: int) -> Expr:
 
 @dataclass(frozen=True, slots=True)
 class Roof:
-    """What a machine can do at most: slots and divisions a second, and (bytes that fit, bytes a second) of each memory, nearest first."""
+    """The peak rates of a machine: slots and divisions per second, and (capacity in bytes, bytes per second) of each memory, nearest
+    first."""
 
     slots: float
     divisions: float
@@ -268,9 +268,9 @@ def gpu_roof(target: CudaTarget) -> Roof:
 
 @dataclass(frozen=True, slots=True)
 class Estimate:
-    """What a model of cost says of a kernel: seconds, in all and by component, and what they were computed from; `print` shows a table.
+    """The estimate of a cost model for a kernel: seconds, in total and by component, and the counts behind them; `print` shows a table.
 
-    `seconds` are those of the components, on a CPU seen by one thread of those that share the work: "arithmetic" (the ports of the vector
+    `seconds` are those of the components, on a CPU of one of the threads that share the work: "arithmetic" (the ports of the vector
     units, and chains of accumulations), "registers" (loads and stores), "l2", "l3", "memory" (traffic from that level), "pages"
     (translation of addresses), "overhead" (loops, threads). `bound` is the roofline; `counts` are numbers, by name."""
 

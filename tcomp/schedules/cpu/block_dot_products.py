@@ -36,7 +36,7 @@ from tcomp.schedules.schedule import Schedule
 from tcomp.target import CpuTarget
 
 PANEL_VECTORS = 4  # vectors of columns whose weights lie together: one row then sums up four chains at once
-UNPACKING = 1.5  # instructions that take the numbers of a vector out of their bytes, compared with one that multiplies them
+UNPACKING = 1.5  # instructions that unpack the numbers of a vector, relative to one that multiplies them
 ROW_COST = 0.5  # of a step for another row: its activations are loaded
 MAX_UNROLLED = 8  # steps of four elements of a block
 MAX_ROWS = 12  # of a tile: with two vectors of columns and more, fewer fit into the registers of any machine
@@ -57,7 +57,7 @@ class BlockProduct:
 
 
 def found(kernel: Kernel, result: str, inside: Sequence[str]) -> BlockProduct | None:
-    """What computes a result, if that is such a product; `inside` are the temporaries that only it needs."""
+    """The block product that computes a result, None if it is computed otherwise; `inside` are the temporaries that only it reads."""
     reductions = [n for n in nests(kernel) if n.is_reduction and n.writes.name in (*inside, result)]
     if len(reductions) != 2 or any(n.writes.name not in (*inside, result) for n in reductions):
         return None

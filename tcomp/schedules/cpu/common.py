@@ -121,7 +121,7 @@ def threads(s: Schedule, loops: Sequence[str], pays: bool, knobs: Knobs, cuts: M
 
 
 def unguard_lanes(s: Schedule) -> None:
-    """The last vector of a row is accumulated as a whole, where that does no harm."""
+    """Accumulate the last vector of a row without a mask, where that is legal."""
     for x in list(walk(s.kernel.body)):
         if isinstance(x, For) and x.kind == VECTORIZED and isinstance(x.body, If) and isinstance(x.body.then, Accumulate):
             with suppress(ScheduleError):
@@ -158,7 +158,7 @@ def vectors_of_page(target: CpuTarget) -> int:
 
 def prefetch_vectors(s: Schedule, loop: str, vectors: int, done: set[Buffer], target: CpuTarget, knobs: Knobs) -> set[Buffer]:
     """Prefetch operands that come from memory `vectors` iterations before a serial loop reads them, one vector each; returns them.
-    Those in `done` have been prefetched. Memory then works on while the core does, and goes on across pages."""
+    Those in `done` have been prefetched. Loads then overlap with computation, across pages as well."""
     x, found = editing.find_loop(s.kernel, loop), set[Buffer]()
     for b, r in {r.attr: r for statement in walk(x.body) for r in E.reads(*expressions(statement))}.items():
         dense = stride(r, x.var) == target.vector_bits // 8 // itemsize(b.dtype) and not E.reads(*r.args)

@@ -281,9 +281,8 @@ def strided_operands(s: Schedule, nest: Nest, target: CpuTarget, knobs: Knobs) -
 def pack_panels(
     s: Schedule, buffer: str, dim: int, panel: int, lanes: int, target: CpuTarget, knobs: Knobs, whole: int = 1, loop: str | None = None
 ) -> None:
-    """Copy a buffer, or what an iteration of `loop` reads of it, into panels of so many elements of a dimension. There is room for panels
-    of a multiple of `whole` elements, where their number is not known: processors take long to load nothing from where there is no
-    memory."""
+    """Copy a buffer, or what an iteration of `loop` reads of it, into panels of `panel` elements of dimension `dim`. Where their
+    number is not known, memory is allocated for a multiple of `whole` elements: masked loads from unmapped addresses are slow."""
     packed = s.cache_read(buffer, loop, f"{buffer}.packed")
     order = [dim, *(d for d in range(len(packed.loads)) if d != dim)]
     column = packed.loads[dim]

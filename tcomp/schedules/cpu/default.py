@@ -35,8 +35,8 @@ MIN_GATHERED = 4  # vectors of a reduction by gathers from which lanes run along
 
 
 def schedule(kernel: Kernel, target: CpuTarget, knobs: Knobs | None = None) -> Schedule:
-    """The schedule of a kernel as lowered: the default one, unless `knobs` decide otherwise. Where a step is refused (its independence
-    cannot be proved, say), the group stays as it was before, and a note in the kernel says so."""
+    """The schedule of a kernel as lowered: the default one, unless `knobs` decide otherwise. Where a step is refused (for example,
+    because independence cannot be proved), the group stays as it was before, and a note in the kernel says so."""
     knobs = knobs or Knobs()
     s = _prepared(kernel, target)
     if patterns.is_imperative(s.kernel):

@@ -134,8 +134,8 @@ class TransposeTiles:
 
 
 def transpose_tiles(nest: Nest, target: CpuTarget, free: bool = False) -> TransposeTiles | None:
-    """What to transpose, where all that lanes would gather lies along one other loop; `free`: also where that of the lanes has an extent
-    that is not known."""
+    """The tiles to transpose in registers, if all operands that lanes would gather are contiguous along one other loop. With `free`, the
+    extent of the lane loop need not be known."""
     lane, lanes = nest.loops[-1], min(MAX_TILE_LANES, nest_lanes(target, nest))
     strided = tuple(r for r in nest.reads if stride(r, lane.var) not in (0, 1))
     along = [x for x in nest.loops[:-1] if strided and all(stride(r, x.var) == 1 for r in strided)]

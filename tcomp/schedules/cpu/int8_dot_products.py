@@ -52,7 +52,8 @@ def summed_bytes(nest: Nest) -> tuple[For, E.Expr] | None:
 
 
 def grouped(panels: Layout, nest: Nest) -> Layout:
-    """Panels of weights with what is summed in groups; as they were, where that is no product of bytes."""
+    """The layout of packed weights with the reduction axis in groups, as instructions add them up; unchanged if the product is not of
+    bytes."""
     found = summed_bytes(nest)
     axes = [d for d, i in enumerate(found[1].args) if i is found[0].var] if found is not None else []
     if len(axes) != 1 or any(p.axis == axes[0] and p != Piece(axes[0]) for p in panels.pieces):

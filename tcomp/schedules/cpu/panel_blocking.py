@@ -51,8 +51,8 @@ class Panels:
 
 
 def panels(s: Schedule, nest: Nest, loops: Sequence[str], width: int, column: str, rows: Sequence[str], target: CpuTarget) -> Panels | None:
-    """For a product with these reduction loops in panels of `width` columns, `column` being the loop over panels, `rows` those over the
-    tiles of one; `None` where there is no large operand that all rows share, or too few tiles of rows to fetch a panel meanwhile."""
+    """The blocking of a product with these reduction loops in panels of `width` columns; `column` is the loop over panels, `rows` are the
+    loops over the tiles of a panel. None if no large operand is shared by all rows, or there are too few tiles of rows to hide fetching."""
     repeated = repetitions(nest)
     loops_of_rows = [x for x in nest.spatial[:-1] if x not in repeated]
     sizes = {x.var.name: x.extent for x in nest.loops if x not in repeated} | {name: extent(s, name) for name in rows}

@@ -14,10 +14,10 @@ MAX_VERSIONS = 16  # of a kernel: each takes as long to compile, and as much cod
 
 
 def versions(kernel: Kernel) -> Sequence[Mapping[Expr, int]]:
-    """A plain kernel that reduces is compiled once more for each combination of the exact sizes of its dims, or for each of them alone
-    where there are too many combinations; one with a product, or with tables that it looks into, also for 1 in the outermost symbolic axis
-    of its result, where that is a dim that may be 1: a batch, or rows. Other axes are then the rows of register tiles, or there are none,
-    and lanes run along the sum."""
+    """The sizes for which a kernel is specialised. One with reductions is, for each combination of the exact sizes of its dims, or for each
+    exact size alone if there are too many combinations. One with a product or a gather is also specialised to 1 in the outermost symbolic
+    axis of its result (a batch, or rows), where that is a dim that may be 1: other axes are then the rows of register tiles, or there are
+    none and lanes run along the reduction."""
     if patterns.is_imperative(kernel):
         return ()
     reductions = [n for n in patterns.nests(kernel) if n.is_reduction]

@@ -46,7 +46,8 @@ PARTS = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32)  # of a split reduction: bounds the s
 
 @dataclass(frozen=True, slots=True)
 class Side:
-    """Of a tile: `threads` (or warps) along the first axis, of which each has `per_thread` elements, `unit` of them along the last axis."""
+    """One side of a tile: `threads` (or warps) along the first axis, each with `per_thread` elements, `unit` of them along the last
+    axis."""
 
     axes: tuple[int, ...]
     threads: int
@@ -109,8 +110,8 @@ class Tile:
         return self.rows.per_thread * self.columns.per_thread // self.instruction_threads
 
     def pieces(self, cut: Callable[..., list[str]], width: int, by_instruction: bool = False) -> tuple[list[str], list[str]]:
-        """What `cut(axis, *factors)` makes of the axes of the rows, and of the columns: first the piece of the threads (or warps), then the
-        elements of one, as `by_instruction` further cut into what an instruction computes.
+        """The pieces into which `cut(axis, *factors)` splits the axes of the rows, and of the columns: first the piece over threads (or
+        warps), then the elements of one; with `by_instruction` further split into the shape of an instruction.
 
         Of columns a thread has as many side by side as an access takes (`width`), the next ones behind those of the other threads.
         """
@@ -145,7 +146,7 @@ class Product:
 
     @cached_property
     def reads(self) -> list[tuple[E.Expr, ...]]:
-        """What the factors of the rows and of the columns are read from."""
+        """The reads in the factor of the rows, and in that of the columns."""
         factors = factors_of(self.reduction)
         return [E.reads(factors[1 - self.right]), E.reads(factors[self.right])]
 
@@ -211,7 +212,7 @@ def _overlapped(a: float, b: float) -> float:
 
 
 def waves(blocks: int, target: CudaTarget) -> float:
-    """How many blocks the busiest SM computes one after the other."""
+    """The number of blocks that the busiest SM computes one after the other."""
     return -(-blocks // target.gpu.sms) if blocks > target.gpu.sms else SINGLE_WAVE
 
 
@@ -249,7 +250,7 @@ def _tensor_dtype(reduction: Nest, right: int) -> str:
 
 
 def factors_of(reduction: Nest) -> tuple[E.Expr, ...]:
-    """The two factors of the products that are summed, each of which reads something; none for other reductions."""
+    """The two factors of a sum of products, if both read; empty for other reductions."""
     product = product_of(reduction.leaf)[0] if isinstance(reduction.leaf, Accumulate) else None
     return product.args if product is not None and all(map(E.reads, product.args)) else ()
 

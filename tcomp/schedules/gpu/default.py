@@ -62,8 +62,8 @@ ROW_ELEMENTS = 4  # elements of a row for each thread
 def schedule(kernel: Kernel, target: CudaTarget, knobs: Knobs | None = None) -> Schedule:
     """The default schedule of a kernel as lowered. Programs written by hand (externs) run as they are written: see `imperative`.
 
-    A group for which a step is refused (its independence cannot be proved, say) runs on one thread; a note in the kernel says so.
-    """
+    A group for which a step is refused (for example, because independence cannot be proved) runs on one thread; a note in the kernel says
+    so."""
     s = Schedule(kernel)
     s.collapse()
     decided = Knobs() if knobs is None else knobs

@@ -54,13 +54,14 @@ class Products:
 
 @dataclass(frozen=True, slots=True)
 class Tiles:
-    """What a block computes: `scores` of a block of the row at a time, and `sums`. Both have the same rows, and threads along them."""
+    """The tiles that a block computes: `scores` of one block of keys at a time, and `sums`. Both have the same rows and threads along
+    rows."""
 
     scores: Tile
     sums: Tile
 
     def shared(self, size: int, stages: int) -> int:
-        """Bytes of shared memory, at most, for elements of so many."""
+        """Bytes of shared memory, at most, for elements of `size` bytes."""
         rows, keys = self.scores.rows.size, self.scores.columns.size
         depth, lanes = self.scores.depth, 4 if self.scores.tensor else SIDE_THREADS
         narrow = itemsize(self.scores.tensor) if self.scores.tensor else size

@@ -42,7 +42,7 @@ def cut(s: Schedule, loop: str, *factors: int) -> list[str]:
 
 
 def digits(dim: str, *factors: int) -> list[str]:
-    """What `cut` makes of the loop along a dimension, as dimensions of a layout: ["a/8", "a/2%4", "a%2"] of a by 8 and 2."""
+    """The pieces of a layout that correspond to the loops of `cut`: ["a/8", "a/2%4", "a%2"] for dimension a with factors 8 and 2."""
     highest = [f"{dim}/{factors[0]}" if factors else dim]
     return highest + [f"{dim}/{low}%{high // low}" if low > 1 else f"{dim}%{high}" for high, low in pairwise([*factors, 1])]
 
@@ -61,7 +61,7 @@ def fuse_all(s: Schedule, loops: Sequence[str]) -> str:
 
 
 def over_threads(s: Schedule, loops: Sequence[str], threads: int) -> None:
-    """Run perfectly nested loops, if there are any, by so many threads of a block, neighbours in neighbouring iterations."""
+    """Distribute perfectly nested loops, if there are any, over `threads` threads of a block; neighbours run neighbouring iterations."""
     if loops:
         s.distribute(fuse_all(s, loops), threads, "serial", "thread.x", strided=True)
 

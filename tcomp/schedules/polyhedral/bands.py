@@ -57,8 +57,9 @@ class Planner:
         return self.trees[fused]
 
     def band(self, node: Any, names: list[str], parallel: bool) -> None:
-        """A band is a wavefront, the nest of one statement, or loops that several share; of these one may be *jammed*: `JAM` of its
-        independent iterations run side by side, innermost, where what stands inside would otherwise be one chain."""
+        """Plan a band: as a wavefront, as the nest of one statement, or as loops that several statements share. One of these may be
+        *jammed* (unroll-and-jam): `JAM` of its independent iterations run innermost, where the body would otherwise be one dependent
+        chain."""
         chain, below = nested(node)
         self.nests += 1
         nest, free, inner = f"n{self.nests}", _free(node), [*_bands(node.get_child(0))]
@@ -172,7 +173,7 @@ def relaxed(dependences: isl.UnionMap) -> isl.UnionMap:
 
 
 def isl_schedule(domain: isl.UnionSet, dependences: isl.UnionMap, context: isl.Set, fused: bool = False) -> Any:
-    """The schedule tree for a domain; unless `fused`, statements share loops only where dependences ask for it."""
+    """The schedule tree for a domain; unless `fused`, statements share loops only where dependences require it."""
     constraints = isl.ScheduleConstraints.on_domain(domain).set_validity(dependences).set_coincidence(dependences)
     constraints = constraints.set_context(context).set_proximity(dependences)
     isl.DEFAULT_CONTEXT.set_schedule_serialize_sccs(0 if fused else 1)
@@ -183,7 +184,7 @@ def isl_schedule(domain: isl.UnionSet, dependences: isl.UnionMap, context: isl.S
 
 
 def nested(node: Any) -> tuple[list[Any], Any]:
-    """Bands directly inside each other, and what stands below."""
+    """Bands directly inside each other, and the node below the innermost."""
     chain = []
     while node.get_type() == NODE.band:
         chain.append(node)

@@ -213,7 +213,7 @@ class Nest:
         return isl.Map.from_union_map(union(tiled.apply_range(n.intersect_domain(part.apply(box))) for n, part in parts)).coalesce()
 
     def scaled(self, lane: int) -> bool:
-        """Whether the factor that is the same for all lanes has to be computed, and cannot be loaded by the multiply-add itself."""
+        """Whether the factor that all lanes share is computed, so that the multiply-add cannot load and broadcast it itself."""
         assert self.steps is not None and isinstance(self.x.stmt, Store | Accumulate)
         value = self.x.stmt.value
         return value.op != "mul" or any(a.op != "read" and all(self.steps[r][lane] == 0 for r in E.reads(a)) for a in value.args)

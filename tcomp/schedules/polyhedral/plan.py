@@ -17,13 +17,13 @@ JAM = 8  # iterations of unroll-and-jam: independent chains side by side that hi
 
 
 def worth_threads(instances: int) -> bool:
-    """Whether so many instances are worth threads."""
+    """Whether this number of instances is worth threads."""
     return instances >= PARALLEL_INSTANCES
 
 
 @dataclass(slots=True)
 class Loop:
-    """What becomes of the loops of one time dimension. `role`: parallel, serial, unrolled (`size` iterations), lanes (`size` of them),
+    """The treatment of the loops of one time dimension. `role`: parallel, serial, unrolled (`size` iterations), lanes (`size` of them),
     vector (any number of iterations, in lanes), or sum (what is accumulated into stays in registers)."""
 
     role: str

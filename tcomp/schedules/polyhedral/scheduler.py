@@ -51,7 +51,7 @@ def polyhedral(program: Kernel | Schedule, target: CpuTarget, threads: int = 1) 
 
 
 def polyhedral_or_not(s: Schedule, target: CpuTarget, threads: int) -> Schedule:
-    """The default for programs of which the structural schedules know nothing: as written, with a note, where there is nothing to gain."""
+    """The default for programs without a structural schedule: the polyhedral one or, where that gains nothing, as written with a note."""
     if not worth_threads(sum(iterations(loops) for _, loops, _ in statements(s.kernel)) // 2):
         return s
     try:

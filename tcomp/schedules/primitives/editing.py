@@ -54,7 +54,7 @@ def check_factor(factor: int, what: str = "factor") -> None:
 
 @contextmanager
 def proof(what: str, *budget: int) -> Iterator[None]:
-    """isl may take so many operations for what is asked inside, or else its usual number; refuses where that is not enough."""
+    """Limits isl's operations inside to the `budget`, by default its usual one; refuses the step where that is not enough."""
     try:
         with limited(*budget):
             yield
@@ -188,7 +188,7 @@ def nest_over(kernel: L.Kernel, name: str, shape: Sequence[Dim], leaf: Callable[
 
 
 def guard(conditions: Sequence[Expr], body: L.Stmt) -> L.Stmt:
-    """`If` placed below the loops that stand directly inside, and inside of both branches of an `If`, so that nests stay perfect."""
+    """Guard a statement; the `If` is placed inside of its loops, and in both branches of an `If`, so that nests stay perfect."""
     return L.where([c for c in map(simplify, conditions) if not prove(c)], body, _guarded)
 
 
@@ -205,7 +205,8 @@ def _guarded(condition: Expr, stmt: L.Stmt) -> L.Stmt:
 
 
 def rebuild(stmt: L.Stmt, edit: Callable[[L.Stmt], L.Stmt | None]) -> L.Stmt:
-    """Top-down: `edit` returns a replacement (not descended into), or None to go on inside. What has no replacement inside stays itself."""
+    """Top-down: `edit` returns a replacement (not descended into), or None to descend. A statement in which nothing is replaced stays the
+    same object."""
     if (edited := edit(stmt)) is not None:
         return edited
     inner = L.children(stmt)
@@ -219,7 +220,8 @@ def replaced(kernel: L.Kernel, new: Mapping[Any, L.Stmt]) -> L.Kernel:
 
 
 def nesting(changed: L.Kernel) -> L.Kernel:
-    """The kernel, if what stands inside its vectorized loops can run in lanes, and inside a GPU axis no loop has the same one."""
+    """The kernel, if the statements in its vectorized loops can run in lanes, and no loop inside a GPU axis is bound to the same axis;
+    refuses otherwise."""
     loops = [s for s in L.walk(changed.body) if isinstance(s, L.For)]
     for outer in (x for x in loops if x.kind == L.VECTORIZED or x.kind in L.GPU_AXES):
         allowed = (L.SERIAL, L.UNROLLED) if outer.kind == L.VECTORIZED else {*L.KINDS} - {outer.kind}
@@ -262,13 +264,13 @@ def renamed(stmt: L.Stmt, name: Callable[[str], str]) -> L.Stmt:
 
 
 def rename_inner(kernel: L.Kernel, stmt: L.Stmt, suffix: str) -> tuple[L.Stmt, dict[str, str]]:
-    """A copy of a part of the kernel, to stand next to it, and the names in it of the loops and buffers of the original."""
+    """A copy of a part of the kernel with fresh names, and the new name of each loop and buffer of the original."""
     names: dict[str, str] = {}
     return renamed(stmt, lambda old: names.setdefault(old, fresh(kernel, old + suffix))), names
 
 
 def last_part(name: str) -> str:
-    """What a loop is called within its stage: names of loops that are made of it end so."""
+    """The last component of the name of a loop: its name within its stage."""
     return name.rpartition(".")[2]
 
 

@@ -343,7 +343,8 @@ def _limit(v: Expr, extent: Dim, body: L.Stmt) -> Dim | None:
 
 
 def note(kernel: L.Kernel, text: str) -> L.Kernel:
-    """A remark for people, printed with the kernel: why a step was not taken, say. Always legal: it changes nothing that is computed.
+    """A remark for people, printed with the kernel: for example, why a step was not taken. Always legal: it changes nothing that is
+    computed.
 
     >>> A = te.placeholder((4,), name="A")
     >>> s = Schedule(te.compute((4,), lambda i: A[i] * 2, name="B"))

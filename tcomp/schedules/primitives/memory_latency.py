@@ -80,7 +80,7 @@ def pipeline(kernel: L.Kernel, loop: Loop, stages: int, *buffers: Stage) -> tupl
         return stmt
 
     def fill_for(fill: L.Stmt, iteration: Expr) -> L.Stmt:
-        """What fills the buffers, for another iteration, if there is one."""
+        """The statement that fills the buffers for a later iteration, guarded by whether there is one."""
         return editing.guard([iteration < extent], editing.rebind(using(fill, target.var), {target.var: iteration}))
 
     copies = {fill: fill_for(fill, target.var + distance) for fill in fills}
