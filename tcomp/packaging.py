@@ -43,7 +43,7 @@ from tcomp.ir.graph import APPEND, IF, KERNEL, LOOP, SIZE, Application, Constant
 from tcomp.ir.layout import Layout
 from tcomp.ir.shape_operands import elements_of, sizes_in
 from tcomp.ir.simplify import as_dim, prove
-from tcomp.ir.text.parser import parse_expr
+from tcomp.ir.text.expression_parser import parse_expr
 from tcomp.passes.memory_plan import Plan, byte_size
 from tcomp.runtime.artifact import plan_weights
 from tcomp.schedules.cost.roofline import Work

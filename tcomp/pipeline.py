@@ -29,7 +29,7 @@ from tcomp.ir.dims import SolvedDims, upper_bound
 from tcomp.ir.graph import IF, KERNEL, LOOP, Graph, Node, Value, canonical_graph_text
 from tcomp.ir.layout import Layout
 from tcomp.ir.simplify import as_dim
-from tcomp.ir.text.parser import parse_expr
+from tcomp.ir.text.expression_parser import parse_expr
 from tcomp.options import CompileOptions, Report
 from tcomp.packaging import assemble, collect_weights, manifest, symbolic_dims
 from tcomp.passes import (

@@ -12,7 +12,7 @@ from tcomp.ir.access import within
 from tcomp.ir.expr import INDEX, Dim, Expr, as_expr, loop_var
 from tcomp.ir.instruction import Instruction, match
 from tcomp.ir.simplify import as_dim, prove, quotient, same_dim, simplify
-from tcomp.ir.text.parser import parse_expr
+from tcomp.ir.text.expression_parser import parse_expr
 from tcomp.schedules.analysis.legality import disorder, race
 from tcomp.schedules.handles import Loop, LoopCopy, Size
 from tcomp.schedules.instructions import named
