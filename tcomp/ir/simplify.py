@@ -13,15 +13,17 @@ from __future__ import annotations
 from collections.abc import Sequence
 from functools import partial, reduce
 from hashlib import sha256
+from itertools import combinations
 from math import gcd
 from operator import mul
 
-from tcomp.ir.expr import INDEX, Dim, Expr, ExprLike, binary, bounds, const, rewrite, select, walk
+from tcomp.ir.expr import INDEX, Dim, Expr, ExprLike, as_expr, binary, bounds, const, rewrite, select, walk
 
 Monomial = tuple[Expr, ...]  # sorted atoms; () is the constant term
 Linear = dict[Monomial, int]  # monomial -> coefficient, no zero coefficients
 
 _memo: dict[Expr, Expr] = {}
+_MAX_CASES = 3  # minima and maxima in one another of which each operand is looked at to compare sums
 _MAX_TERMS, _MAX_DEGREE = 4096, 64  # of a product that is multiplied out: squares of squares grow without bound; beyond, it is an atom
 _MEMO_LIMIT = 200_000  # entries; the memo is dropped as a whole when full, so that long sessions do not grow
 
@@ -119,6 +121,11 @@ def linear(e: Expr) -> Linear:
     return {(e,): 1}
 
 
+def known_factor(extent: Dim) -> int:
+    """The largest number that an extent is certainly a multiple of, as far as its terms tell; 0 for the extent 0."""
+    return gcd(*linear(as_expr(extent)).values())
+
+
 def _sum(e: Expr) -> Linear:
     """The linear form of a sum, a chain as long as it has terms: without recursion along it, and in one pass."""
     total: Linear = {}
@@ -140,7 +147,7 @@ def _plus(a: Linear, b: Linear, factor: int = 1) -> Linear:
 
 def from_linear(terms: Linear) -> Expr:
     """The expression of a linear form: terms in order, constant last, negative terms subtracted."""
-    terms = _joined(terms)
+    terms = _paired(_joined(terms))
     result: Expr | None = None
     for monomial, c in sorted(terms.items(), key=lambda item: (not item[0], item[1] < 0, tuple(map(_order, item[0])))):
         product = reduce(mul, monomial or (const(1),))
@@ -153,15 +160,34 @@ def from_linear(terms: Linear) -> Expr:
 
 
 def _joined(terms: Linear) -> Linear:
-    """x // c * c + x % c == x, the inverse of splitting an index."""
+    """x // c * c + x % c == x, the inverse of splitting an index; and n + -n % c == -(-n // c * c), n rounded up to a multiple of c."""
     for monomial, coefficient in terms.items():
         if len(monomial) != 1 or monomial[0].op != "mod":
             continue
         x, c = monomial[0].args
-        whole = linear(_floordiv(x, c) * c)
+        whole, part = linear(_floordiv(x, c) * c), linear(x)
         if whole and all(terms.get(m) == coefficient * k for m, k in whole.items()):
             rest = _plus(_plus(terms, whole, -coefficient), {monomial: -coefficient})
-            return _joined(_plus(rest, linear(x), coefficient))
+            return _joined(_plus(rest, part, coefficient))
+        if part and all(terms.get(m) == -coefficient * k for m, k in part.items()):
+            rest = _plus(_plus(terms, part, coefficient), {monomial: -coefficient})
+            return _joined(_plus(rest, whole, -coefficient))
+    return terms
+
+
+def _paired(terms: Linear) -> Linear:
+    """max(0, n - 2) + min(2, n) == n, what is cut off and the rest, and max(0, n) - max(2, n + 2) == -2: pairs whose operands differ by the
+    same."""
+    extremes = [(m, k) for m, k in terms.items() if len(m) == 1 and m[0].op in _FLIPPED and not _checks(m[0])]
+    for (m, k), (n, c) in combinations(extremes, 2):
+        same = m[0].op == n[0].op
+        if c != (-k if same else k):
+            continue
+        (p, q), (r, s) = (map(linear, atom.args) for atom in (m[0], n[0]))
+        for first, second in ((r, s), (s, r)):
+            if _plus(q, p, -1) == _plus(second, first, -1):
+                rest = _plus(_plus(terms, {m: -k}), {n: -c})
+                return _paired(_plus(_plus(rest, p, k), first, -k) if same else _plus(_plus(rest, q, k), first, k))
     return terms
 
 
@@ -329,14 +355,25 @@ def _within(x: Expr, c: Expr) -> bool:
     return (c.op == "const" and hi is not None and hi < c.attr) or _at_least(_plus(linear(c), linear(x), -1), 1)
 
 
-def _at_least(terms: Linear, value: int) -> bool:
-    """Whether the sum is >= value for sure: by numeric ranges, then with atoms replaced by bounds of them."""
+def _at_least(terms: Linear, value: int, cases: int = _MAX_CASES) -> bool:
+    """Whether the sum is >= value for sure: by numeric ranges, then with atoms replaced by bounds of them, then in each of the cases of a
+    minimum or maximum, of which so many are taken apart."""
     return (
         _weakened_at_least(terms, value, False)
         or (any(a.op != "var" for m in terms for a in m) and _weakened_at_least(terms, value, True))
         or ((topped := _topped(terms)) is not terms and _weakened_at_least(topped, value, False))
         or (any(len(m) > 1 or (m and m[0].op == "floordiv") for m in terms) and (least := _least_sum(terms)) is not None and least >= value)
+        or (cases > 0 and _at_least_in_cases(terms, value, cases - 1))
     )
+
+
+def _at_least_in_cases(terms: Linear, value: int, cases: int) -> bool:
+    """Whether the sum is >= value whichever operand the first minimum or maximum in it is: n - max(0, min(n, k)) >= 0 where n >= 0."""
+    for m, k in terms.items():
+        if len(m) == 1 and m[0].op in _FLIPPED:
+            rest, enough = _plus(terms, {m: -k}), any if (m[0].op == "min") == (k < 0) else all  # a smaller sum is enough
+            return enough(_at_least(_plus(rest, linear(a), k), value, cases) for a in m[0].args)
+    return False
 
 
 def _least_sum(terms: Linear) -> int | None:
@@ -464,6 +501,10 @@ def _equation(op: str, gap: Linear) -> Expr:
     return binary(op, left, from_linear(_plus(right, {(): constant // common}, -1)))
 
 
+def _checks(a: Expr) -> bool:
+    return a.op == "checked" or (a.op in _FLIPPED and any(x.op == "checked" for x in a.args))
+
+
 def _min_max(e: Expr) -> Expr:
     """One flat chain in canonical order, without operands that another operand makes redundant. What is checked is not redundant: clamped
     to the only place there is, it reports other indices."""
@@ -472,14 +513,11 @@ def _min_max(e: Expr) -> Expr:
         low, high = (a, b) if e.op == "min" else (b, a)
         return _at_least(_plus(linear(high), linear(low), -1), 0)
 
-    def checks(a: Expr) -> bool:
-        return a.op == "checked" or (a.op in _FLIPPED and any(x.op == "checked" for x in a.args))
-
     needed, stack = list[Expr](), list(e.args)
     while stack:
         a = stack.pop()
         if a.op == e.op:
             stack.extend(a.args)
-        elif checks(a) or not any(precedes(other, a) for other in needed):
-            needed = [other for other in needed if checks(other) or not precedes(a, other)] + [a]
+        elif _checks(a) or not any(precedes(other, a) for other in needed):
+            needed = [other for other in needed if _checks(other) or not precedes(a, other)] + [a]
     return reduce(partial(binary, e.op), sorted(needed, key=_order))

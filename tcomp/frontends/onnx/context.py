@@ -255,7 +255,12 @@ class Scope:
         if sum(map(prod, shapes)) > symbolic.LIMIT:
             return None
         known = {p: e for v, p in given if (e := self.known_elements(v)) is not None}
-        if (given and not known) or (elements := symbolic.propagate(outputs, known)) is None:
+        if given and not known:
+            return None
+        elements = symbolic.propagate(
+            outputs, known, assume=lambda condition: self.sizes is not None and self.sizes.assume(condition, name)
+        )
+        if elements is None:
             return None
         return tuple(self.from_elements(e, t.dtype, s, name) for e, t, s in zip(elements, outputs, shapes, strict=True))
 

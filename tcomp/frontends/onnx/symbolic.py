@@ -11,7 +11,7 @@ which is what floating point computes for sizes below 2**24 as long as the facto
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from fractions import Fraction
 from functools import cache
 from itertools import product
@@ -22,9 +22,9 @@ import numpy as np
 from tcomp.errors import IRError
 from tcomp.ir import te
 from tcomp.ir.dtypes import BITS, is_float, is_integer
-from tcomp.ir.expr import INDEX, Expr, binary, bounds, cast, const, select, variables, walk, with_args, written_size
+from tcomp.ir.expr import INDEX, Expr, binary, bounds, cast, const, select, unary, variables, walk, with_args, written_size
 from tcomp.ir.scalar_operators import BINARY
-from tcomp.ir.simplify import simplify
+from tcomp.ir.simplify import prove, simplify
 from tcomp.ir.te import Tensor
 
 LIMIT = 256  # elements of a tensor that is propagated
@@ -55,14 +55,22 @@ def closed(outputs: Sequence[Tensor]) -> bool:
     return all(all(isinstance(d, int) for d in t.shape) and sizes(t) <= set(t.axes) for t in te.tensors(outputs))
 
 
-def propagate(outputs: Sequence[Tensor], known: Mapping[Tensor, Elements], exact: bool = False) -> list[Elements] | None:
+def propagate(
+    outputs: Sequence[Tensor],
+    known: Mapping[Tensor, Elements],
+    exact: bool = False,
+    assume: Callable[[Expr], bool] = lambda condition: False,
+) -> list[Elements] | None:
     """Elements (row-major) of all outputs, given those of some placeholders; None where any cannot be known. Output shapes are constant and
-    hold at most `LIMIT` elements. `exact`: floats are floats, of data that is known before a run, and no fractions that stand for sizes."""
+    hold at most `LIMIT` elements. `exact`: floats are floats, of data that is known before a run, and no fractions that stand for sizes.
+    `assume` is called with each condition of which it is not known whether it holds (that a divisor is not 0, an index is inside), and says
+    whether runs where it does not are refused."""
     evaluation = _Evaluation(known, exact)
     try:
-        return [tuple(evaluation.element(t, index) for index in product(*(range(int(d)) for d in t.shape))) for t in outputs]
+        found = [tuple(evaluation.element(t, index) for index in product(*(range(int(d)) for d in t.shape))) for t in outputs]
     except (_Unknown, IRError):
         return None
+    return found if all(map(assume, evaluation.conditions)) else None
 
 
 class _Evaluation:
@@ -70,6 +78,7 @@ class _Evaluation:
 
     def __init__(self, known: Mapping[Tensor, Elements], exact: bool) -> None:
         self.known, self.exact, self.steps = known, exact, 0
+        self.conditions: list[Expr] = []
         self.element = cache(self._element)
 
     def _element(self, tensor: Tensor, index: tuple[int, ...]) -> Expr:
@@ -116,6 +125,12 @@ class _Evaluation:
             case "cast":
                 return _cast(self.value(e.args[0], env, memo), e.dtype)
         args = tuple(self.value(a, env, memo) for a in e.args)
+        if e.op == "checked":
+            inside = [c for c in (args[0] >= 0, args[0] < args[1]) if not prove(c)]
+            if any(prove(unary("not", c)) for c in inside):
+                raise _Unknown
+            self.conditions += map(simplify, inside)
+            return args[0]
         if e.op in BINARY:
             return simplify(binary(e.op, *args))
         if e.op == "bitcast" or (is_integer(e.dtype) and e.op in ("popcount", "not", "shl", "shr")):

@@ -248,13 +248,18 @@ def test_small_images_are_computed_stage_by_stage() -> None:
     assert "compute_at" not in str(s.trace)
 
 
-def test_where_tiles_have_no_constant_size_stages_are_computed_one_by_one(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("steps", [3, 8])
+def test_free_sizes_with_indices_held_inside(steps: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Tiles of a few steps are seen to have a constant size; more steps, whose indices are held inside once more each, are computed one by
+    one, and a note says so."""
     monkeypatch.setattr(stencils, "MIN_ELEMENTS", 1)
-    p = program(clamped(dim("h", 16), dim("w", 16)), h=24, w=40)
-    s = schedule(lowered(p), HOST)
-    assert any("is computed stage by stage: the part of" in note for note in s.kernel.notes)
-    for got, want in zip(native(p, s.kernel), expected(p), strict=True):
-        np.testing.assert_allclose(got, want, rtol=1e-4, atol=1e-4)
+    programs = [program(clamped(dim("h", 16), dim("w", 16), steps), h=h, w=w) for h, w in ((24, 40), (16, 16), (17, 33), (130, 257))]
+    s = schedule(lowered(programs[0]), HOST)
+    one_by_one = any("is computed stage by stage: the part of" in note for note in s.kernel.notes)
+    assert one_by_one == ("compute_at" not in str(s.trace)) == (steps == 8)
+    for p in programs:
+        for got, want in zip(native(p, s.kernel), expected(p), strict=True):
+            np.testing.assert_allclose(got, want, rtol=1e-4, atol=1e-4)
 
 
 @pytest.mark.parametrize("first", range(0, 200, 50))
