@@ -87,7 +87,8 @@ T5: dict[str, Any] = {"d_model": 32, "num_layers": 2, "num_heads": 4, "d_ff": 64
 GPT2: dict[str, Any] = {"n_embd": 32, "n_layer": 2, "n_head": 4, "vocab_size": VOCABULARY, "use_cache": False}
 CONVOLVED: dict[str, Any] = TEXT | {"conv_dim": (16, 16), "conv_stride": (5, 2), "conv_kernel": (10, 3), "num_feat_extract_layers": 2, "num_conv_pos_embeddings": 16, "num_conv_pos_embedding_groups": 4}  # fmt: skip
 WHISPER: dict[str, Any] = TWO_SIDES | {"num_mel_bins": 16, "max_source_positions": 40, "pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2, "decoder_start_token_id": 1}  # fmt: skip
-EXPERTS: dict[str, Any] = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 16}
+BATCHED = {"experts_implementation": "batched_mm"}  # PyTorch writes no ONNX model with the other ways to compute experts
+EXPERTS: dict[str, Any] = BATCHED | {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 16}
 STATE: dict[str, Any] = {"hidden_size": 32, "num_hidden_layers": 2, "state_size": 8, "vocab_size": VOCABULARY, "use_cache": False}
 SWIN: dict[str, Any] = {"image_size": 32, "patch_size": 2, "embed_dim": 16, "depths": [2, 2], "num_heads": [2, 4], "window_size": 4}
 BACKBONE: dict[str, Any] = {"use_timm_backbone": False, "use_pretrained_backbone": False}
@@ -115,23 +116,23 @@ CASES: dict[str, Case] = {
     "bloom": (partial(transformer, "BloomConfig", "BloomForCausalLM", hidden_size=32, n_layer=2, n_head=4, vocab_size=99, use_cache=False), IDS),
     "codegen": (partial(transformer, "CodeGenConfig", "CodeGenForCausalLM", **GPT2, rotary_dim=4), IDS),
     "cohere": (partial(transformer, "CohereConfig", "CohereForCausalLM", **LLAMA), IDS),
-    "deepseek_v3": (partial(transformer, "DeepseekV3Config", "DeepseekV3ForCausalLM", **LLAMA, n_routed_experts=4, num_experts_per_tok=2, n_group=1, topk_group=1, moe_intermediate_size=16, first_k_dense_replace=1, q_lora_rank=16, kv_lora_rank=16, qk_rope_head_dim=4, qk_nope_head_dim=4, v_head_dim=8), IDS),
+    "deepseek_v3": (partial(transformer, "DeepseekV3Config", "DeepseekV3ForCausalLM", **BATCHED, **LLAMA, n_routed_experts=4, num_experts_per_tok=2, n_group=1, topk_group=1, moe_intermediate_size=16, first_k_dense_replace=1, q_lora_rank=16, kv_lora_rank=16, qk_rope_head_dim=4, qk_nope_head_dim=4, v_head_dim=8), IDS),
     "falcon": (partial(transformer, "FalconConfig", "FalconForCausalLM", **TEXT, use_cache=False), IDS),
     "gemma": (partial(transformer, "GemmaConfig", "GemmaForCausalLM", **HEADS_8), IDS),
     "gemma2": (partial(transformer, "Gemma2Config", "Gemma2ForCausalLM", **HEADS_8, sliding_window=8), IDS),
     "gpt2": (partial(transformer, "GPT2Config", "GPT2LMHeadModel", **GPT2), IDS),
     "gpt_bigcode": (partial(transformer, "GPTBigCodeConfig", "GPTBigCodeForCausalLM", **GPT2), IDS),
     "gpt_neox": (partial(transformer, "GPTNeoXConfig", "GPTNeoXForCausalLM", **TEXT, use_cache=False), IDS),
-    "gpt_oss": (partial(transformer, "GptOssConfig", "GptOssForCausalLM", **HEADS_8, num_local_experts=4, num_experts_per_tok=2, sliding_window=8), IDS),
+    "gpt_oss": (partial(transformer, "GptOssConfig", "GptOssForCausalLM", **BATCHED, **HEADS_8, num_local_experts=4, num_experts_per_tok=2, sliding_window=8), IDS),
     "gptj": (partial(transformer, "GPTJConfig", "GPTJForCausalLM", **GPT2, rotary_dim=4), IDS),
     "granite": (partial(transformer, "GraniteConfig", "GraniteForCausalLM", **LLAMA), IDS),
-    "jamba": (partial(transformer, "JambaConfig", "JambaForCausalLM", **LLAMA, num_experts=2, use_mamba_kernels=False, mamba_d_state=8, attn_layer_period=2, attn_layer_offset=1), IDS),
+    "jamba": (partial(transformer, "JambaConfig", "JambaForCausalLM", **BATCHED, **LLAMA, num_experts=2, use_mamba_kernels=False, mamba_d_state=8, attn_layer_period=2, attn_layer_offset=1), IDS),
     "lfm2": (partial(transformer, "Lfm2Config", "Lfm2ForCausalLM", **LLAMA, layer_types=["conv", "full_attention"]), IDS),
     "llama": (partial(transformer, "LlamaConfig", "LlamaForCausalLM", **LLAMA), IDS),
     "mamba": (partial(transformer, "MambaConfig", "MambaForCausalLM", **STATE), IDS),
     "mamba2": (partial(transformer, "Mamba2Config", "Mamba2ForCausalLM", **STATE, num_heads=8, head_dim=8, n_groups=2, chunk_size=8), IDS),
     "mistral": (partial(transformer, "MistralConfig", "MistralForCausalLM", **LLAMA, sliding_window=8), IDS),
-    "mixtral": (partial(transformer, "MixtralConfig", "MixtralForCausalLM", **LLAMA, num_local_experts=4, num_experts_per_tok=2), IDS),
+    "mixtral": (partial(transformer, "MixtralConfig", "MixtralForCausalLM", **BATCHED, **LLAMA, num_local_experts=4, num_experts_per_tok=2), IDS),
     "mpt": (partial(transformer, "MptConfig", "MptForCausalLM", d_model=32, n_layers=2, n_heads=4, vocab_size=99, max_seq_len=64, use_cache=False), IDS),
     "olmo2": (partial(transformer, "Olmo2Config", "Olmo2ForCausalLM", **LLAMA), IDS),
     "opt": (partial(transformer, "OPTConfig", "OPTForCausalLM", hidden_size=32, num_hidden_layers=2, num_attention_heads=4, ffn_dim=64, vocab_size=99, word_embed_proj_dim=32, use_cache=False), IDS),

@@ -38,7 +38,7 @@ from tcomp.passes.structure import inlined
 MIN_LANES = 8  # elements along an axis that lanes run along: the float32 of a 256-bit vector
 ALIASED = 2048  # bytes: addresses that differ by a multiple share one of two sets of a first-level cache whose ways are 4096 bytes
 MAX_ALIASED_ROWS = 8  # rows of a product at such addresses before they evict each other: the ways of such a cache
-UNKNOWN = 32  # elements of an axis whose extent is not known, as assumed to count zeros
+UNKNOWN = 32  # elements of an axis whose extent is not known, as assumed to count zeros and rows
 MAX_ZEROS = 0.5  # zeros around each element of what windows are reduced over; with more, testing each element is cheaper
 MAX_COPY_TIME = 0.6  # of the time without copies of inputs, by the model, which underestimates copies of images that no cache holds
 
@@ -152,6 +152,10 @@ def _last(axis: int, rank: int) -> Layout:
 
 def _size(extent: E.Dim) -> int:
     return extent if isinstance(extent, int) else 1
+
+
+def _expected(extent: E.Dim) -> int:
+    return extent if isinstance(extent, int) else UNKNOWN
 
 
 def _bytes(read: E.Expr) -> int:
@@ -365,8 +369,8 @@ def _spaced(v: Value, layout: Layout | None, halo: Widths, summed: Collection[in
     w = layout or Layout.identity(len(v.shape))
     last = w.pieces[-1].axis if w.pieces else -1
     if last in summed and last not in halo and not w.pads:
-        row, rows = _size(v.shape[last]) * itemsize(v.dtype), prod(_size(d) for d in v.shape) // _size(v.shape[last])
-        if row % ALIASED == 0 and rows > MAX_ALIASED_ROWS:
+        row, rows = v.shape[last], prod(_expected(d) for n, d in enumerate(v.shape) if n != last)
+        if isinstance(row, int) and row * itemsize(v.dtype) % ALIASED == 0 and rows > MAX_ALIASED_ROWS:
             halo = {**halo, last: (0, lcm(LINE // itemsize(v.dtype), groups))}
     return w.with_halo(halo) if halo else layout
 
@@ -398,7 +402,7 @@ def _halos(graph: Graph, passed_on: set[Value]) -> dict[Value, Widths]:
                     windows[source] = max(windows.get(source, 0), window)
 
     def zeros_per_element(value: Value, widths: Widths) -> float:
-        return prod(1 + sum(widths.get(n, (0, 0))) / (d if isinstance(d, int) else UNKNOWN) for n, d in enumerate(value.shape)) - 1
+        return prod(1 + sum(widths.get(n, (0, 0))) / _expected(d) for n, d in enumerate(value.shape)) - 1
 
     return {v: w for v, w in wanted.items() if windows[v] > SMALL_WINDOW and (windows[v] == inf or zeros_per_element(v, w) <= MAX_ZEROS)}
 

@@ -14,6 +14,7 @@ from tcomp.ir.dtypes import itemsize
 from tcomp.ir.expr import Dim, Expr
 from tcomp.ir.loops import Accumulate, Allocate, Block, Buffer, For, If, Kernel, Stmt, Store, While, children, walk
 from tcomp.ir.read_patterns import concatenated_row_length
+from tcomp.ir.simplify import known_factor
 
 MIN_TILE_ROWS = 4  # rows, and steps of a contiguous reduction, that make a tile which uses its operands often (two vectors of float64)
 MIN_APART = 128  # iterations inside of a loop of unknown extent that fill tiles and hide the loads of weights: each round does for itself
@@ -222,9 +223,9 @@ def grouped_axis(kernel: Kernel) -> tuple[str, int] | None:
         for x, r in itertools.product(reduction.spatial, reduction.reads):
             through = {e for i in r.args for e in E.walk(i) if x.var in e.args}
             sizes = {e.args[1].attr for e in through if e.op == "floordiv" and e.args[0] is x.var and e.args[1].op == "const"}
-            if len(sizes) == len(through) == 1 and isinstance(x.extent, int) and x.var not in r.args:
+            if len(sizes) == len(through) == 1 and x.var not in r.args:
                 (size,) = sizes
-                if 1 < size < x.extent and x.extent % size == 0:
+                if size > 1 and x.extent != size and known_factor(x.extent) % size == 0:
                     return x.var.name, size
     return None
 

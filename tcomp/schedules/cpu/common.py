@@ -5,14 +5,14 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from itertools import pairwise
-from math import gcd, prod
+from math import inf, prod
 
 from tcomp.errors import ScheduleError
 from tcomp.ir import expr as E
 from tcomp.ir.access import stride
 from tcomp.ir.dtypes import itemsize
 from tcomp.ir.loops import VECTORIZED, Accumulate, Buffer, For, If, expressions, walk
-from tcomp.ir.simplify import as_dim, linear, simplify
+from tcomp.ir.simplify import as_dim, simplify
 from tcomp.schedules.analysis.access_patterns import Nest, extent_of
 from tcomp.schedules.knobs import Knobs
 from tcomp.schedules.primitives import editing
@@ -128,11 +128,6 @@ def unguard_lanes(s: Schedule) -> None:
                 s.unguard(x.var.name)
 
 
-def factor(extent: E.Dim) -> int:
-    """A number that an extent is certainly a multiple of."""
-    return gcd(*linear(E.as_expr(extent)).values())
-
-
 def least(extent: E.Dim) -> int:
     """The fewest iterations of a loop that are of interest: one at least."""
     return max(1, E.bounds(extent)[0] or 0)
@@ -141,6 +136,17 @@ def least(extent: E.Dim) -> int:
 def size_of(b: Buffer) -> int:
     """Bytes that a buffer has at least, if any."""
     return prod(map(least, b.shape)) * itemsize(b.dtype)
+
+
+def most(extent: E.Dim) -> float:
+    """The most iterations that a loop may have: infinite where no limit is known."""
+    limit = E.bounds(extent)[1]
+    return inf if limit is None else limit
+
+
+def most_of(b: Buffer) -> float:
+    """Bytes that a buffer may have; without a limit, infinite."""
+    return prod(map(most, b.shape)) * itemsize(b.dtype)
 
 
 def is_streamed(s: Schedule, b: Buffer, target: CpuTarget, knobs: Knobs) -> bool:

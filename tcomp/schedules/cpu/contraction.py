@@ -15,6 +15,7 @@ from tcomp.ir.access import stride
 from tcomp.ir.dtypes import is_float, itemsize
 from tcomp.ir.layout import Layout, Piece
 from tcomp.ir.loops import SERIAL, UNROLLED, Accumulate, Buffer, For, If, walk
+from tcomp.ir.simplify import known_factor
 from tcomp.schedules.analysis import access_patterns as patterns
 from tcomp.schedules.analysis.access_patterns import Nest, bytes_of, extent_of, is_product, reduction_nest, result_nest, row_axis
 from tcomp.schedules.cost.register_tiles import MAX_TILE_ROWS, Tile, choose_tile, outer_row_counts, tiles
@@ -203,19 +204,19 @@ def _prefetch_next_tile(s: Schedule, nest: Nest, out: Nest, loop: str, loops: Se
     where vectors are loaded once for several steps: LLVM takes it that what is prefetched may change.)"""
     if not all(isinstance(extent(s, x), int) for x in loops) or extent(s, loop) == 1:
         return
-    sizes: dict[Buffer, int] = {}
+    sizes: dict[Buffer, float] = {}
     for r in nest.reads:  # a window with a stride may leave out most of an operand
         if nest.spatial[-1].var not in (used := E.variables(*r.args)):
-            touched = patterns.iterations(x for x in nest.loops if x.var in used) * itemsize(r.attr.dtype)
-            sizes[r.attr] = min(common.size_of(r.attr), touched)
-    sizes |= {r.attr: common.size_of(r.attr) for r in out.reads if out.loops[-1].var in E.variables(*r.args) and r.attr is not nest.writes}
+            touched = prod(common.most(x.extent) for x in nest.loops if x.var in used) * itemsize(r.attr.dtype)
+            sizes[r.attr] = min(common.most_of(r.attr), touched)
+    sizes |= {r.attr: common.most_of(r.attr) for r in out.reads if out.loops[-1].var in E.variables(*r.args) and r.attr is not nest.writes}
     if not common.is_streamed(s, out.writes, target, knobs):  # such stores would have to evict what was prefetched
-        sizes[out.writes] = common.size_of(out.writes)
+        sizes[out.writes] = common.most_of(out.writes)
     _prefetch_next(s, sizes, loop, loops, target.l2 * PREFETCHABLE_SHARE, target.l2 * PREFETCHED_SHARE, knobs)
 
 
 def _prefetch_next(
-    s: Schedule, sizes: Mapping[Buffer, int], loop: str, places: Sequence[str], least: float, usual: float, knobs: Knobs
+    s: Schedule, sizes: Mapping[Buffer, float], loop: str, places: Sequence[str], least: float, usual: float, knobs: Knobs
 ) -> None:
     """Prefetch what the next iteration of `loop` touches of buffers of more than `usual` bytes (tuner: `least`), in the outermost of the
     loops `places` that has enough iterations: further inside, the same lines would be prefetched several times."""
@@ -312,7 +313,7 @@ def tile_of(nest: Nest, target: CpuTarget, knobs: Knobs) -> Tile:
     rows, outer_rows = (1 if x is None else extent_of(x.extent) if part is None or part[0] is not x else part[1] for x in (row, outer))
     multiple, outer_multiple = (part[1] if part is not None and part[0] is x else 0 for x in (row, outer))  # what tiles divide
     if row is not None and not isinstance(row.extent, int):  # the rows of some images, say: tiles of which none is cut
-        known = common.factor(row.extent)
+        known = known_factor(row.extent)
         multiple = known if any(known % n == 0 for n in work_partition.TILE_ROWS) else 0
     # Rows whose distance is a multiple of `Core.l1_span` share one set of the first-level cache, of half of it two: more evict each other.
     step = 0 if row is None else max((abs(stride(r, row.var) or 0) * itemsize(r.attr.dtype) for r in nest.reads), default=0)

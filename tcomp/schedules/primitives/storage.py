@@ -18,7 +18,7 @@ from tcomp.ir.access import box_touched, indices_of, loop_extents
 from tcomp.ir.expr import Dim, Expr, as_expr, loop_var
 from tcomp.ir.layout import Layout
 from tcomp.ir.polyhedral.model import REDUCE, model
-from tcomp.ir.simplify import as_dim, prove, simplify
+from tcomp.ir.simplify import as_dim, known_factor, prove, simplify
 from tcomp.ir.text.parser import parse_layout
 from tcomp.schedules.analysis.legality import conflict_of, dependences, race
 from tcomp.schedules.handles import BufferCopy, Loop, Stage
@@ -478,7 +478,7 @@ def _merge(kernel: L.Kernel, pairs: set[Pair], dims: dict[L.Buffer, int]) -> L.K
 def expand(kernel: L.Kernel, buffer: Stage, dim: int, factor: int) -> L.Kernel:
     """Dimension `dim` of a buffer becomes two: element [.., i, ..] is [.., i // factor, i % factor, ..] of the same memory.
 
-    Legal when the extent is constant and `factor` divides it, for parameters as well. Good for indices that are quotients: after splitting
+    Legal when the extent is certainly a multiple of `factor`, for parameters as well. Good for indices that are quotients: after splitting
     the loops, the channels of a grouped convolution are two plain loops.
 
     >>> A = te.placeholder((3,), name="A")
@@ -498,7 +498,8 @@ def expand(kernel: L.Kernel, buffer: Stage, dim: int, factor: int) -> L.Kernel:
     old = find_buffer(kernel, buffer)
     refuse_if(not 0 <= dim < len(old.shape), f"`{buffer}` has {len(old.shape)} dimensions, none is number {dim}")
     extent = old.shape[dim]
-    if not isinstance(extent, int) or factor < 1 or extent % factor:
+    if factor < 1 or known_factor(extent) % factor:
         raise refuse(f"{factor} is no divisor of the extent {extent} of dimension {dim} of `{buffer}`")
-    new = L.Buffer(old.name, old.dtype, (*old.shape[:dim], extent // factor, factor, *old.shape[dim + 1 :]), old.scope)
+    quotient = as_dim(simplify(as_expr(extent) // factor))
+    new = L.Buffer(old.name, old.dtype, (*old.shape[:dim], quotient, factor, *old.shape[dim + 1 :]), old.scope)
     return replace_buffer(kernel, old, new, lambda at: (*at[:dim], at[dim] // factor, at[dim] % factor, *at[dim + 1 :]))
