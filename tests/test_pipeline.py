@@ -373,7 +373,7 @@ def test_cross_compilation(line: str) -> None:
     ("action", "error", "message"),
     [
         (lambda: tcomp.compile("/no/such/model.onnx"), ImportModelError, "no/such/model"),
-        (lambda: tcomp.compile(b"this is no model"), ImportModelError, "model"),
+        (lambda: tcomp.compile(b"this is not a model"), ImportModelError, "model"),
         (lambda: tcomp.compile(dense(), "gameboy"), TargetError, "gameboy"),
         (lambda: tcomp.compile(dense(), dims={"m": 3}), InputError, "m"),
         (lambda: tcomp.compile(dense(), shapes={"z": (3, 20)}), InputError, "z"),

@@ -111,7 +111,7 @@ class CostModel:
             return cls(booster, record["facts"])
         except (OSError, ValueError, RecursionError) as error:
             hint = "python -m benchmarks.tuning record, then train, makes a new one"
-            raise ArtifactError(f"{path} is no model of cost that can be used", why=str(error)[:500], hint=hint) from None
+            raise ArtifactError(f"{path} is not a usable cost model", why=str(error)[:500], hint=hint) from None
 
 
 def _digest(trees: Any) -> str:

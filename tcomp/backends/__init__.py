@@ -21,4 +21,4 @@ def backend_of(target: Target | Backend | str | None = None) -> Backend:
             return CudaBackend(target)
         case str() | None:
             return backend_of(Target.parse(target or "cpu"))
-    raise TypeError(f"{target!r} is no target")
+    raise TypeError(f"{target!r} is not a target")

@@ -107,7 +107,7 @@ class CpuBackend(Backend):
             raise TargetError(f"no kernel can be made for `{self.target}`", why=why, hint="compile and package a whole model")
 
     def _object(self, ir_text: str, opt_level: int = 2) -> bytes:
-        """LLVM IR that is no kernel, compiled to a relocatable object, or found in the cache."""
+        """LLVM IR that is not a kernel, compiled to a relocatable object, or found in the cache."""
 
         def compiled() -> str:
             from tcomp.codegen.llvm.machine_code import compile_ir

@@ -56,7 +56,7 @@ class CompiledKernel:
 
     @classmethod
     def from_json(cls, record: Mapping[str, Any]) -> CompiledKernel:
-        """Raises `ValueError`, `KeyError` or `TypeError` for what is no kernel."""
+        """Raises `ValueError`, `KeyError` or `TypeError` for what is not a kernel."""
         code, in_place = base64.b64decode(record["code"], validate=True), tuple((int(n), int(m)) for n, m in record["in_place"])
         scalars, temporaries, todo = (tuple(map(str, record[field])) for field in ("scalars", "temporaries", "work"))
         versions = tuple(map(str, record["versions"]))

@@ -156,7 +156,7 @@ class SourceText:
     def fresh(self, wanted: str) -> str:
         """An identifier like a name, which is not taken yet."""
         found = plain = re.sub(r"\W|^(?=\d)", "_", wanted, flags=re.ASCII) or "_"
-        stem = re.sub(r"^_+(?!\d)", "", plain) or "v"  # an underscore before a digit stays: without it this is no identifier
+        stem = re.sub(r"^_+(?!\d)", "", plain) or "v"  # an underscore before a digit stays: without it this is not an identifier
         numbers = self.numbers.setdefault(stem, itertools.count(self.first_number))  # names are never given back
         while found in self.taken or found.startswith("__"):
             found = f"{stem}_{next(numbers)}"

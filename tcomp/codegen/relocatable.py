@@ -75,7 +75,7 @@ def archive(members: Sequence[tuple[str, bytes, Sequence[str]]]) -> bytes:
     bodies, at = [], 0
     for name, content, _ in members:
         if len(name.encode()) > 15 or "/" in name:
-            raise CodegenError(f"`{name}` is no name of a member of an archive", why="such have at most 15 bytes, and no slash")
+            raise CodegenError(f"`{name}` is not a name of a member of an archive", why="such have at most 15 bytes, and no slash")
         bodies.append(_member(f"{name}/", content))
     index_size = 4 + sum(4 + len(s.encode()) + 1 for _, _, symbols in members for s in symbols)
     at = 8 + 60 + index_size + index_size % 2
@@ -102,7 +102,7 @@ class _Shared:
         self.data = memoryview(data)
         ident, kind, self.machine, _, _, _, table_at, _, _, _, _, entry, count, names_at = _EHDR.unpack(self.cut(0, _EHDR.size))
         if ident[:6] != b"\x7fELF\x02\x01" or kind != 3 or self.machine not in MACHINES.values() or entry != _SHDR.size:
-            self.refuse("it is no little-endian 64-bit ELF shared object of a known processor")
+            self.refuse("it is not a little-endian 64-bit ELF shared object of a known processor")
         self.headers = [_Header(*fields) for fields in _SHDR.iter_unpack(self.cut(table_at, count * entry))]
         if names_at >= count:
             self.refuse("bad section header table")

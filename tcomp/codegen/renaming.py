@@ -35,7 +35,7 @@ class _Object:
     def __init__(self, code: bytes) -> None:
         self.data = code
         if code[:4] != b"\x7fELF" or len(code) < 64 or code[4] not in _LAYOUTS or code[5] != 1:
-            self.refuse("it is no little-endian ELF object")
+            self.refuse("it is not a little-endian ELF object")
         self.header, self.section, self.symbol, (self.info, self.other, self.index) = _LAYOUTS[code[4]]
         fields = self.header.unpack_from(code)
         self.table_at, size, count = fields[6], fields[11], fields[12]

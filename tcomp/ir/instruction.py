@@ -125,7 +125,7 @@ class Instruction:
 
     def __post_init__(self) -> None:
         if why := next((why for wrong, why in _faults(self) if wrong), ""):
-            raise IRError(f"`{self.name}` is no instruction", where=str(self.meaning), why=why)
+            raise IRError(f"`{self.name}` is not an instruction", where=str(self.meaning), why=why)
 
     def __str__(self) -> str:
         return "\n".join(self.declaration(LoopPrinter(), ""))

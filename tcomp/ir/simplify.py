@@ -250,7 +250,7 @@ def _without(monomial: Monomial, factors: Monomial) -> Monomial | None:
 
 
 def quotient(e: Expr) -> tuple[Expr, int]:
-    """(x, c) with e = x // c: a constant that is added to a quotient becomes part of x. (e, 1) if `e` is no quotient."""
+    """(x, c) with e = x // c: a constant that is added to a quotient becomes part of x. (e, 1) if `e` is not a quotient."""
     terms = linear(e)
     shift = terms.pop((), 0)
     if len(terms) == 1:

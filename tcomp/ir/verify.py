@@ -175,7 +175,7 @@ def _verify_compute(t: te.Tensor, body: Expr, dims: Collection[Expr], where: str
     for v in E.free_variables(body):
         looks_like_axis = v.attr.extent is not None or (v.attr.lo == 0 and v.attr.hi is not None)
         bound = v in t.axes or v in dims or (v.dtype == INDEX and not looks_like_axis)
-        require(bound, "the variable `{}` is not bound", v.name, why="it is no axis of this tensor and no symbolic dim")
+        require(bound, "the variable `{}` is not bound", v.name, why="it is not an axis of this tensor and no symbolic dim")
 
 
 # ---------------------------------------------------------------- loop programs
@@ -191,7 +191,7 @@ def verify_kernel(kernel: L.Kernel) -> None:
     require(set(kernel.outputs) <= set(kernel.buffers), "an output is not among the buffers")
     for c in kernel.assumptions:
         closed = c.dtype == "bool" and set(E.variables(c)) <= set(kernel.scalars) and not E.reads(c)
-        require(closed, "`{}` is assumed, and is no condition on the scalars", c)
+        require(closed, "`{}` is assumed, and is not a condition on the scalars", c)
     checker = _Loops(where, set(kernel.scalars), (), kernel.outputs)
     for b in kernel.buffers:
         require(b.scope == "global", "the parameter `{}` is in {} memory", b.name, b.scope)
@@ -231,7 +231,7 @@ class _Loops:
         for node in E.walk(e):
             if node.op == "var":
                 free = node in self.scalars if self.scalars is not None else node.attr.extent is None
-                require(free or node in bound, "the variable `{}` is not bound", node.name, why="it is no scalar, no loop around binds it")
+                require(free or node in bound, "the variable `{}` is not bound", node.name, why="it is neither a scalar nor a loop around")
             elif node.op == "read":
                 require(node.attr in self.buffers, "`{}` is read outside of its scope", node.attr.name, why=_NOT_HERE)
             require(node.op != "reduce", "a loop program contains a reduction", hint="lower it to a loop with Accumulate")
@@ -275,7 +275,7 @@ class _Loops:
                 self.statement(body)
                 match(instruction, body)
             case _:
-                _require(self.where, False, "{} is no statement", type(stmt).__name__)
+                _require(self.where, False, "{} is not a statement", type(stmt).__name__)
 
     def loop(self, stmt: L.For, require: Require) -> None:
         v, extent, kind, kinds = stmt.var, as_expr(stmt.extent), stmt.kind, [f.kind for f in self.loops]
@@ -395,7 +395,7 @@ def _verify_structural(node: Node, place: str, counted: Container[Dim]) -> None:
         count, *others = node.inputs
         fits = count is not None and (count.dtype, count.shape, others, node.outputs) == (INDEX, (), [], ())
         require(fits and node.attrs.keys() == {"dim", "bound"}, "a size is one int64 scalar, with `dim` and `bound`")
-        require(isinstance(d := node.attrs["dim"], Expr) and d.op == "var", "`{}` is no symbolic dim", node.attrs["dim"])
+        require(isinstance(d := node.attrs["dim"], Expr) and d.op == "var", "`{}` is not a symbolic dim", node.attrs["dim"])
         return
     if node.op is APPEND:
         _verify_append(node, place)
@@ -537,4 +537,4 @@ def _verify_size(size: Dim, known: Collection[Expr], where: str) -> None:
     fits, why = e.dtype == INDEX and not E.reads(e), f"a size is an {INDEX} over dims and loops, and looks nothing up"
     _require(where, fits, "`{}` is no size", e, why=why)
     for v in E.variables(e):
-        _require(where, v in known, "the variable `{}` is not bound", v.name, why="it is no dim, and no loop around binds it")
+        _require(where, v in known, "the variable `{}` is not bound", v.name, why="it is not a dim, and no loop around binds it")

@@ -6,8 +6,8 @@
   sums of its quarters. Rounding errors are about twice those of the direct sum, row by row.
 - Transposed convolutions whose windows are adjacent (the filter is as large as the stride) become products whose columns are the elements
   of the filter, and a rearrangement: where output channels do not fill a vector, elements of the filter do.
-- Transposed convolutions of fewer pixels than channels by what is no constant (derivatives of convolutions) become products whose columns
-  are added up: the matrix is read as it lies.
+- Transposed convolutions of fewer pixels than channels by a computed filter (derivatives of convolutions) become products whose columns are
+  added up: the matrix is read as it lies.
 - Transposed convolutions otherwise become convolutions: every phase of the result, `q % stride`, sums its own elements of the filter over
   neighbouring elements of x, so that all phases are output channels of one convolution, which are spread out then. Source: W. Shi et al.,
   "Is the deconvolution layer the same as a convolutional layer?" (2016).

@@ -70,7 +70,7 @@ class Rewriter(GraphBuilder):
         return None if value is None else materialised(self.constants.get(value))
 
     def used_once(self, value: Value) -> bool:
-        """Whether a single node reads the value, once, and it is no output."""
+        """Whether a single node reads the value, once, and it is not an output."""
         return self._uses[value] == 1 and value not in self._outputs
 
     def is_read(self, value: Value) -> bool:

@@ -40,7 +40,7 @@ def structural(node: Node) -> bool:
 
 
 def bodies(node: Node) -> list[Body | None]:
-    """One for each output of a node; None where it is no single expression (imperative programs, too many stages)."""
+    """One for each output of a node; None where it is not a single expression (imperative programs, too many stages)."""
     found = application(node.op, node.inputs, node.attrs)
     leaves = {v: t for v, t in zip(node.inputs, found.inputs, strict=True) if v is not None and t is not None}
     return [None if (e := inlined(t)) is None else Body(t, e, leaves) for t in found.outputs]

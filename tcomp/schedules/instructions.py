@@ -86,7 +86,7 @@ def _panel(name: str, sizes: tuple[int, int, int], dtypes: tuple[str, str, str],
     """acc[r, j] += a[r, k, g] * b[k, j, g], the last dimension only where more than one element goes into a lane."""
     rows, vectors, unroll = sizes
     if min(sizes) < 1:
-        raise ScheduleError(f"`{name}` is no tile", hint="rows, vectors and unroll are positive")
+        raise ScheduleError(f"`{name}` is not a tile", hint="rows, vectors and unroll are positive")
     g = "g" if op.group > 1 else ""
     extents = {"k": unroll, "r": rows, "j": vectors * op.lanes, **dict.fromkeys(g, op.group)}
     meaning = _product(extents, ("rj", f"rk{g}", f"kj{g}"), dtypes)

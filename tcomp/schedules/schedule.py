@@ -223,7 +223,7 @@ class Schedule(Primitives):
         """Two loops directly inside each other become loops over tiles around loops inside a tile: `split`, `split`, `reorder`.
 
         Legal when the reordering of the four is. Good for reuse: what one tile touches stays in a cache, or in registers. Returns the
-        names (i outer, j outer, i inner, j inner). `peel` is no tail of a tile, as it leaves two nests; `partition` the outer loops
+        names (i outer, j outer, i inner, j inner). `peel` is not a tail of a tile, as it leaves two nests; `partition` the outer loops
         of a tile where full tiles should be nests of their own.
 
         >>> A = te.placeholder((8, 6), name="A")

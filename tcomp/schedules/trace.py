@@ -85,13 +85,13 @@ def read_json(text: str | bytes) -> tuple[Trace, str | None]:
     try:
         return read_record(json.loads(text))
     except (ValueError, RecursionError) as error:
-        raise ScheduleError("this is no trace", why=f"it is not valid JSON: {error}", hint="Trace.to_json writes one") from None
+        raise ScheduleError("this is not a trace", why=f"it is not valid JSON: {error}", hint="Trace.to_json writes one") from None
 
 
 def read_record(record: Any) -> tuple[Trace, str | None]:
     """`read_json` of what `json.loads` made of the text."""
     if not isinstance(record, dict) or not isinstance(record.get("steps"), list):
-        raise ScheduleError("this is no trace", why='it is not of the form {"version": 1, "steps": [...]}', hint="Trace.to_json writes one")
+        raise ScheduleError("this is not a trace", why='not of the form {"version": 1, "steps": [...]}', hint="Trace.to_json writes one")
     if record.get("version") != VERSION or isinstance(record["version"], bool):
         raise ScheduleError(f"a trace of version {record.get('version')!r:.40} is not read", why=f"this is version {VERSION}")
     if extra := sorted(set(record) - {"version", "steps", "kernel"}):
@@ -113,7 +113,7 @@ def _step(number: int, item: Any) -> Step:
         case [str(primitive), list(arguments), dict(options)]:
             for name in (primitive, *options):  # a trace is also printed as Python
                 if not name.isidentifier():
-                    raise _malformed(where, f"`{name[:40]}` is no name of a primitive or an option")
+                    raise _malformed(where, f"`{name[:40]}` is not a name of a primitive or an option")
             named = tuple((name, _plain(a, where)) for name, a in options.items())
             return Step(primitive, tuple(_plain(a, where) for a in arguments), named)
     raise _malformed(where, "it is not of the form [primitive, [arguments], {options}]")

@@ -202,11 +202,11 @@ def test_what_is_no_database(tmp_path: Path) -> None:
         Database(tmp_path / "missing.db", create=False)
     with pytest.raises(DatabaseError, match="there is no database"):
         Database(tmp_path)
-    (tmp_path / "text.db").write_text("this is no database, and long enough to look at" * 100)
+    (tmp_path / "text.db").write_text("this is not a database, and long enough to look at" * 100)
     with pytest.raises(DatabaseError, match=r"text\.db cannot be used"):
         Database(tmp_path / "text.db")
     sqlite3.connect(tmp_path / "other.db").execute("CREATE TABLE t (x)").connection.commit()
-    with pytest.raises(DatabaseError, match="no database of tcomp"):
+    with pytest.raises(DatabaseError, match="not a database of tcomp"):
         Database(tmp_path / "other.db")
     with pytest.raises(DatabaseError, match="cannot be used"):
         Database(tmp_path / "no such folder" / "a.db")
@@ -248,7 +248,7 @@ CHANGES: dict[str, str] = {
     "an environment of another kind": "UPDATE records SET environment = '{\"a\": 1}'",
     "another program under the same key": "UPDATE tasks SET task = replace(task, '32', '33')",
     "another target": "UPDATE tasks SET task = replace(task, 'haswell', 'h4xwell')",
-    "a space that is no name": "UPDATE tasks SET task = replace(task, 'tests.autotune.spaces:split_scaled', 'os;system')",
+    "a space that is not a name": "UPDATE tasks SET task = replace(task, 'tests.autotune.spaces:split_scaled', 'os;system')",
 }
 
 

@@ -34,14 +34,14 @@ def test_an_endless_view_in_place_of_a_table(tmp_path: Path, monkeypatch: pytest
     monkeypatch.chdir(tmp_path)
     changed(Path("a.db"), f"DROP TABLE tasks; CREATE VIEW tasks AS {ENDLESS} SELECT n AS key, n AS structure, n AS task FROM r")
     result = CliRunner().invoke(app, [*arguments, "a.db"])
-    assert result.exit_code == 2 and "no database that tcomp made" in result.output and "view tasks" in result.output
+    assert result.exit_code == 2 and "not a database that tcomp made" in result.output and "view tasks" in result.output
 
 
 def test_a_compilation_that_follows_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = changed(tmp_path / "a.db", f"DROP TABLE tasks; CREATE VIEW tasks AS {ENDLESS} SELECT n AS key, n AS structure, n AS task FROM r")
     model = two_layers(tmp_path / "net.onnx")
     result = CliRunner().invoke(app, ["compile", str(model), "--database", str(path), "-o", str(tmp_path / "net.tcomp")])
-    assert result.exit_code == 2 and "no database that tcomp made" in result.output
+    assert result.exit_code == 2 and "not a database that tcomp made" in result.output
 
 
 @pytest.mark.parametrize("change", OBJECTS)

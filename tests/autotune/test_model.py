@@ -179,7 +179,7 @@ def test_a_damaged_model_is_refused(saved: Path, tmp_path: Path, damage: str) ->
     DAMAGES[damage](record)
     path = tmp_path / "model.json"
     path.write_text(json.dumps(record))
-    with pytest.raises(ArtifactError, match="is no model of cost that can be used"):
+    with pytest.raises(ArtifactError, match="is not a usable cost model"):
         CostModel.load(path)
 
 
@@ -187,7 +187,7 @@ def test_a_damaged_model_is_refused(saved: Path, tmp_path: Path, damage: str) ->
 def test_what_is_no_model(tmp_path: Path, content: bytes) -> None:
     path = tmp_path / "model.json"
     path.write_bytes(content)
-    with pytest.raises(ArtifactError, match="is no model of cost that can be used"):
+    with pytest.raises(ArtifactError, match="is not a usable cost model"):
         CostModel.load(path)
     with pytest.raises(ArtifactError, match="No such file"):
         CostModel.load(tmp_path / "none.json")

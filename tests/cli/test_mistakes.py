@@ -101,7 +101,7 @@ MISTAKES = [
     ("verify text.onnx --proofs", "no ONNX model"),
     ("verify gone.json --proofs", "there is no file"),
     ("verify trace.json --proofs", "does not say which kernel it starts from"),
-    ("verify empty.json --proofs", "this is no trace"),
+    ("verify empty.json --proofs", "this is not a trace"),
     ("explain gone.onnx", "there is no file"),
     ("demo --model resnet500", "unknown choice `resnet500`"),
 ]

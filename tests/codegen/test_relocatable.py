@@ -80,7 +80,7 @@ def test_refusals() -> None:
     code = bytearray(shared())
     with pytest.raises(CodegenError, match="malformed"):
         relocatable(code[:100])
-    with pytest.raises(CodegenError, match="no name of a member"):
+    with pytest.raises(CodegenError, match="not a name of a member"):
         archive([("a/b", b"", [])])
     kept = code.find(b".rela.text")
     assert kept > 0

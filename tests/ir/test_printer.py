@@ -308,7 +308,7 @@ def graph_text(line, outputs="%x"):
         (graph_text("const %c: float32[3] = [1.0, 2.0]"), "`%c` needs 3 numbers"),
         (graph_text("const %c: int8[2] = [1, 200]"), "`%c` needs integers in -128..127"),
         (graph_text("const %c: int8[99999999999999] = [1]"), "needs 99999999999999 numbers"),
-        (graph_text("%y: float32[4] (a,c) = relu(%x)"), "`c` is no axis of 1 dimensions"),
+        (graph_text("%y: float32[4] (a,c) = relu(%x)"), "`c` is not an axis of 1 dimensions"),
         (graph_text("%y: float32[n] = relu(%x)"), "nothing is called `n` here"),
         (graph_text("%y: float32[4] = relu(%x, k=exp)"), "nothing is called `exp` here"),
     ],

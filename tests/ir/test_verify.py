@@ -145,7 +145,7 @@ FILL = L.loop("i", 8, lambda i: L.store(A, (i,), 0.0))
         (kernel(L.Store(A, (ZERO,), reduce(SUM, A[0], [J]))), "a loop program contains a reduction"),
         (kernel(L.Accumulate(A, (ZERO,), A[1], standard_reducers("int32")["sum"])), "the reducer `sum` is not one of float32"),
         (kernel(L.store(A, (I,), 0.0)), "the variable `i` is not bound"),
-        (kernel("A[0] = 1"), "str is no statement"),
+        (kernel("A[0] = 1"), "str is not a statement"),
     ],
     ids=lambda p: p if isinstance(p, str) else "",
 )

@@ -132,13 +132,13 @@ def test_random_traces_repeat(seed: int) -> None:
     assert proof.ok, proof.refused
 
 
-# ---------------------------------------------------------------- what is no trace
+# ---------------------------------------------------------------- what is not a trace
 
 STEPS = '{"version": 1, "steps": [%s]}'
 
 
 NO_TRACES: list[tuple[str | bytes, str]] = [
-    ("", "this is no trace\n  why: it is not valid JSON"),
+    ("", "this is not a trace\n  why: it is not valid JSON"),
     ("{", "not valid JSON"),
     (b"\xff\xfe\x00", "not valid JSON"),
     ("[" * 100_000, "not valid JSON"),
@@ -161,8 +161,8 @@ NO_TRACES: list[tuple[str | bytes, str]] = [
     (STEPS % f'["split", ["C.i", {1 << 63}]]', "9223372036854775808 is none of"),
     (STEPS % '["split", [{"a": 1}]]', r'\{"a": 1\} is none of'),
     (STEPS % ('["split", [' + "[" * 10 + "]" * 10 + "]]"), "is none of"),
-    (STEPS % '["import os; f", []]', "`import os; f` is no name of a primitive or an option"),
-    (STEPS % '["split", [], {"a=1)#": 1}]', r"`a=1\)#` is no name"),
+    (STEPS % '["import os; f", []]', "`import os; f` is not a name of a primitive or an option"),
+    (STEPS % '["split", [], {"a=1)#": 1}]', r"`a=1\)#` is not a name"),
 ]
 
 

@@ -128,7 +128,7 @@ class Database(AbstractContextManager["Database"]):
                 self._execute("COMMIT")
         if ours != APPLICATION:
             if found:
-                raise DatabaseError(f"{self.path} is no database of tcomp", why="it is a database of another program")
+                raise DatabaseError(f"{self.path} is not a database of tcomp", why="it is a database of another program")
             return 0
         if not 0 <= version <= VERSION:
             raise DatabaseError(f"{self.path} has version {version}", why=f"this tcomp knows versions up to {VERSION}", hint="update tcomp")
@@ -137,7 +137,7 @@ class Database(AbstractContextManager["Database"]):
             odd, how = (found - wanted, "has another") if found - wanted else (wanted - found, "lacks the")
             why = f"it {how} {' '.join(map(str, min(odd, key=str)[:2]))!r:.200}"
             raise DatabaseError(
-                f"{self.path} is no database that tcomp made", why=why, hint="`tcomp db import` makes a new one of an export"
+                f"{self.path} is not a database that tcomp made", why=why, hint="`tcomp db import` makes a new one of an export"
             )
         return version
 
@@ -316,7 +316,7 @@ class Database(AbstractContextManager["Database"]):
 
     def _take(self, name: str, lines: Iterator[str]) -> int:
         tasks: dict[str, Task] = {}
-        what, new, number = f"{name} is no export of a tuning database", 0, 0
+        what, new, number = f"{name} is not an export of a tuning database", 0, 0
         with self._transaction():
             for number, line in enumerate(lines, 1):
                 try:

@@ -30,7 +30,7 @@ def literal(value: Any, dtype: str) -> str:
         suffix = {"long long": "LL", "unsigned long long": "ULL", "unsigned int": "u"}.get(kind, "")
         if whole >= 0:
             return f"{whole}{suffix}"
-        least = whole == -1 << 31 or whole == -1 << 63  # its magnitude is no literal of the type
+        least = whole == -1 << 31 or whole == -1 << 63  # its magnitude is not a literal of the type
         return f"(-{-whole - 1}{suffix} - 1)" if least else f"(-{-whole}{suffix})"
     number, single = float(value), dtype != "float64"
     if not math.isfinite(number):

@@ -211,7 +211,7 @@ class _Operation:
         self.function.line(f'asm volatile("{code}" : {outputs} : {inputs});')
 
     def assign(self) -> None:
-        """The store of an instruction that is no operation of the machine, for each element of this thread."""
+        """The store of an instruction that is not an operation of the machine, for each element of this thread."""
         f, leaf = self.function, self.instruction.leaf
         for n in range(self.instruction.fragment(self.result).count):
             place, read = self.element(leaf.buffer, n), leaf.value.op == "read"

@@ -33,7 +33,7 @@ class Value(NamedTuple):
 def symbol(name: str) -> str:
     """The name of a function in LLVM IR. Raises `CodegenError` for a name that an object file cannot hold."""
     if not re.fullmatch(r"[\w.$-]+", name):
-        raise CodegenError(f"`{name}` is no name for a kernel", hint="letters, digits, `_`, `.`, `-`")
+        raise CodegenError(f"`{name}` is not a name for a kernel", hint="letters, digits, `_`, `.`, `-`")
     return f'@"{name}"'
 
 
@@ -427,7 +427,7 @@ class Builder:
 
     def truncated(self, a: Value, dtype: str) -> Value:
         """Vectors of floats as integers of at most 32 bits (saturating, NaN to 0): of its intrinsics for that LLVM makes scalar code. The
-        largest int32 is no float32: what is too large for it is replaced afterwards."""
+        largest int32 is not a float32: what is too large for it is replaced afterwards."""
         low, high = integer_range(dtype)
         wide, kind = self.module.type("int32", a.lanes), self.module.type(a.dtype, a.lanes)
         if BITS[dtype] < 32:

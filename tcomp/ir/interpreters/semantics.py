@@ -48,7 +48,7 @@ def apply(op: str, dtype: str, args: Sequence[Array]) -> Array:
         if function is not None:
             return np.asarray(function(*args))
     if op not in ARITY:
-        raise IRError(f"`{op}` is no elementwise operator")
+        raise IRError(f"`{op}` is not an elementwise operator")
     raise IRError(f"`{op}` is not defined for {kind}", hint="use floordiv or truncdiv, or cast to a float type" if op == "div" else "")
 
 

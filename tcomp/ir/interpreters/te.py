@@ -237,7 +237,7 @@ class Evaluator:
         return self.value(E.substitute(reducer.combine, self.constants), grid)[0]
 
     def _sum_of_products(self, e: Expr, grid: Grid, extents: Sequence[int]) -> Array | None:
-        """The value with the rank of the grid, by matrix products; None if it is no sum of products, or a factor is undefined anywhere
+        """The value with the rank of the grid, by matrix products; None if it is not a sum of products, or a factor is undefined anywhere
         (perhaps only where no element needs it)."""
         (reducer, axes), body = e.attr, e.args[0]
         ranges: dict[Expr, Range] = {v: side[1:] for v, side in grid.axes.items()} | {v: (0, n) for v, n in zip(axes, extents, strict=True)}

@@ -166,7 +166,7 @@ class Formula:
         return f"({' + '.join(terms)})" if terms else "0"
 
     def atom(self, e: Expr) -> str:
-        """What is no sum, as text."""
+        """What is not a sum, as text."""
         if e in self.names:
             return self.names[e]
         match e.op, e.args:
@@ -326,7 +326,7 @@ def _reads_under(value: Expr) -> list[Conditional]:
     found = list(itertools.islice(E.postorder([(value, tuple[Expr, ...]())], operands), _MAX_WAYS + 1))
     if len(found) <= _MAX_WAYS:
         return [node for node in found if node[0].op == "read"]
-    # Selects inside the operands of selects are met once for each way to them. A condition that is no affine one says "perhaps".
+    # Selects inside the operands of selects are met once for each way to them. A condition that is not an affine one says "perhaps".
     return [(e, (E.cast(e, "float64") < 0.0,)) for e in E.reads(value)]
 
 

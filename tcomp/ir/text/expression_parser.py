@@ -215,7 +215,7 @@ class ExpressionParser(Tokens):
                 operands = partial(self.bracketed, self.variable, "()")
                 (lhs, rhs), combine, identity = self.sequence(operands, "=", self.expression, "from", self.expression)
             if {lhs.dtype, rhs.dtype, combine.dtype} != {identity.dtype} or identity.op != "const":
-                self.fail(f"the reducer `{name}` mixes dtypes, or its identity is no constant")
+                self.fail(f"the reducer `{name}` mixes dtypes, or its identity is not a constant")
             self.reducers[name] = Reducer(name, lhs, rhs, combine, identity)
 
     def array(self) -> Any:

@@ -315,7 +315,7 @@ class _Parser(ExpressionParser):
             letter = self.name()
             axis = ord(letter[0]) - ord("a")
             if len(letter) > 1 or not 0 <= axis < rank:
-                self.fail(f"`{letter}` is no axis of {rank} dimensions")
+                self.fail(f"`{letter}` is not an axis of {rank} dimensions")
             div = self.integer() if self.accept("/") else 1
             mod = self.integer() if self.accept("%") else None
             if div < 1 or (mod is not None and mod < 1):

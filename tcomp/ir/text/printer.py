@@ -6,7 +6,7 @@ Expressions are infix with Python's precedence. A literal shows its dtype: `3` i
 named once (`let t0 = ... in ...`), so that text stays linear in the size of the program.
 
 The text depends on structure and names alone: it is the same in every process. What has the same name in one scope get suffixes
-(`i`, `i_1`); a name that is no identifier is in backticks.
+(`i`, `i_1`); a name that is not an identifier is in backticks.
 """
 
 from __future__ import annotations
@@ -191,7 +191,7 @@ class Printer:
             yield ", ".join(texts)
 
     def range(self, v: Expr) -> str:
-        """The range of a variable in braces, with its exact sizes, and its dtype if it is no index."""
+        """The range of a variable in braces, with its exact sizes, and its dtype if it is not an index."""
         lo, hi, extent = v.attr.lo, v.attr.hi, v.attr.extent
         cut = "" if extent is None else f" < {self.dim(extent)}"
         dtype = "" if v.dtype == INDEX else f": {v.dtype}"

@@ -37,7 +37,7 @@ def same(g: Expr) -> Expr:
 
 def terms(e: Expr) -> list[Term]:
     """The derivative of an operator by each float operand: the tangent of `e` is the sum over the terms (n, where, f) of f(tangent of
-    operand n), where `where` holds. Raises `IRError` for what is no operator on floats."""
+    operand n), where `where` holds. Raises `IRError` for what is not an operator on floats."""
     if e.op in UNARY:
         linear = _of_function(e, *e.args)
         return [] if linear is None else [(0, None, linear)]

@@ -63,7 +63,7 @@ class Nest:
         return E.reads(self.leaf.value)
 
     def loop_along(self, dim: int) -> str | None:
-        """The loop that indexes a dimension of what is written, counted from the last one, -1; None where the index is no loop."""
+        """The loop that indexes a dimension of what is written, counted from the last one, -1; None where the index is not a loop."""
         index = self.leaf.indices[dim] if len(self.leaf.indices) >= -dim else None
         return next((x.var.name for x in self.loops if x.var is index), None)
 
@@ -150,7 +150,7 @@ def _top_level(stmt: Stmt) -> Iterator[Stmt]:
 
 
 def result_nest(kernel: Kernel, buffer: str) -> Nest:
-    """The nest that stores a buffer. Raises `ScheduleError` where it is no perfect nest without conditions."""
+    """The nest that stores a buffer. Raises `ScheduleError` where it is not a perfect nest without conditions."""
     return _the_nest(kernel, buffer, False)
 
 

@@ -127,9 +127,8 @@ def bound(kernel: Kernel, target: CudaTarget, dims: Mapping[Expr, int] | None = 
 
 
 def _bound(kernel: Kernel, target: CudaTarget, compulsory: float) -> float:
-    """The roofline of a kernel of known size that has to move so many bytes: see `work`, but that what is no operation of numbers need not
-    be done for each element (a padding's conditions), and sums of products of converted factors are those of tensor cores, at the rate of
-    warpgroups."""
+    """The roofline of a kernel of known size that moves `compulsory` bytes: see `work`, except that conditions and selections of a padding
+    are not counted for each element, and sums of products of converted factors run on tensor cores, at the rate of warpgroups."""
     slots, divisions, products = _arithmetic(kernel, lambda s, product: all(core_of(f) is not f for f in product.args), 1)
     gpu = target.gpu
     return max(gpu_roof(target).seconds(slots, divisions, compulsory)[0], products / (2 * gpu.tensor * gpu.sms * gpu.ghz * 1e9))

@@ -187,7 +187,7 @@ def _products(s: Schedule, found: SoftmaxProduct, target: CudaTarget) -> Product
         reduction = reduction_nest(s.kernel, name)
         product, rank = block_tiles.find(reduction, result_nest(s.kernel, name), target), len(reduction.leaf.indices)
         if product is None or (product.rows[-1], product.columns[-1]) != (rank - 2, rank - 1):
-            raise _no_tiles(f"`{name}` is no product of matrices that a block computes in tiles")
+            raise _no_tiles(f"`{name}` is not a product of matrices that a block computes in tiles")
         return product
 
     rank = len(reduction_nest(s.kernel, found.maximum).leaf.indices)

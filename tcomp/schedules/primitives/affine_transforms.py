@@ -160,7 +160,7 @@ def _reordered(
             refuse_if((count := own.n_map()) != 1, f"the order has {count} time vectors for {shown}", "one for each instance")
             maps[x.name] = time = own.get_at(0)
             function = known.is_subset(time.domain()) and time.is_single_valued()
-            refuse_if(not function, f"the order is no function of all instances of {shown}")
+            refuse_if(not function, f"the order is not a function of all instances of {shown}")
         lengths = {x.dim(isl.dim_type.out) for x in maps.values()}
         parts = (part.partition(":") for part in names.split(";"))
         named = {x.strip(): rest.split() for x, _, rest in parts} if ":" in names else dict.fromkeys(maps, names.split())
@@ -222,7 +222,7 @@ def fission(kernel: L.Kernel, loop: Loop) -> tuple[L.Kernel, *tuple[str, ...]]:
     """
     target = find_loop(kernel, loop)
     if not isinstance(target.body, L.Block) or len(target.body.stmts) < 2 or target.kind != L.SERIAL:
-        raise refuse(f"`{loop}` is no serial loop around several statements")
+        raise refuse(f"`{loop}` is not a serial loop around several statements")
     first, *others = target.body.stmts
     variables = [loop_var(editing.fresh(kernel, f"{target.var.name}.{n}"), target.extent) for n in range(1, len(others) + 1)]
     copies = [replace(target, var=v, body=rebind(s, {target.var: v})) for v, s in zip(variables, others, strict=True)]

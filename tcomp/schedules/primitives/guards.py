@@ -238,10 +238,10 @@ def unguard(kernel: L.Kernel, loop: Loop) -> L.Kernel:
     target = find_loop(kernel, loop)
     body = target.body
     if not isinstance(body, L.If) or body.otherwise is not None or not isinstance(body.then, L.Accumulate):
-        raise refuse(f"`{loop}` is no loop around an accumulation under conditions")
+        raise refuse(f"`{loop}` is not a loop around an accumulation under conditions")
     update, conditions = body.then, E.conjuncts(body.cond)
     name, life = update.buffer.name, editing.scope_of(kernel, update.buffer)
-    refuse_if(update.buffer in kernel.buffers, f"`{name}` is no temporary", "what is written there may be looked at")
+    refuse_if(update.buffer in kernel.buffers, f"`{name}` is not a temporary", "what is written there may be looked at")
     refuse_if(not is_float(update.buffer.dtype) or E.reads(*update.indices), f"`{loop}` accumulates integers, or where data says")
     readers = guarded_reads(kernel.body, update)
     # Loops that run between the steps by which one element is computed: a condition that depends on one is not the same for all steps.

@@ -114,11 +114,11 @@ def _reduction(items: Sequence[L.Stmt], nest: L.Stmt, along: L.For, op: str) -> 
     """A nest that accumulates by `add` or `max`, over `along`, into a buffer that one other item writes, setting it to the identity."""
     found = nest_of(nest)
     if found is None or not isinstance(found.leaf, L.Accumulate):
-        raise refuse(f"`{along.var.name}` is no loop of a nest around a single accumulation")
+        raise refuse(f"`{along.var.name}` is not a loop of a nest around a single accumulation")
     update, buffer = found.leaf, found.leaf.buffer
     r, name = update.reducer, update.buffer.name
-    refuse_if(r.op != op or buffer.dtype not in FLOATS, f"`{name}` is no {'sum' if op == 'add' else 'maximum'} of {', '.join(FLOATS)}")
-    refuse_if(along in found.spatial or E.reads(*update.indices), f"`{along.var.name}` is no reduction loop of `{name}`")
+    refuse_if(r.op != op or buffer.dtype not in FLOATS, f"`{name}` is not a {'sum' if op == 'add' else 'maximum'} of {', '.join(FLOATS)}")
+    refuse_if(along in found.spatial or E.reads(*update.indices), f"`{along.var.name}` is not a reduction loop of `{name}`")
     variables = {x.var for x in found.loops}
     for x in found.loops:
         moving = x.kind != L.SERIAL or variables & set(E.variables(as_expr(x.extent))) or E.reads(as_expr(x.extent))
@@ -154,7 +154,7 @@ def _sum(top: _Reduction, items: Sequence[L.Stmt], stmt: L.Stmt, found: Nest) ->
     uses = {r for r in E.reads(value, *found.conditions, *found.leaf.indices) if r.attr is maximum}
     exponent = weights[0].args[0] if len(weights) == 1 else None
     if exponent is None or exponent.op != "sub" or exponent.args[1] not in uses or len(uses) != 1 or not _linear(value, weights[0]):
-        why = f"`{name}` is no sum of products with one exponential of a difference to `{maximum.name}`"
+        why = f"`{name}` is not a sum of products with one exponential of a difference to `{maximum.name}`"
         raise refuse(why, "`inline` exponentials; a sum that is divided by another one is divided after the reduction")
     rest = E.rewrite(value, lambda e: E.const(1, e.dtype) if e is weights[0] else None)
     again = any(r.attr is maximum for r in E.reads(exponent.args[0], rest, *found.conditions, *found.leaf.indices))

@@ -50,7 +50,7 @@ def rfactor(kernel: L.Kernel, stage: Stage, loop: Loop, lanes: int) -> tuple[L.K
     nest, found, update = _accumulation(kernel, target, buffer)
     more = any(s is not update for s in L.walk(nest) if not L.children(s)) or len(L.perfect(nest)[0]) != len(found.loops)
     refuse_if(more, f"`{stage}` is not all that is computed in `{nest.var.name}`", "separate it first")
-    refuse_if(target not in found.reduction_loops, f"`{loop}` is no reduction loop of `{stage}`")
+    refuse_if(target not in found.reduction_loops, f"`{loop}` is not a reduction loop of `{stage}`")
     editing.check_factor(lanes, "number of lanes")
     for x in found.reduction_loops:
         refuse_if(x.kind not in (L.SERIAL, L.UNROLLED), f"the reduction loop `{x.var.name}` is {x.kind} already", "make the lanes first")

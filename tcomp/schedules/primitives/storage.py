@@ -232,7 +232,7 @@ def _layout(given: Layout | str | None, shape: Sequence[Dim]) -> Layout:
     try:
         layout = parse_layout(given, len(shape)) if isinstance(given, str) else given
     except IRError as error:
-        raise refuse(f"`{given}` is no layout of {len(shape)} dimensions: {error.what}", "for example (a/8,b,a%8)") from None
+        raise refuse(f"`{given}` is not a layout of {len(shape)} dimensions: {error.what}", "for example (a/8,b,a%8)") from None
     for axis, extent in enumerate(shape):
         reach: int | None = 1
         for p in sorted((p for p in layout.pieces if p.axis == axis), key=lambda p: (p.div, p.mod is None)):
@@ -499,7 +499,7 @@ def expand(kernel: L.Kernel, buffer: Stage, dim: int, factor: int) -> L.Kernel:
     refuse_if(not 0 <= dim < len(old.shape), f"`{buffer}` has {len(old.shape)} dimensions, none is number {dim}")
     extent = old.shape[dim]
     if factor < 1 or known_factor(extent) % factor:
-        raise refuse(f"{factor} is no divisor of the extent {extent} of dimension {dim} of `{buffer}`")
+        raise refuse(f"{factor} is not a divisor of the extent {extent} of dimension {dim} of `{buffer}`")
     quotient = as_dim(simplify(as_expr(extent) // factor))
     new = L.Buffer(old.name, old.dtype, (*old.shape[:dim], quotient, factor, *old.shape[dim + 1 :]), old.scope)
     return replace_buffer(kernel, old, new, lambda at: (*at[:dim], at[dim] // factor, at[dim] % factor, *at[dim + 1 :]))

@@ -232,18 +232,18 @@ TWO = """
 """
 RIGHT = {"first": "float32(-inf)", "fold": "max=", "zero": "0.0f", "between": "", "term": "exp(x[i3, k3] - top[i3]) * v[k3]"}
 WRONG = {
-    "a sum": ({"first": "0.0f", "fold": "+="}, "is no maximum"),
+    "a sum": ({"first": "0.0f", "fold": "+="}, "is not a maximum"),
     "a sum that starts elsewhere": ({"zero": "1.0f"}, "sets `y`"),
     "a maximum that starts elsewhere": ({"first": "0.0f"}, "sets `top`"),
     "another x": ({"term": "exp(x[i3, 9 - k3] - top[i3]) * v[k3]"}, "cannot see"),
     "another row": ({"term": "exp(x[i3, k3] - top[7 - i3]) * v[k3]"}, "cannot see"),
     "another maximum each time": ({"term": "exp(x[i3, k3] - top[k3 % 8]) * v[k3]"}, "cannot see"),
-    "no product": ({"term": "exp(x[i3, k3] - top[i3]) + v[k3]"}, "no sum of products"),
-    "a square": ({"term": "exp(x[i3, k3] - top[i3]) * exp(x[i3, k3] - top[i3])"}, "no sum of products"),
+    "no product": ({"term": "exp(x[i3, k3] - top[i3]) + v[k3]"}, "not a sum of products"),
+    "a square": ({"term": "exp(x[i3, k3] - top[i3]) * exp(x[i3, k3] - top[i3])"}, "not a sum of products"),
     "the maximum besides": ({"term": "exp(x[i3, k3] - top[i3]) * top[i3]"}, "more than one difference"),
-    "a rounded product": ({"term": "float32(float16(exp(x[i3, k3] - top[i3]) * v[k3]))"}, "no sum of products"),
-    "no float": ({"term": "float32(int32(exp(x[i3, k3] - top[i3]))) * v[k3]"}, "no sum of products"),
-    "another power": ({"term": "exp(top[i3] - x[i3, k3]) * v[k3]"}, "no sum of products"),
+    "a rounded product": ({"term": "float32(float16(exp(x[i3, k3] - top[i3]) * v[k3]))"}, "not a sum of products"),
+    "no float": ({"term": "float32(int32(exp(x[i3, k3] - top[i3]))) * v[k3]"}, "not a sum of products"),
+    "another power": ({"term": "exp(top[i3] - x[i3, k3]) * v[k3]"}, "not a sum of products"),
     "no reader": ({"term": "x[i3, k3]"}, "nothing next to"),
     "x changes": ({"between": "x[0, 0] = 1.0f"}, "uses x"),
     "v changes": ({"between": "v[0] = 1.0f"}, "uses v"),
@@ -296,8 +296,8 @@ def test_what_is_refused() -> None:
             s.online(stage, fold, factor)
 
     refused("not positive", lambda s: None, factor=0)
-    refused("is no reduction loop of", lambda s: None, fold="softmax.max.i0")
-    refused("is no maximum", lambda s: None, stage="matmul", fold="matmul.k")
+    refused("is not a reduction loop of", lambda s: None, fold="softmax.max.i0")
+    refused("is not a maximum", lambda s: None, stage="matmul", fold="matmul.k")
     refused("only reduction loop", lambda s: s.split(FOLD, 3), fold=f"{FOLD}.o")
     refused("vectorized", lambda s: s.vectorize("softmax.max.i0"))
     refused("unrolled", lambda s: s.unroll("matmul.k"))

@@ -219,8 +219,8 @@ def test_one_launch_that_stores_nothing_but_the_result() -> None:
     [
         (attention(1, 40, 50, 20, m), "the number of columns"),
         (attention(1, 40, 50, 20, 4000), "too many"),
-        (attention(1, 40, 50, 20, 8), "no product of matrices"),
-        (attention(1, 40, 50, 8, 20), "no product of matrices"),
+        (attention(1, 40, 50, 20, 8), "not a product of matrices"),
+        (attention(1, 40, 50, 8, 20), "not a product of matrices"),
     ],
     ids=["symbolic columns", "too many columns", "few columns", "short scores"],
 )

@@ -193,7 +193,7 @@ def test_rfactor_splits_a_fold_into_lanes() -> None:
         ("precompute", ("A", "a"), "nothing is computed from elements of `A` alone"),
         ("relayout", ("A", "(b,a)"), "`A` is a parameter"),
         ("set_scope", ("A", "register"), "`A` is a parameter"),
-        ("rfactor", ("C", "C.i", 4), "`C.i` is no reduction loop of `C`"),
+        ("rfactor", ("C", "C.i", 4), "`C.i` is not a reduction loop of `C`"),
         ("rfactor", ("C", "C.k", 0), "number of lanes 0 is not positive"),
     ],
     ids=str,

@@ -318,7 +318,7 @@ PROGRAMS = {
     ("program", "step", "arguments", "why"),
     [
         ("histogram", "rfactor", ("y", "k", 2), "iterations of i, j may accumulate into one element of `y`"),
-        ("histogram", "rfactor", ("y", "j", 2), "`j` is no reduction loop of `y`"),
+        ("histogram", "rfactor", ("y", "j", 2), "`j` is not a reduction loop of `y`"),
         ("histogram", "rfactor", ("y", "k", 0), "number of lanes 0 is not positive"),
         ("histogram", "rfactor", ("y", "k", 2**70), "number of lanes 1180591620717411303424 is more than 2147483648"),
         ("histogram", "rfactor", ("x", "k", 2), "`i` does more with `x` than to accumulate into it once"),

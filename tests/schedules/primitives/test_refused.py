@@ -452,12 +452,12 @@ def test_a_witness(program: str, step: Callable[[Schedule], object], expected: s
         ("seidel", lambda s: s.cache_write("X", "x"), "`X` may keep some of what it holds before"),
         ("recurrence", lambda s: s.cache_read("X", None, "x"), "`X` is written where the copy would be read"),
         ("matmul", lambda s: s.set_scope("A", "register"), "`A` is a parameter, it is in global memory"),
-        ("matmul", lambda s: s.rfactor("C", "j", 4), "`j` is no reduction loop of `C`"),
+        ("matmul", lambda s: s.rfactor("C", "j", 4), "`j` is not a reduction loop of `C`"),
         ("read while folded", lambda s: s.rfactor("s", "i", 4), "`i` does more with `s` than to accumulate into it once"),
         ("two folds", lambda s: s.rfactor("s", "i", 4), "`i` does more with `s` than to accumulate into it once"),
         ("prefix", lambda s: s.fuse_loops("a", "i"), "`a` has n - 1 iterations, `i` has n"),
-        ("two folds", lambda s: s.fission("i"), "`i` is no serial loop around several statements"),
-        ("recurrence", lambda s: s.fission("i"), "`i` is no serial loop around several statements"),
+        ("two folds", lambda s: s.fission("i"), "`i` is not a serial loop around several statements"),
+        ("recurrence", lambda s: s.fission("i"), "`i` is not a serial loop around several statements"),
     ],
 )
 def test_a_reason(program: str, step: Callable[[Schedule], object], why: str) -> None:

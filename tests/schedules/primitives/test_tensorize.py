@@ -426,7 +426,7 @@ def test_names() -> None:
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("magic(1, 2)", "there is no instruction `magic"), ("fma_tile(1)", "there is no instruction `fma_tile"), ("fma_tile(0, 1)", "is no tile"),
+        ("magic(1, 2)", "there is no instruction `magic"), ("fma_tile(1)", "there is no instruction `fma_tile"), ("fma_tile(0, 1)", "is not a tile"),
         ("fma_tile(1, 1, 1, avx3)", "for one of avx512, avx2, neon"), ("fma_tile(1, 1, 1, avx2, int8)", "fma_tile of int8"),
         ("vpdpbusd(1, 1, 1, 128)", "512 or 256"), ("mma(float64)", "mma of float64"), ("mma_fill(float16)", "an mma does not sum float16"),
         ("fma_tile(one, 1)", "there is no instruction"), ("instruction x(", "expected"), ("", "expected `instruction`"),

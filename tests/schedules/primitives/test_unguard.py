@@ -87,8 +87,8 @@ def test_elements_at_one_index() -> None:
         ("y[r, j + w * 16] = t[w, j]", "y[r, j + w * 16] = t[1 - w, j]", "tested by all that read"),
         ("if i + v * 16 < 20 {", "if i + v * 16 < 19 {", "tested by all that read"),
         ("if i + v * 16 < 20 {", "if i + v * 16 < 20 + k {", "tested by all that read"),
-        ("t[v, i] += A[k, i + v * 16]", "y[v, i] += A[k, i + v * 16]", "no temporary"),
-        ("t[v, i] += A[k, i + v * 16]", "t[v, i] = A[k, i + v * 16]", "no loop around an accumulation"),
+        ("t[v, i] += A[k, i + v * 16]", "y[v, i] += A[k, i + v * 16]", "not a temporary"),
+        ("t[v, i] += A[k, i + v * 16]", "t[v, i] = A[k, i + v * 16]", "not a loop around an accumulation"),
     ],
 )  # fmt: skip
 def test_refused(old: str, new: str, why: str) -> None:
