@@ -47,7 +47,8 @@ def exported(name: str, exporter: str, path: Path) -> None:
     common: dict[str, Any] = {"input_names": [*tensors], "output_names": ["result"]}
     with torch.no_grad():
         if exporter == "dynamo":
-            dynamic = (tuple({i: torch.export.Dim.AUTO for i in axes[n]} for n in tensors),)
+            free = tuple({i: torch.export.Dim.AUTO for i in axes[n]} for n in tensors)
+            dynamic = free if of_timm else (free,)  # the others are taken as one sequence
             torch.onnx.export(first, tuple(tensors.values()), path, dynamo=True, dynamic_shapes=dynamic, external_data=False, **common)
         else:
             torch.onnx.export(first, tuple(tensors.values()), path, dynamo=False, dynamic_axes=axes, opset_version=17, **common)
