@@ -7,7 +7,7 @@ from itertools import zip_longest
 
 from tcomp.errors import IRError
 from tcomp.ir.dtypes import NARROW_FLOATS
-from tcomp.ir.expr import Dim, Expr, cast
+from tcomp.ir.expr import Dim, Expr, as_expr, bounds, cast
 from tcomp.ir.simplify import same_dim
 
 HALF = ("float16", "bfloat16")
@@ -45,9 +45,15 @@ def broadcast_shape(*shapes: Sequence[Dim]) -> tuple[Dim, ...]:
         extent: Dim = next((d for d in aligned if d != 1), 1)
         if other := [d for d in aligned if d != 1 and not same_dim(extent, d)]:
             listed = " and ".join(f"[{', '.join(map(str, s))}]" for s in shapes)
-            raise SizeMismatch(f"shapes {listed} do not broadcast: {extent} against {other[0]}", (extent, other[0]))
+            sizes = next(((d, 1) for d in (extent, other[0]) if _at_most_one(d)), (extent, other[0]))
+            raise SizeMismatch(f"shapes {listed} do not broadcast: {extent} against {other[0]}", sizes)
         result.append(extent)
     return tuple(reversed(result))
+
+
+def _at_most_one(extent: Dim) -> bool:
+    """Whether an extent is 1 unless it is 0, as that of the last row of an image: where it meets another one, it is to be stretched."""
+    return bounds(as_expr(extent))[1] == 1
 
 
 def require_broadcast(shape: Sequence[Dim], to: Sequence[Dim]) -> None:
@@ -56,7 +62,9 @@ def require_broadcast(shape: Sequence[Dim], to: Sequence[Dim]) -> None:
         raise SizeMismatch(f"{len(shape)} axes do not broadcast to {len(to)}")
     for own, extent in zip(reversed(shape), reversed(to), strict=False):
         if own != 1:
-            require_same(own, extent, f"[{', '.join(map(str, shape))}] broadcast to [{', '.join(map(str, to))}]")
+            require_same(
+                own, 1 if _at_most_one(own) else extent, f"[{', '.join(map(str, shape))}] broadcast to [{', '.join(map(str, to))}]"
+            )
 
 
 def widened(value: Expr) -> Expr:

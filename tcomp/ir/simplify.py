@@ -160,7 +160,7 @@ def from_linear(terms: Linear) -> Expr:
 
 
 def _joined(terms: Linear) -> Linear:
-    """x // c * c + x % c == x, the inverse of splitting an index; and n + -n % c == -(-n // c * c), n rounded up to a multiple of c."""
+    """x // c * c + x % c == x, the inverse of splitting an index; and n + -n % c, n rounded up to a multiple of c."""
     for monomial, coefficient in terms.items():
         if len(monomial) != 1 or monomial[0].op != "mod":
             continue
@@ -304,6 +304,8 @@ def _small_floordiv(x: Expr, c: Expr) -> Expr:
         return _mod(_floordiv(x.args[0], c), const(int(x.args[1].attr) // n))  # x % (a*b) // b == x // b % a
     if (common := _common_factor(terms := linear(x), n)) > 1:  # (g*x + r) // (g*c) == (x + r // g) // c
         return _floordiv(from_linear({m: k // common for m, k in terms.items() if k // common}), const(n // common))
+    if n > 0 and any(terms) and all(k < 0 for m, k in terms.items() if m):  # -x // c == -((x + c - 1) // c), as rounding up is written
+        return from_linear(_plus({}, linear(_floordiv(from_linear(_plus({(): n - 1}, terms, -1)), c)), -1))
     return binary("floordiv", x, c)
 
 

@@ -106,6 +106,45 @@ def test_sizes_are_multiples_where_they_have_to_be(make_model):
         compiled.run({"x": array(1, 3, 4, 9)})
 
 
+def test_the_last_row_is_stretched(make_model):
+    """As EdgeNeXt scales positions: the last row of an image of h // 2 rows has one of them where there is any, and not as many as it."""
+    constants = {"last": np.array([-1]), "end": np.array([2**31 - 1]), "rows": np.array([2])}
+    nodes = [pooled("x", "half"), node("Slice", ["half", "last", "end", "rows"], ["row"]), node("Div", ["half", "row"], ["y"])]
+    model = make_model(nodes, {"x": (F, ["n", 3, "h", "w"])}, {"y": F}, opset=17, constants=constants)
+    check(model, tcomp.compile(model), {"x": (2, 3, 8, 10)}, {"x": (1, 3, 2, 4)})
+
+
+def test_images_rolled_in_whole_windows(make_model):
+    """As Swin's, with free sizes: padded to a multiple of 4, put together of the parts below and above a row, cut into windows."""
+    integers = {"zero": [0], "one": [1], "two": [2], "four": [4], "ends": [0, 0, 0], "cut": [2**31 - 1]}
+    nodes = [
+        node("Shape", ["x"], ["shape"]), node("Slice", ["shape", "one", "two"], ["h"]), node("Neg", ["h"], ["less"]), node("Mod", ["less", "four"], ["more"]),
+        node("Concat", ["ends", "zero", "more", "zero"], ["pads"], axis=0), node("Pad", ["x", "pads"], ["padded"]),
+        node("Slice", ["padded", "two", "cut", "one"], ["below"]), node("Slice", ["padded", "zero", "two", "one"], ["above"]),
+        node("Concat", ["below", "above"], ["rolled"], axis=1), node("Reshape", ["rolled", "windows"], ["cut_up"]),
+        node("ReduceMax", ["cut_up"], ["y"], axes=[2], keepdims=0),
+    ]  # fmt: skip
+    constants = {name: np.array(value, np.int64) for name, value in integers.items()} | {"windows": np.array([0, -1, 4, 5], np.int64)}
+    model = make_model(nodes, {"x": (F, ["n", "h", 5])}, {"y": F}, opset=17, constants=constants)
+    compiled = tcomp.compile(model)
+    assert str(compiled.outputs[0]) == "y: float32[n, (h + 3) // 4, 5]"
+    check(model, compiled, {"x": (2, 8, 5)}, {"x": (1, 3, 5)}, {"x": (3, 13, 5)})
+
+
+def test_a_size_divided_by_another_one(make_model):
+    """The remainder of sizes is a size; no code can be made for a check inside of it, so that a run by 0 is refused."""
+    nodes = [
+        node("Shape", ["x"], ["shape"]), node("Slice", ["shape", "zero", "one"], ["n"]), node("Slice", ["shape", "one", "two"], ["h"]),
+        node("Mod", ["n", "h"], ["rest"]), node("Concat", ["rest", "two"], ["wanted"], axis=0), node("ConstantOfShape", ["wanted"], ["y"]),
+    ]  # fmt: skip
+    constants = {name: np.array([value], np.int64) for name, value in {"zero": 0, "one": 1, "two": 2}.items()}
+    model = make_model(nodes, {"x": (F, ["n", "h"])}, {"y": F}, opset=17, constants=constants)
+    compiled = tcomp.compile(model, dims={"n": (0, 9), "h": (0, 9)})
+    check(model, compiled, {"x": (7, 4)}, {"x": (3, 5)})
+    with pytest.raises(InputError, match="contradict"):
+        compiled.run({"x": array(3, 0)})
+
+
 def test_sizes_between_multiples(make_model):
     """Two rounded-up halves, and back by 2: heights of 3, 4, 7, 8, ... fit."""
     nodes = [
