@@ -475,7 +475,7 @@ class _Object:
         if len(tables) > 1 or any(header.kind == _RELTAB for header in self.headers):
             self.refuse("more than one symbol table, or relocations without addends")
         self.symbols = [symbol for table in tables for symbol in self.read_symbols(self.headers[table], sections)]
-        # Objects have no useful names of their own; the kernel they define tells more.
+        # Objects have no useful names; they are identified by the kernel that they define.
         if defined := next((symbol.name for symbol in self.symbols if symbol.binding != _LOCAL and symbol.section is not None), ""):
             self.where = f"{where} (defines {defined})"
             for loaded in self.sections:

@@ -305,7 +305,7 @@ def box_touched(stmt: Stmt, buffer: Buffer, clip: bool = True, sizes: Collection
         if hull is None or extent is None or (clip and isinstance(size, int) and prove(as_expr(extent) >= size)):
             continue
         if any(r.attr in written or not in_range(r.args, r.attr.shape) for r in E.reads(hull[0])):
-            continue  # where the box stands is not known before the statement, or where its conditions do not hold
+            continue  # the base is not known before the statement, or undefined where its conditions do not hold
         sides[d] = hull[0], extent
     return Box.whole(buffer.shape).replaced(sides)
 

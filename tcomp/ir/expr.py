@@ -168,7 +168,7 @@ ExprLike = Expr | int | float | bool
 Dim = int | Expr  # an extent: a plain int where known, else an expression over symbolic dims
 
 _interned: dict[tuple[Any, ...], Expr] = {}  # operands before users
-_adding = threading.RLock()  # held while the table changes; what is there already is found without it
+_adding = threading.RLock()  # held while the table changes; looking up a node that exists needs no lock
 _FEWEST_TO_DROP = 1 << 16  # nodes in the table before it is worth looking for those that nobody uses any more
 _drop_at = _FEWEST_TO_DROP
 

@@ -42,7 +42,7 @@ from tcomp.ir.simplify import as_dim
 from tcomp.ir.text.printer import Names, Printer, as_html, quoted
 
 if TYPE_CHECKING:
-    from tcomp.ir.instruction import Instruction
+    from tcomp.ir.instruction import Instruction  # whose meaning is a loop program: the two data types are mutually recursive
 
 SERIAL, PARALLEL, UNROLLED, VECTORIZED = "serial", "parallel", "unrolled", "vectorized"
 BLOCK_AXES, THREAD_AXES = (tuple(f"{level}.{axis}" for axis in "xyz") for level in ("block", "thread"))

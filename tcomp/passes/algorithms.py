@@ -46,11 +46,11 @@ from tcomp.target import CpuTarget
 MAX_POINTS = {1: 8, 2: 6}  # along an axis, by the number of axes that are cut into tiles: rounding errors grow with all points together
 MAX_STRIDE = 2  # of a window of three, a larger stride leaves nothing to save
 MAX_ERROR = 1e-3  # of the largest output: no algorithm is chosen that may be less exact
-MIN_KEYS = 256  # elements of a row of scores: two blocks of the schedule; a shorter row is one block, which nothing goes on from
+MIN_KEYS = 256  # elements of a row of scores: two blocks of the schedule; a shorter row is a single block
 TYPICAL = 224  # elements of an axis of unknown size: pixels of an image
 UNBOUNDED = 1 << 20  # elements of a symbolic extent: where it may be larger, its bound says nothing about likely sizes
 MAX_ZEROS = 4  # elements of a filter, zeros included, for each element of it: with more, multiplying by zeros takes longest
-MAX_TIME = 0.95  # of the time of the direct sum: below what the model cannot tell apart
+MAX_TIME = 0.95  # of the time of the direct sum: smaller differences are within the error of the model
 
 
 @dataclass(frozen=True, slots=True)

@@ -41,9 +41,9 @@ def widen_half_floats(graph: Graph, target: CpuTarget, notes: Notes | None = Non
             return None
         body, kind = body_of(node), halves[0].dtype
         if _made_of(_MOVING, body, kind) and not all(v in rewriter.constants or rewriter.producer(v, CAST) for v in halves):
-            return None  # what comes from outside and is only moved, as a cache to which a row is joined, is moved as it is
+            return None  # inputs that are only moved, such as a cache to which a row is appended, keep their type
         if _made_of(_MOVING, body, kind) and body is not None and any(E.reads(*r.args) for r in E.reads(body.expr)):
-            return None  # so are rows of a table, of which a run needs few
+            return None  # as do tables, of which a run reads few rows
         if any(v in rewriter.constants and is_streamed(v, node, target) for v in halves):
             return "its weights are read too rarely for the time of conversions to matter"
         types = {v: Value(v.name, WIDE, v.shape, v.layout) for v in halves}

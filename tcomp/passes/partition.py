@@ -72,7 +72,7 @@ def partition(graph: Graph, unfused: Unfused | None = None, halos: bool = True) 
     for node in graph.nodes:
         if node.op in STRUCTURAL:
             nodes.append(replace(node, bodies=tuple(partition(body, unfused, halos) for body in node.bodies)))
-        elif grouping.groups[node].nodes[-1] is node:  # the kernel stands where its last operator stood, after all it reads
+        elif grouping.groups[node].nodes[-1] is node:  # the kernel takes the place of its last operator, after all that it reads
             nodes.append(_kernel(graph, grouping.groups[node].nodes, used))
     read = {v for n in nodes for v in n.inputs} | set(graph.outputs)
     return replace(graph, nodes=tuple(nodes), constants={v: a for v, a in graph.constants.items() if v in read})

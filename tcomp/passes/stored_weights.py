@@ -34,14 +34,14 @@ def block_weights(node: Node, rewriter: Rewriter) -> Replacement:
     """x @ dequantize(w by blocks) = block_product(x, w)"""
     x, value = node.inputs if len(node.inputs) == 2 else (None, None)
     moved = rewriter.producer(value, TRANSPOSE)
-    turned = moved is not None and tuple(moved.attrs["perm"]) == (1, 0)
-    source = rewriter.producer(moved.inputs[0] if moved is not None and turned else value, DEQUANTIZE)
+    swapped = moved is not None and tuple(moved.attrs["perm"]) == (1, 0)
+    source = rewriter.producer(moved.inputs[0] if moved is not None and swapped else value, DEQUANTIZE)
     if x is None or source is None or (block := source.attrs["block"]) < 2:
         return None
     form = matrix_product(node)  # of the few nodes that read such weights
     if form is None or form.transpose_left:
         return None
-    transposed = form.transpose_right != turned
+    transposed = form.transpose_right != swapped
     data, scale, zero = source.inputs
     arrays = [None if v is None else rewriter.array(v) for v in (data, scale, zero)]
     integers, scales, zeros = arrays

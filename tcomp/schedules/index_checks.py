@@ -84,7 +84,7 @@ def _looked_up(guard: Expr, given: set[Buffer], sizes: set[Expr]) -> _LookUp | N
         known = not E.reads(index, extent) and sizes.issuperset({*E.variables(index, extent)} - {element})
         if known and read.attr in given and read.attr.shape:
             fixed = not E.reads(*read.args) and sizes.issuperset(E.variables(*read.args))
-            outside = cast(extent, "uint64") <= cast(index, "uint64")  # as such, negative ones are the largest
+            outside = cast(extent, "uint64") <= cast(index, "uint64")  # negative numbers are then the largest
             return _LookUp(read.attr, outside, read.args if fixed else None)
     return None
 

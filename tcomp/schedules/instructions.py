@@ -57,22 +57,20 @@ def vpdpbusd(rows: int, vectors: int, unroll: int = 1, bits: int = 512) -> Instr
 
     So `b` is packed in groups of four rows; `a` is as it is.
     """
-    if bits not in (512, 256):
-        raise ScheduleError(f"vpdpbusd of {bits} bits", hint="512 or 256")
-    op = VectorOp(f"llvm.x86.avx512.vpdpbusd.{bits}", ("acc", "a", "b"), bits // 32, 4)
-    features = ("avx512vnni",) if bits == 512 else ("avx512vnni", "avxvnni")
-    return _panel(_call("vpdpbusd", rows, vectors, unroll, bits), (rows, vectors, unroll), ("int32", "uint8", "int8"), op, *features)
+    return _byte_tile("vpdpbusd", ("acc", "a", "b"), ("int32", "uint8", "int8"), (rows, vectors, unroll), bits)
 
 
 @cache
 def vpdpbusd_unsigned(rows: int, vectors: int, unroll: int = 1, bits: int = 512) -> Instruction:
     """As `vpdpbusd`, but of int8 by uint8: the packed operand is the unsigned one, as weights of few bits are."""
+    return _byte_tile("vpdpbusd_unsigned", ("acc", "b", "a"), ("int32", "int8", "uint8"), (rows, vectors, unroll), bits)
+
+
+def _byte_tile(name: str, arguments: tuple[str, ...], dtypes: tuple[str, str, str], sizes: tuple[int, int, int], bits: int) -> Instruction:
     if bits not in (512, 256):
-        raise ScheduleError(f"vpdpbusd_unsigned of {bits} bits", hint="512 or 256")
-    op = VectorOp(f"llvm.x86.avx512.vpdpbusd.{bits}", ("acc", "b", "a"), bits // 32, 4)
-    features = ("avx512vnni",) if bits == 512 else ("avx512vnni", "avxvnni")
-    name = _call("vpdpbusd_unsigned", rows, vectors, unroll, bits)
-    return _panel(name, (rows, vectors, unroll), ("int32", "int8", "uint8"), op, *features)
+        raise ScheduleError(f"{name} of {bits} bits", hint="512 or 256")
+    op = VectorOp(f"llvm.x86.avx512.vpdpbusd.{bits}", arguments, bits // 32, 4)
+    return _panel(_call(name, *sizes, bits), sizes, dtypes, op, *(("avx512vnni",) if bits == 512 else ("avx512vnni", "avxvnni")))
 
 
 @cache

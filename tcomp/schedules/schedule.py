@@ -360,7 +360,7 @@ def _run(kernel: L.Kernel, step: Step) -> Any:
         refused = ScheduleError(what, where=f"\n{kernel.body}", why=refusal.what, hint=refusal.hint)
         refused.witness = refusal.witness
         raise refused from None
-    except IRError as error:  # an expression that cannot be: a size beyond 64 bits, say
+    except IRError as error:  # an expression that is not valid, for example a size beyond 64 bits
         raise ScheduleError(f"`{step}` makes no program of kernel `{kernel.name}`", where=error.where, why=str(error.what)) from error
 
 

@@ -220,7 +220,7 @@ _TASK = {
         check("[name, size]", lambda v: isinstance(v, list) and len(v) == 2, lambda v: [f(x) for f, x in zip(_DIM, v, strict=True)])
     ),
 }
-_TASK_KINDS = {  # by the field that tells them apart
+_TASK_KINDS = {  # by the field that identifies the kind
     "kind": _one_of({"algorithm": "algorithm"}),
     "space": _text(pattern=r"|[\w.]+:[\w.<>]+"),  # a function that is looked up only to tune the very same function
     "constants": _list(_integer(1 << 16)),

@@ -95,7 +95,7 @@ class Database(AbstractContextManager["Database"]):
             self._execute(f"PRAGMA {setting}")
         if self._version() < VERSION:
             with self._transaction():
-                for migration in _MIGRATIONS[self._version() :]:  # asked again: another process may have been quicker
+                for migration in _MIGRATIONS[self._version() :]:  # read again: another process may have done this in the meantime
                     for statement in filter(str.strip, migration.split(";")):
                         self._execute(statement)
                 self._execute(f"PRAGMA application_id = {APPLICATION}")

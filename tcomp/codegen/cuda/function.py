@@ -44,7 +44,7 @@ class FunctionBuilder(SourceText):
         self.used_buffers: dict[Buffer, None] = {}
         self.used_scalars: dict[Expr, None] = {}
         self.private_dims: dict[Buffer, tuple[int, ...]] = {}  # the dimensions of register buffers that are private to a thread
-        self.scopes: list[dict[Expr, str]] = [{}]  # names of values of the statement at hand, by nesting
+        self.scopes: list[dict[Expr, str]] = [{}]  # names of the values of the current statement, by nesting
         self.loaded_lanes: dict[Expr, str] = {}  # elements of vectors that have been loaded
         self.uses: Counter[Expr] = Counter()
         self.depth = 0

@@ -68,7 +68,7 @@ class Function(FunctionBuilder):
         self.warps = WarpInstructions(self)
         self.bulk = BulkCopies(self)
         self.threads_copy = False  # whether threads copy elements in some of the phases that are copies
-        self.current: Stmt | None = None  # the phase at hand
+        self.current: Stmt | None = None  # the current phase
         self.total: str | None = None  # the register into which loops accumulate
         self.barriers = Placement({}, set())
 

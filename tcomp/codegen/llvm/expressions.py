@@ -143,7 +143,7 @@ class Expressions(Loads):
 
     def checked(self, index: Value, extent: Value, given: Value) -> Value:
         """The index, 0 where it is out of range; the first active lane that is out of range is reported, and execution continues."""
-        lanes, type_, (i, n, told) = self.alike(index, extent, given)
+        lanes, type_, (i, n, reported) = self.alike(index, extent, given)
         inside = Value(self.op(f"icmp ult {type_} {i}, {n}"), "bool", lanes)  # as unsigned integers, negative ones are the largest
         zeroed = f"select {self.module.type('bool', lanes)} {inside.ref}, {type_} {i}, {type_} zeroinitializer"
         if self.mask is not None:  # other lanes may be out of range without a report
@@ -158,8 +158,8 @@ class Expressions(Loads):
         if lanes > 1:
             others = self.op(f"xor i{lanes} {bits}, -1")
             lane = self.call("cttz", f"i{lanes}", (f"i{lanes}", others), ("i1", "true"), suffix=(f"i{lanes}",))
-            told, n = (self.op(f"extractelement {type_} {x}, i{lanes} {lane}") for x in (told, n))
-        self.line(f"call void @tcomp_outside(ptr %call, i64 {told}, i64 {n})")
+            reported, n = (self.op(f"extractelement {type_} {x}, i{lanes} {lane}") for x in (reported, n))
+        self.line(f"call void @tcomp_outside(ptr %call, i64 {reported}, i64 {n})")
         self.module.reports += 1
         self.jump(end)
         self.start(end)

@@ -27,7 +27,7 @@ VERSION = 2  # of what EXPORTS promise: of `tcomp_pool` in tcomp.h, and of who m
 # What a model's shared object exports of the pool.
 EXPORTS = ("tcomp_pool_create", "tcomp_pool_destroy", "tcomp_pool_forget", "tcomp_pool_version", "tcomp_pool_trace")
 CAPACITY = 4096  # threads; their mailboxes take 512 KiB of addresses, and memory once they are used
-RETRY = 1000  # regions that run on fewer threads than they want before the system, having refused to start one, is asked again
+RETRY = 1000  # parallel regions until the next attempt to start a thread, after the system has refused one
 LIBRARY = {
     "aligned_alloc": "ptr (i64, i64)", "free": "void (ptr)", "pthread_create": "i32 (ptr, ptr, ptr, ptr)", "pthread_join": "i32 (i64, ptr)",
     "pthread_setaffinity_np": "i32 (i64, i64, ptr)", "sched_yield": "i32 ()", "syscall": "i64 (i64, ...)",

@@ -156,7 +156,7 @@ class Solution:
             return []
         found = digit(atom)
         self._require(E.equal(self.digits.add(found, value), value))
-        # A clamped variable, say, is a digit of itself and tells nothing, but is to agree with what others tell.
+        # A clamped variable, for example, is its own only digit: it determines nothing, but has to agree with other equations.
         chain = None if found.whole is atom else self.digits.chain(found.whole)
         if chain is None:
             return []

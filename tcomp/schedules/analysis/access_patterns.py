@@ -126,7 +126,7 @@ def is_imperative(kernel: Kernel) -> bool:
     written = [(n.writes, n.is_reduction) for n in found]
     forms = [[affine(i) for i in n.leaf.indices] for n in found]
     return len(set(written)) < len(written) or any(
-        (n.is_reduction and (n.writes, False) not in written)  # goes on from what the element held
+        (n.is_reduction and (n.writes, False) not in written)  # adds to the previous content of the element
         or len(n.spatial) < len(n.leaf.indices)
         or not all(f is not None and list(f.terms.values()) == [1] for f in form)  # a loop variable plus a constant
         or any(r.attr is n.writes for r in n.reads)

@@ -31,7 +31,7 @@ from tcomp.target import CudaTarget
 
 MAX_REGISTERS = 255  # registers of a thread: more lie in memory
 HIDING_WARPS = 8  # warps of an SM that hide nearly all of what each waits for: results of arithmetic (an estimate)
-HIDING_LOADS = 16  # likewise: what memory sends
+HIDING_LOADS = 16  # warps of an SM that hide nearly all of the latency of loads
 IDLE_SHARE = 4  # factor by which an SM draws more than its share of the bandwidth if others are idle (an estimate)
 EXPOSED = 0.25  # share of a unit's time that is waited for though another takes longer (an estimate)
 OTHER_REGISTERS = 48  # registers of a thread other than its accumulators: addresses, and elements at hand (an estimate)

@@ -13,7 +13,7 @@ MAX_OUTER_ROWS = 4  # rows of a tile along the outer of two axes: bounds the sea
 LOAD_CONTENTION = 1.1  # factor by which loads take longer than their ports alone would: other instructions use these (an estimate)
 STEP_OVERHEAD = 0.5  # cycles of a step of the reduction that nothing hides: its share of the loop's counter and branch (an estimate)
 OUTER_ROWS_GAIN = 0.97  # share of the cycles of the best tile so far that one with more outer rows may take: its code is longer
-TILE_GAIN = 0.999  # likewise of any other tile: of equal ones, the first
+TILE_GAIN = 0.999  # the same for any other tile: of equal ones, the first
 
 
 @dataclass(frozen=True, slots=True)

@@ -130,7 +130,7 @@ def _evaluated(value: Expr, cases: Mapping[Expr, int]) -> Iterator[Expr]:
         own = {n for n, index in enumerate(cases) if e is index}
         if not own and (e.op == "var" or e.args and e.args[0].op == "var" and division(e)):
             same = [(n, index) for n, index in enumerate(cases) if E.variables(index) == E.variables(e)]
-            # The quotient and the remainder by one number tell nothing of each other.
+            # The quotient and the remainder by one number are independent.
             own = {n for n, index in same if {index.op, e.op} != {"mod", "floordiv"} or division(index) != division(e)}
         elif not own:
             own = {n for a in e.args for n in mentions[a]}

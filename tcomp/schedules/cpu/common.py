@@ -21,7 +21,7 @@ from tcomp.target import CpuTarget
 
 MAX_LANES = 64  # elements of a vectorized loop: bytes of a vector of 512 bits, as wide as code generators accept
 MIN_PARALLEL_ELEMENTS = 1 << 15  # with fewer elements threads cost more than they save: a parallel region takes half a microsecond
-MIN_ITERATIONS = 64  # of the loop over threads, where outer loops have so many: enough for an even partition among any number of cores
+MIN_ITERATIONS = 64  # of the loop over threads, if outer loops have as many: enough for an even partition among any number of cores
 STREAM_CACHES = 8  # second-level caches that a result exceeds, where it is to be stored past them: no reader finds it there
 
 

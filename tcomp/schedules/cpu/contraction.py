@@ -68,7 +68,7 @@ def schedule(s: Schedule, result: str, acc: str, target: CpuTarget, knobs: Knobs
     vectors, lane = s.split(inside.pop(), lanes)
     inside.append(vectors)
     overlapping = _overlapping(nest, tile_axes)
-    # Columns are outside of the rows that use their vectors again; but a column of an image has a line of the cache here and there.
+    # Columns are outside of the rows that reuse their vectors; but a column of an image is scattered over cache lines.
     cached = not overlapping or max(bytes_of(r.attr, repeated) for r in nest.reads) <= target.l2
     row, lane_axis = row_axis(nest), nest.spatial[-1].var
     used = [E.variables(*r.args) for r in nest.reads]
@@ -312,7 +312,7 @@ def tile_of(nest: Nest, target: CpuTarget, knobs: Knobs) -> Tile:
     part = work_partition.row_parts(nest, target, knobs)
     rows, outer_rows = (1 if x is None else extent_of(x.extent) if part is None or part[0] is not x else part[1] for x in (row, outer))
     multiple, outer_multiple = (part[1] if part is not None and part[0] is x else 0 for x in (row, outer))  # what tiles divide
-    if row is not None and not isinstance(row.extent, int):  # the rows of some images, say: tiles of which none is cut
+    if row is not None and not isinstance(row.extent, int):  # for example, the rows of several images: whole tiles only
         known = known_factor(row.extent)
         multiple = known if any(known % n == 0 for n in work_partition.TILE_ROWS) else 0
     # Rows whose distance is a multiple of `Core.l1_span` share one set of the first-level cache, of half of it two: more evict each other.

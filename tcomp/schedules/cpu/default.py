@@ -130,9 +130,9 @@ def _groups(s: Schedule, target: CpuTarget, packable: frozenset[str] = frozenset
         if (shape := _shape(s, result, inside, target, packable)) is not None:
             return [Group(result, inside, shape)]
         read = {r.attr.name for n in patterns.nests(s.kernel) if n.writes.name == result for r in n.reads}
-        near, far = (tuple(name for name in inside if (name in read) == wanted) for wanted in (True, False))
-        if far and (shape := _shape(s, result, near, target, packable)) is not None:  # what its reductions read is stored whole
-            return [*(g for name in far for g in formed(name, ())), Group(result, near, shape)]
+        direct, others = (tuple(name for name in inside if (name in read) == wanted) for wanted in (True, False))
+        if others and (shape := _shape(s, result, direct, target, packable)) is not None:  # what its reductions read is stored whole
+            return [*(g for name in others for g in formed(name, ())), Group(result, direct, shape)]
         # The structure does not allow one nest for all: every stage is stored whole.
         return [*(g for name in inside for g in formed(name, ())), Group(result, (), "elementwise")]
 

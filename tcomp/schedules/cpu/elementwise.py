@@ -24,8 +24,8 @@ from tcomp.target import CpuTarget
 
 MAX_CUTS = 12  # of a loop where conditions on it change: bounds the length of the code
 MAX_QUOTIENTS = 2  # changes of one at which a loop is cut: of an index that is mirrored at both ends
-MAX_CASES = 11  # of a loop unrolled because its iterations differ: so many points has Winograd's largest transform along each of two axes
-MAX_TILE_LANES = 16  # lanes of a transposed tile, which stands in as many registers: half of what machines with wide vectors have
+MAX_CASES = 11  # of a loop that is unrolled because its iterations differ: the points of Winograd's largest transform along an axis
+MAX_TILE_LANES = 16  # lanes of a transposed tile, which takes as many registers: half of what machines with wide vectors have
 MIN_WRITTEN = 128  # bytes written next to each other, where the extent allows: two lines of the cache, which hardware fetches as a pair
 MAX_VECTORS = 4  # of a transposed tile, next to each other: bounds the length of the code
 

@@ -23,10 +23,10 @@ from tcomp.schedules.primitives.memory_latency import UNKNOWN_ITERATIONS
 from tcomp.schedules.schedule import Schedule
 from tcomp.target import CpuTarget
 
-CACHED_SHARE = 4  # an operand of more than one part in so many of the second-level cache is prefetched: other kernels evict it between runs
-BLOCK_SHARE = 16  # a block of a panel is at most one part in so many of that cache: this one, the next one, and rows fit
-SUMS_SHARE = 32  # what waits for the next block is at most one part in so many of it, as it is on the stack of a thread
-WHOLE_SHARE = 4  # a panel in one block is at most one part in so many of it, where blocks cannot be
+CACHED_SHARE = 4  # an operand larger than 1 / CACHED_SHARE of the second-level cache is prefetched: other kernels evict it between runs
+BLOCK_SHARE = 16  # a block of a panel is at most 1 / BLOCK_SHARE of that cache: this block, the next one, and rows fit
+SUMS_SHARE = 32  # partial sums between blocks are at most 1 / SUMS_SHARE of it, as they are on the stack of a thread
+WHOLE_SHARE = 4  # a panel that cannot be divided into blocks is at most 1 / WHOLE_SHARE of it
 PANELS_PER_CORE = 4  # at least, for blocks: cores share panels then, not the rows of one, so that the last ones leave few cores idle
 MAX_SUMMED = 384  # products that are summed up one after the other: rounding errors grow with their number
 UNROLL_FACTORS = (2, 4, 8)  # steps of a reduction between two prefetches: a line of the operand each

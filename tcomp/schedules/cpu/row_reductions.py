@@ -29,7 +29,7 @@ from tcomp.target import CpuTarget
 
 MAX_SHORT = 8  # elements of a row where lanes run across rows: longer ones fill vectors, and would make much straight-line code
 MAX_VECTORS = 4  # of partial results: they hide the latency of an addition
-MAX_GATHERED = 8  # likewise, of gathers whose places are gathered: 500 trees take 0.7 of the time with twice as many
+MAX_GATHERED = 8  # the same for gathers whose indices are gathered: 500 trees take 0.7 of the time with twice as many
 
 
 def schedule(s: Schedule, group: Group, target: CpuTarget, knobs: Knobs) -> None:

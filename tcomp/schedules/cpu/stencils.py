@@ -33,7 +33,7 @@ MAX_UNROLLED = 32  # elements of a window in straight-line code: bounds its leng
 HEIGHTS = (1, 2, 4, 8, 16, 32, 64, 128)  # elements of tiles on offer, in all dimensions but the last
 WIDTHS = (1, 2, 4, 8, 16, 32, 64)  # vectors of tiles on offer, in the last dimension
 ROW_START = 2  # vectors that might be computed while a row of a tile begins and ends (an estimate)
-CACHE_SHARE = 2  # all stages of a tile take at most one part in so many of the second-level cache: inputs and results pass through it
+CACHE_SHARE = 2  # all stages of a tile take at most 1 / CACHE_SHARE of the second-level cache: inputs and results pass through it
 
 
 @dataclass(frozen=True, slots=True)

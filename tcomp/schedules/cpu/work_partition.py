@@ -27,7 +27,7 @@ MIN_PARALLEL_BYTES = 1 << 18  # bytes of operands, below which waking threads co
 TILE_ROWS = range(6, 17)  # rows of a register tile: one of these divides a part, so that no tile hangs over its edge
 HIDING_ROWS = 128  # rows that are multiplied by an operand while as much of it arrives from beyond the core's caches
 CACHED_ROWS_SHARE = 0.6  # of the second-level cache, for rows that are to stay there,
-MIN_CACHED_ROWS = 256  # which are so many at least: each part reads the other operand again
+MIN_CACHED_ROWS = 256  # but at least this many: each part reads the other operand again
 
 
 def row_parts(nest: Nest, target: CpuTarget, knobs: Knobs) -> tuple[For, int] | None:

@@ -33,7 +33,7 @@ SLICE_WAIT = 40  # cycles that the threads of a block wait for each other and fo
 WGMMA_ARCHITECTURE = "sm_90a"  # the only architecture with `wgmma`
 MAX_OPTIONS = 8  # tiles of a kind that a decision chooses among: bounds the search of the tuner
 HIDDEN = 0.75  # share of the shorter of multiplications and reads that the longer one hides (an estimate)
-SINGLE_WAVE = 1.5  # waves that one wave counts as: a block that has its SM to itself waits more (an estimate)
+SINGLE_WAVE = 1.5  # waves that one wave counts as: a block that is alone on its SM waits more (an estimate)
 # Of an instruction that so many threads execute together: threads (or warps, warpgroups) along rows and columns, elements of one along
 # rows and along columns, and what these are multiples of along the last axis: they bound the search
 _SHAPES: dict[int, tuple[Sequence[tuple[int, int]], Sequence[int], Sequence[int], tuple[int, int]]] = {

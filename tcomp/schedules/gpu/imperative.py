@@ -19,7 +19,7 @@ from tcomp.schedules.analysis.access_patterns import bytes_of
 from tcomp.schedules.gpu import thread_mapping as T
 from tcomp.schedules.schedule import Schedule
 
-MAX_PRIVATE = 8 << 10  # bytes that a thread keeps to itself: local memory, 1.8 GB for all threads that an A100 holds
+MAX_PRIVATE = 8 << 10  # private bytes of a thread: local memory, 1.8 GB for all threads that an A100 holds
 
 
 def schedule(s: Schedule) -> None:
