@@ -173,8 +173,8 @@ def parse_shapes(texts: Iterable[str] | None) -> dict[str, tuple[int | str, ...]
         bracketed = value[0] + value[-1] in ("[]", "()")
         value = value[1:-1].strip() if bracketed else value
         parts = [p.strip() for p in (value.split(",") if "," in value or not re.fullmatch(r"[\dxX]*", value) else re.split("[xX]", value))]
-        if not all(re.fullmatch(r"\d{1,15}|[^\W\d].*", p) for p in parts) and not (bracketed and parts == [""]):
-            hint = f"sizes separated by x or commas: {name}=1x3x224x224 or {name}=batch,128"
+        if not all(re.fullmatch(r"\d{1,15}(\s*\*[^*].*)?|[^\W\d].*", p) for p in parts) and not (bracketed and parts == [""]):
+            hint = f"sizes separated by x or commas: {name}=1x3x224x224, {name}=batch,128 or {name}=1,3,h*32,w*32"
             raise InputError(f"`{value}` is no shape", where=where, hint=hint)
         shapes[name] = tuple(int(p) if p.isdigit() else p for p in parts if p)
     return shapes

@@ -62,9 +62,8 @@ def require_broadcast(shape: Sequence[Dim], to: Sequence[Dim]) -> None:
         raise SizeMismatch(f"{len(shape)} axes do not broadcast to {len(to)}")
     for own, extent in zip(reversed(shape), reversed(to), strict=False):
         if own != 1:
-            require_same(
-                own, 1 if _at_most_one(own) else extent, f"[{', '.join(map(str, shape))}] broadcast to [{', '.join(map(str, to))}]"
-            )
+            what = f"[{', '.join(map(str, shape))}] broadcast to [{', '.join(map(str, to))}]"
+            require_same(own, 1 if _at_most_one(own) else extent, what)
 
 
 def widened(value: Expr) -> Expr:

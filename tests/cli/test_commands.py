@@ -94,6 +94,9 @@ def test_compile_for_a_shape_and_a_target(tcomp, models):
     tcomp("compile", models["mlp"], "--shape", "x=4x8", "--target", "cpu -mcpu=x86-64-v3")
     manifest = load("mlp.tcomp", threads=1).manifest
     assert manifest.inputs[0].shape == (4, 8) and manifest.cpu == "x86-64-v3"
+    for multiple in ("n*4,8", "4*n,8"):
+        tcomp("compile", models["mlp"], "--shape", f"x={multiple}")
+        assert load("mlp.tcomp", threads=1).manifest.inputs[0].shape == ("n * 4", 8)
 
 
 def test_emit_writes_listings_beside_the_artifact(tcomp, models, tmp_path):
