@@ -23,21 +23,7 @@ from tcomp.backends.kernel import CompiledKernel
 from tcomp.errors import CodegenError, ParseError, UnsupportedError
 from tcomp.ir import loops as L, program as P, te
 from tcomp.ir.dims import SolvedDims, solved_dims, upper_bound
-from tcomp.ir.expr import (
-    INDEX,
-    Dim,
-    Expr,
-    as_expr,
-    bounds,
-    loop_var,
-    maximum,
-    select,
-    substitute,
-    var,
-    variables,
-    walk,
-    with_sources,
-)
+from tcomp.ir.expr import INDEX, Dim, Expr, as_expr, bounds, loop_var, maximum, select, substitute, var, variables, walk, with_sources
 from tcomp.ir.fallback import Fallback
 from tcomp.ir.graph import APPEND, IF, KERNEL, LOOP, SIZE, Application, Constant, Graph, Node, Value, application
 from tcomp.ir.layout import Layout

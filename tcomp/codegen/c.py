@@ -95,12 +95,8 @@ static inline unsigned long to_unsigned(double x) { return x >= 0x1p64 ? -1ul : 
 KEYWORDS = """auto break case char const continue default do double else enum extern float for goto if inline int long register restrict
 return short signed sizeof static struct switch typedef union unsigned void volatile while main NAN INFINITY abs labs"""
 RESERVED = {*re.findall(r"\w+", PRELUDE + KEYWORDS), *(f + s for f in (*FUNCTIONS.values(), "ldexp") for s in ("", "f"))} - {
-    *"abinqrx",
-    "given",
-    "status",
-    "index",
-    "extent",
-}
+    *"abinqrx", "given", "status", "index", "extent",
+}  # fmt: skip
 
 
 def c_text(kernel: Kernel) -> str:

@@ -6,20 +6,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from tcomp.errors import InputError
-from tcomp.ir.expr import (
-    Dim,
-    Expr,
-    as_expr,
-    bounds,
-    const,
-    equal,
-    evaluate_int,
-    maximum,
-    minimum,
-    substitute,
-    var,
-    variables,
-)  # fmt: skip
+from tcomp.ir.expr import Dim, Expr, as_expr, bounds, const, equal, evaluate_int, maximum, minimum, substitute, var, variables
 from tcomp.ir.simplify import Linear, as_dim, from_linear, linear, prove, simplify
 
 

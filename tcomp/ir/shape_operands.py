@@ -14,21 +14,7 @@ import numpy as np
 
 from tcomp.ir import te
 from tcomp.ir.dtypes import is_float
-from tcomp.ir.expr import (
-    INDEX,
-    Dim,
-    Expr,
-    Source,
-    as_expr,
-    bounds,
-    const,
-    rewrite,
-    select,
-    substitute,
-    var,
-    variables,
-    with_sources,
-)
+from tcomp.ir.expr import INDEX, Dim, Expr, Source, as_expr, bounds, const, rewrite, select, substitute, var, variables, with_sources
 from tcomp.ir.graph import Graph
 from tcomp.ir.interpreters.te import evaluate
 from tcomp.ir.simplify import as_dim, simplify

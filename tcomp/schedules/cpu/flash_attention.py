@@ -19,15 +19,7 @@ from tcomp.errors import ScheduleError
 from tcomp.ir import expr as E
 from tcomp.ir.dtypes import itemsize
 from tcomp.ir.loops import SERIAL, STACK_LIMIT, Accumulate, For, If, Store, walk
-from tcomp.schedules.analysis.access_patterns import (
-    Nest,
-    batch_axes,
-    extent_of,
-    is_product,
-    reduction_nest,
-    row_axis,
-    write_nests,
-)
+from tcomp.schedules.analysis.access_patterns import Nest, batch_axes, extent_of, is_product, reduction_nest, row_axis, write_nests
 from tcomp.schedules.cost.register_tiles import Tile, tiles
 from tcomp.schedules.cpu.common import MAX_LANES, divides, extent, nest_lanes, size, threads, unguard_lanes, unroll, whole_tiles
 from tcomp.schedules.cpu.contraction import pack_panels, strided_operands, tile_loops
