@@ -1,4 +1,4 @@
-"""The cost model: how candidates of a task rank, before they are measured. Boosted trees (T. Chen, C. Guestrin, XGBoost, KDD 2016) correct
+"""The cost model: it ranks candidates of a task before they are measured. Boosted trees (T. Chen, C. Guestrin, XGBoost, KDD 2016) correct
 the logarithm of the analytic model's time. They learn from pairs of a task which of the two is faster (C. Burges et al., Learning to Rank
 using Gradient Descent, ICML 2005), as times on a busy machine have no common scale. XGBoost is imported where it is used: the tuner's
 process alone needs it, and must not be forked afterwards (XGBoost's threads would be lost)."""

@@ -1,4 +1,4 @@
-"""What the tuner knows of each kernel while it runs, which one gets the next trials, what time is spent on, and what is reported."""
+"""The state of a tuning run: the progress of each kernel, which one gets the next trials, the division of time, and the report."""
 
 from __future__ import annotations
 

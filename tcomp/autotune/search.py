@@ -1,6 +1,6 @@
-"""What to measure next: an evolutionary search, guided by the cost model (as in L. Zheng et al., Ansor, OSDI 2020). As making the loops of
-a candidate takes about as long as building it, regression trees over the decisions alone pick a few of hundreds of offspring first; the
-loops of these are made, and the cost model picks from them what is measured."""
+"""The choice of candidates to measure: an evolutionary search, guided by the cost model (as in L. Zheng et al., Ansor, OSDI 2020). As
+making the loops of a candidate takes about as long as building it, regression trees over the decisions alone pick a few of hundreds of
+offspring first; the loops of these are made, and the cost model picks from them what is measured."""
 
 from __future__ import annotations
 
@@ -81,7 +81,7 @@ class _Candidate:
 
 @dataclass(eq=False)
 class _TaskKnowledge:
-    """What is known of one task: the decisions that its schedule function has asked for, and candidates by their decisions as text."""
+    """The search state of one task: the decisions that its schedule function has asked for, and candidates by their decisions as text."""
 
     task: Task
     summarize: Summarize
@@ -132,7 +132,7 @@ class _TaskKnowledge:
         return {**{text: score + offset for text, score in scores.items() if text not in failed}, **measured}
 
     def explore(self, model: CostModel, count: int, rng: Random) -> None:
-        """Make the loops of `count` new candidates, if there are so many."""
+        """Make the loops of `count` new candidates, or of fewer if there are no more."""
         for _ in range(_ROUNDS):
             if len(self.made) < _FIRST:
                 self.make([self.drawn(rng) for _ in range(_FIRST - len(self.made))])

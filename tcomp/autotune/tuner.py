@@ -308,7 +308,7 @@ class _TuningRun:
             kernel.stop, kernel.stop_detail = StopReason.NOT_MEASURED, kernel.records[-1].measurement.reason
 
     def summarized(self, measurer: Measurer, task: Task, wanted: Sequence[Decisions]) -> list[CandidateSummary | Measurement]:
-        """What candidates are. A failure to make their loops that is not a refusal becomes a record."""
+        """The summaries of candidates. A failure to make their loops, other than a refusal, is recorded."""
         with self.clock.phase("build"):
             found = measurer.summarize(task, wanted)
         kernel = next(k for k in self.kernels if k.task is task)

@@ -1,4 +1,4 @@
-"""What machine code is made by: one protocol, and a page for each kind of target."""
+"""Backends, which generate machine code: one protocol, and a file for each kind of target."""
 
 from __future__ import annotations
 

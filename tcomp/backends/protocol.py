@@ -1,4 +1,4 @@
-"""What the compiler asks of a kind of target. A new target is one page: a subclass of `Backend`.
+"""The interface of the compiler to a kind of target. A new target is one file: a subclass of `Backend`.
 
 A backend belongs to one target. It schedules plain loops (`schedule`), makes code of scheduled ones (`emit`), and joins the code of all
 kernels with the host program to the code of an artifact (`link`). Everything else has a default that suits a simple target, as that of

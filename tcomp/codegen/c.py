@@ -134,7 +134,7 @@ class SourceText:
     def __init__(self, taken: set[str], indent: int = 0) -> None:
         self.lines: list[str] = []
         self.taken, self.indent = taken, indent
-        self.numbers: dict[str, itertools.count[int]] = {}  # those not tried yet, by what stands before them
+        self.numbers: dict[str, itertools.count[int]] = {}  # those not tried yet, by the name in front of them
 
     def line(self, text: str) -> None:
         """One more line."""
@@ -174,7 +174,7 @@ class CText(SourceText):
 
     @contextmanager
     def braces(self, head: str) -> Iterator[None]:
-        """A block of lines; an `else` goes on where another has ended."""
+        """A block of lines; an `else` continues on the line where the `if` ended."""
         if head == "else":
             self.lines.pop()
             head = "} else"

@@ -55,7 +55,7 @@ def _critical(c: int, digits: int) -> Iterator[int]:
 
 
 def _rounded(value: Fraction, digits: int) -> Fraction:
-    """To the nearest number of so many bits, ties to even."""
+    """Rounded to the nearest number of `digits` bits, ties to even."""
     if not value:
         return value
     exponent = value.numerator.bit_length() - value.denominator.bit_length() - digits

@@ -224,7 +224,7 @@ class _Linker:
                     raise CodegenError(what, where=section.where, why=str(problem)) from None
 
     def relocate_at_load(self) -> int:
-        """What is left to the loader; returns how many of these relocations only add the load address."""
+        """Write the relocations that are left to the loader; returns how many of them only add the load address."""
         entries = [(section.address + offset, target, addend, self.machine.absolute) for section, offset, target, addend in self.pointers]
         entries += [(slot, target, 0, self.machine.glob_dat) for target, slot in self.got.items()]
         # Relative relocations come first so that DT_RELACOUNT lets the loader treat them in one sweep.
@@ -384,8 +384,8 @@ def _page_offset(target: int, place: int) -> int:
 
 @dataclass(frozen=True, slots=True)
 class _Patch:
-    """What a relocation changes: a distance of 32 or 64 bits, or the immediate of an instruction (`shift`: log2 of the bytes it accesses).
-    `got`: it refers to the GOT slot of the target."""
+    """The field that a relocation changes: a distance of 32 or 64 bits, or the immediate of an instruction (`shift`: log2 of the bytes it
+    accesses). `got`: it refers to the GOT slot of the target."""
 
     field: str
     got: bool = False
@@ -418,7 +418,7 @@ class _Patch:
 
 @dataclass(frozen=True, slots=True)
 class _Machine:
-    """What differs between processors; numbers of relocation types."""
+    """The processor-specific part: relocation types, by number, and stubs."""
 
     page: int  # the largest page size a kernel may use
     absolute: int  # 64-bit absolute relocation

@@ -1,4 +1,4 @@
-"""Relocatable objects that no compiler wrote, and archives of them: a linked shared object as one object again, data as an object.
+"""Relocatable objects made without a compiler, and archives of them: from a linked shared object, and from data.
 
 What `codegen.elf.link` made keeps the relocations that it applied. With them its sections can be placed anew, in a program or in another
 shared object, where all names but those that were exported are local. Sources: System V ABI (gABI) chapter 4; for archives, ar(5) of

@@ -1,4 +1,4 @@
-"""Equations between sizes: what two extents that have to be equal say about the symbolic dims in them.
+"""Equations between sizes: the constraints on symbolic dims that follow from extents that have to be equal.
 
 `Sizes` collects such equations while a model is imported. One that can be solved replaces dims (x by 4; seq by a dim of 1..512, where
 min(seq, 512) has to be seq; w by 32 * w, where w // 32 * 32 has to be w); any other is a check to be made before a run. All steps are
@@ -35,7 +35,7 @@ class _Solution:
 
 @dataclass
 class Sizes:
-    """What is known of symbolic dims besides their ranges.
+    """Constraints on symbolic dims besides their ranges.
 
     unlimited: the upper bound of dims that have none of their own
     dims: those that follow from the inputs of a model, in order; equations about others are ignored
@@ -96,7 +96,7 @@ class Sizes:
         self.checks |= dict.fromkeys(solution.conditions, where)
 
     def _solved(self, gap: Expr) -> _Solution | None:
-        """What follows from gap == 0."""
+        """The solution of gap == 0."""
         terms = _reduced(linear(gap))
         gap = from_linear(terms)
         lo, hi = bounds(gap)
@@ -130,7 +130,7 @@ class Sizes:
         return solution
 
     def _limited(self, e: Expr, lo: int, hi: int) -> _Solution:
-        """What follows from lo <= e <= hi."""
+        """The consequences of lo <= e <= hi."""
         terms = linear(simplify(e))
         offset = terms.pop((), 0)
         (m, c), *others = [*terms.items()] or [((), 0)]

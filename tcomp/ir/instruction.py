@@ -1,4 +1,4 @@
-"""Machine instructions as data: what one computes (a loop program), what it demands, what it costs, and how it is emitted.
+"""Machine instructions as data: the meaning of one (a loop program), its requirements, its cost, and how it is emitted.
 
 The *meaning* is a kernel over the operands: one perfect nest of serial loops of constant extent around one store or accumulation, in
 which every index is a loop, such as `for k in 0..1 { for r in 0..1 { for j in 0..16 { acc[r, j] += a[r, k] * b[k, j] } } }`. `match` finds
@@ -204,7 +204,7 @@ class Instruction:
 
 
 def _faults(instruction: Instruction) -> Iterator[tuple[bool, str]]:
-    """What must not hold of an instruction, and what is wrong where it does; each is asked only if none before it holds."""
+    """(whether it occurs, its description) of each possible fault of an instruction; one is evaluated only if none before it occurs."""
     meaning, op, names = instruction.meaning, instruction.emission, [b.name for b in instruction.meaning.buffers]
     legal = re.fullmatch(r"\w+(\([\w, ]*\))?", instruction.name, re.ASCII) and re.fullmatch(r"[\w.:]*", op.code, re.ASCII)
     yield not legal, "its name is not of the form f or f(1, x), or that of its code not of letters, digits, dots and colons"
@@ -447,7 +447,7 @@ def _misfit(x: For, meant: For, instruction: Instruction, strides: _Strides, acc
 
 
 def _distinct(moved: Sequence[tuple[Dim, int]]) -> bool:
-    """Whether elements at these strides, for so many iterations each, are certainly different ones."""
+    """Whether all iterations of loops with these (stride, iterations) certainly access different elements."""
     known = sorted((abs(s), n) for s, n in moved if isinstance(s, int))
     reach = as_expr(0)
     for step, extent in [*((as_expr(s), n) for s, n in known), *((s, n) for s, n in moved if isinstance(s, Expr))]:

@@ -60,12 +60,12 @@ def difference(a: Dim, b: Dim) -> Expr:
 
 
 def same_dim(a: Dim, b: Dim) -> bool:
-    """Whether two extents are equal for sure."""
+    """Whether two extents are provably equal."""
     return a == b if isinstance(a, int) and isinstance(b, int) else difference(a, b) is const(0)
 
 
 def same_shape(a: Sequence[Dim], b: Sequence[Dim]) -> bool:
-    """Whether two shapes are equal for sure."""
+    """Whether two shapes are provably equal."""
     return len(a) == len(b) and all(map(same_dim, a, b))
 
 
@@ -240,7 +240,7 @@ def _split(x: Expr, c: Expr) -> tuple[Linear, Linear] | None:
 
 
 def _without(monomial: Monomial, factors: Monomial) -> Monomial | None:
-    """What is left of a product without these factors; None if they are not all in it."""
+    """The quotient of a product by these factors; None if they are not all in it."""
     left = list(monomial)
     for atom in factors:
         if atom not in left:
@@ -358,8 +358,8 @@ def _within(x: Expr, c: Expr) -> bool:
 
 
 def _at_least(terms: Linear, value: int, cases: int = _MAX_CASES) -> bool:
-    """Whether the sum is >= value for sure: by numeric ranges, then with atoms replaced by bounds of them, then in each of the cases of a
-    minimum or maximum, of which so many are taken apart."""
+    """Whether the sum is provably >= value: by numeric ranges, then with atoms replaced by bounds of them, then in each of the cases of a
+    minimum or maximum, of which a limited number is split."""
     return (
         _weakened_at_least(terms, value, False)
         or (any(a.op != "var" for m in terms for a in m) and _weakened_at_least(terms, value, True))

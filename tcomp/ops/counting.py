@@ -60,8 +60,8 @@ def unravelled(places: Tensor, shape: Sequence[Dim], count: Dim) -> Tensor:
 
 
 def unique(x: Tensor, in_order: bool) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """The different rows of x[n, m]: for each the first place where it stands, and how often it does; for each row of `x` its number among
-    these; and their number (int64 scalar). They are sorted, axis by axis, with NaNs last and equal to each other, or `in_order` of their
+    """The different rows of x[n, m]: for each its first position in `x` and its count; for each row of `x` its number among
+    them; and their number (int64 scalar). They are sorted, axis by axis, with NaNs last and equal to each other, or `in_order` of their
     first places. By a stable merge sort of the rows, O(m n log n)."""
     n, m = map(as_expr, x.shape)
 

@@ -48,7 +48,7 @@ def piecewise(at: Expr, ends: Sequence[Dim], values: Sequence[Expr]) -> Expr:
 
 
 def divisor(y: Expr) -> Expr:
-    """What is divided by. The run ends with an error where an integer is 0; 1 takes its place."""
+    """A divisor that is checked: the run ends with an error where an integer is 0, which is replaced by 1."""
     low, high = bounds(y)
     if not is_integer(y.dtype) or (low is not None and low > 0) or (high is not None and high < 0):
         return y

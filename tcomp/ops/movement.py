@@ -288,7 +288,7 @@ def _along(x: Tensor, indices: Tensor, axis: int, i: Index, index: Expr) -> Inde
 
 
 def gather_nd(x: Tensor, indices: Tensor, batch_dims: int) -> Tensor:
-    """Slices of `x` at index tuples, which stand along the last axis of `indices`, after `batch_dims` shared leading axes."""
+    """Slices of `x` at the index tuples along the last axis of `indices`, after `batch_dims` shared leading axes."""
     width = _tuple_width(indices)
     indexed = range(batch_dims, batch_dims + width)
     require_same_shape(x.shape[:batch_dims], indices.shape[:batch_dims], "batches of elements and of indices")

@@ -200,8 +200,8 @@ def max_pool(x: Tensor, kernel: Ints, strides: Ints, dilations: Ints) -> Tensor:
 def max_pool_indices(
     x: Tensor, kernel: Ints, strides: Ints, dilations: Ints, before: Sequence[Dim], shape: Sequence[Dim], column_major: bool
 ) -> Tensor:
-    """Where the largest element of each window stands (the first of equals): flat index into the unpadded tensor of `shape`. `x` is padded
-    by `before` in front of each spatial axis. `column_major` counts the spatial axes in reverse order."""
+    """The position of the largest element of each window (the first of equals): flat index into the unpadded tensor of `shape`. `x` is
+    padded by `before` in front of each spatial axis. `column_major` counts the spatial axes in reverse order."""
     largest = max_pool(x, kernel, strides, dilations)
 
     def element(i: Index, offsets: Index, at: Index) -> Expr:

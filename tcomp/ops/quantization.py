@@ -158,7 +158,7 @@ def block_product(
 
 
 def swap_sign(x: Tensor) -> Tensor:
-    """uint8 as int8 or the other way: what stands for the same number when its zero point is moved by 128 as well."""
+    """uint8 as int8 or the reverse, shifted by 128: the same quantised numbers once the zero point is shifted by 128 as well."""
     if x.dtype not in BYTES:
         raise IRError(f"{x} does not hold bytes")
     other, offset = ("int8", -128) if x.dtype == "uint8" else ("uint8", 128)

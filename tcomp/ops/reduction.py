@@ -36,7 +36,7 @@ def square(value: Expr) -> Expr:
 
 
 def p_norm(p: float) -> tuple[Scalar, Scalar]:
-    """What is done to the elements of a sum, and to the sum, so that it is (sum of |x|^p)^(1/p)."""
+    """(function of the elements, function of their sum) that together compute the p-norm, (sum of |x|^p)^(1/p)."""
     if p in (1, 2):
         return (te.abs, same) if p == 1 else (square, te.sqrt)
     return lambda v: te.power(te.abs(v), p), lambda v: te.power(v, 1.0 / p)

@@ -13,8 +13,9 @@ MAX_GRAM = 64  # words: each is a comparison in the expression
 
 
 def count_grams(x: Tensor, grams: Tensor, lengths: Tensor, skips: int) -> Tensor:
-    """[rows, grams], float32: how often each gram stands in a row of words `x` [rows, words]. Gram g is the first `lengths[g]` words of
-    `grams[g]` (none of them: it is found nowhere), next to each other in `x` or with 1 to `skips` words between each and the next."""
+    """[rows, grams], float32: the number of occurrences of each gram in a row of words `x` [rows, words]. Gram g is the first `lengths[g]`
+    words of `grams[g]` (none of them: it is found nowhere), next to each other in `x` or with 1 to `skips` words between each and the
+    next."""
     (rows, words), (count, longest) = x.shape, grams.shape
     if not isinstance(longest, int) or longest > MAX_GRAM:
         raise IRError(f"grams of {longest} words", why=f"at most {MAX_GRAM} are supported")

@@ -103,7 +103,7 @@ Walk = Callable[[Expr, Expr], Expr]  # (row, node) -> the next node; or (row, tr
 
 @dataclass(frozen=True)
 class Ensemble:
-    """What walks read: the rows, and the tables of `NodeTables`."""
+    """The inputs of a walk through the trees: the rows, and the tables of `NodeTables`."""
 
     x: Array
     links: Array

@@ -1,4 +1,4 @@
-"""Algorithms: which of several ways to compute the same thing a node takes. `tcomp.compile(..., direct=True)` does without the first two.
+"""The choice among algorithms that compute the same result. `tcomp.compile(..., direct=True)` does without the first two.
 
 - Winograd's algorithm, for convolutions, multiplies 1.2 to 4 times less, but moves tiles to and from points, and reads more weights.
   Rounding errors are about ten times those of the direct sum and stay far below `MAX_ERROR` of the largest output; tests hold them to that.
@@ -294,7 +294,7 @@ def typical_size(extent: Dim, sample: Mapping[Expr, int]) -> int:
 
 
 def _padded(x: Value, missing: Sequence[Dim], rewriter: Rewriter, name: str) -> Value:
-    """x with so many more zeros behind its spatial axes, by a wider pad where there is one."""
+    """x with more zeros behind its spatial axes, by widening its padding where there is one."""
     if all(isinstance(n, int) and n == 0 for n in missing):
         return x
     before, after = list[Dim]([0] * (2 + len(missing))), list[Dim]([0, 0, *missing])
@@ -349,7 +349,7 @@ def _tiles(window: Sequence[int], stride: int) -> tuple[int, ...]:
 
 @dataclass(frozen=True)
 class AttentionTiles:
-    """What the blocks of a GPU compute in one pass: matrices with `min_rows` rows together, and one of some `widths`; 16-bit floats,
+    """The tiles that blocks of a GPU compute in one pass: matrices with `min_rows` rows together, and one of some `widths`; 16-bit floats,
     too."""
 
     min_rows: int

@@ -1,4 +1,4 @@
-"""Canonical form: one way to write what can be written in several, so that later passes see it plainly.
+"""Canonical form: equivalent forms of a graph are rewritten to one, so that later passes need to recognise one only.
 
 No rule here changes a result, except that a power with a small exponent is as accurate as products are.
 """

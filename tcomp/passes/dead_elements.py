@@ -98,7 +98,8 @@ def _propagated(graph: Graph) -> dict[Node, _Part]:
 
 
 def _slice_of_input(node: Node, box: Box, constants: Mapping[Value, Constant]) -> _Part | None:
-    """What a slice, or a gather at a constant position, reads for a box of its output; None for other operators, and where that is all."""
+    """The part of its input that a slice, or a gather at a constant position, reads for a box of its output; None for other operators, and
+    if it is the whole input."""
     body = body_of(node)
     if body is None or body.expr.op != "read":
         return None

@@ -1,4 +1,4 @@
-"""Constant folding: what can be computed now is not computed at run time."""
+"""Constant folding: operators on constants are computed at compile time."""
 
 from __future__ import annotations
 

@@ -181,7 +181,7 @@ def _remembered(function: Callable[Concatenate[Graph, P], T]) -> Callable[Concat
 
 @dataclass(frozen=True, slots=True)
 class _Chain:
-    """What a kernel body computes, whatever its values are called and how they lie: nodes read values by number, inputs coming first."""
+    """The computation of a kernel body, independent of names and layouts of values: nodes read values by number, inputs coming first."""
 
     inputs: tuple[tuple[str, tuple[E.Dim, ...]], ...]
     steps: tuple[tuple[Operator, Hashable, tuple[int | None, ...]], ...]
@@ -208,7 +208,7 @@ def _tensors(chain: _Chain) -> tuple[Tensor, ...]:
 
 
 def _stages(body: Graph, values: Mapping[Value, Tensor]) -> dict[Tensor, E.Expr]:
-    """What a kernel body computes, in order: each tensor and the expression of its elements."""
+    """The stages of a kernel body, in order: each tensor and the expression of its elements."""
     return {t: t.body for t in tensors([values[v] for v in body.outputs]) if t.body is not None}
 
 
@@ -321,7 +321,7 @@ def _reductions_of_two(body: Graph) -> list[tuple[E.Expr, dict[E.Expr, int]]]:
     number = {t: n for n, t in enumerate(inputs)}
 
     def unpadded(read: E.Expr) -> Tensor:
-        """What is read through zeros around it."""
+        """The tensor that is read, behind padding stages."""
         while read.attr.body is not None and len(inner := E.reads(read.attr.body)) == 1 and inner[0].attr.ndim == read.attr.ndim:
             (read,) = inner
         tensor: Tensor = read.attr
@@ -448,7 +448,7 @@ def _lanes_last(t: Tensor, body: E.Expr, constants: set[Tensor]) -> Layout | Non
 
         def is_windowed(axis: E.Expr) -> bool:
             """Whether an index combines the axis with a reduction, by a sum or a table: neighbouring elements share inputs. (Not where it
-            adds a quotient of the axis, the group of a channel, say: whole vectors have that in common.)"""
+            adds a quotient of the axis, such as the group of a channel: whole vectors share it.)"""
             indices = [i for r in reads for i in r.args if axis in (used := set(E.variables(i))) and used & reduced]
             return any(coefficient(i, axis) is not None or any(axis in E.variables(*t.args) for t in E.reads(i)) for i in indices)
 

@@ -305,7 +305,7 @@ class _Grouping:
         return len(quotients) == 1 and all(affine(i) is not None for i in others) and quotients[0].args[0] not in E.variables(*others)
 
     def moved(self, nodes: Sequence[Node]) -> tuple[Tensor, Sequence[E.Expr]] | None:
-        """What nodes, one after the other, compute: (tensor, indices of its elements in the input); None if they do more than move."""
+        """The composed movement of a chain of nodes: (tensor, indices of its elements in the input); None if they do more than move."""
         (last, *_) = self.facts[nodes[-1]].outputs
         indices: Sequence[E.Expr] = last.axes
         for n, node in reversed(list(enumerate(nodes))):

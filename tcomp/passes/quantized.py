@@ -132,7 +132,7 @@ def byte_contraction(node: Node, rewriter: Rewriter) -> Replacement:
 
 
 def _numbers(value: Value | None, rewriter: Rewriter) -> _Numbers | None:
-    """What a value stands for, where bytes with one zero point and one scale do."""
+    """The quantised form of a value, if it is one of bytes with one zero point and one scale."""
     before = after = (0,) * (0 if value is None else len(value.shape))
     if (pad := zero_padding(value, rewriter)) is not None:
         value, before, after = pad.inputs[0], tuple(pad.attrs["before"]), tuple(pad.attrs["after"])

@@ -1,4 +1,4 @@
-"""What a node computes, read off its tensor expression, whatever its operator is called: movements, affine and linear maps,
+"""The structure of what a node computes, derived from its tensor expression and never from its operator: movements, affine and linear maps,
 contractions."""
 
 from __future__ import annotations

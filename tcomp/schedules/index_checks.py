@@ -75,7 +75,7 @@ class _LookUp:
 
 
 def _looked_up(guard: Expr, given: set[Buffer], sizes: set[Expr]) -> _LookUp | None:
-    """What an index comes from that depends on one element of a given buffer, and on sizes."""
+    """The lookup behind an index that depends on one element of a given buffer, and on sizes; None for any other."""
     check = clamped_check(guard)
     assert check is not None
     for read in E.reads(check.args[0]):
@@ -90,12 +90,12 @@ def _looked_up(guard: Expr, given: set[Buffer], sizes: set[Expr]) -> _LookUp | N
 
 
 def _element(buffer: Buffer) -> Expr:
-    """What stands for any element of a buffer."""
+    """The variable that represents any element of a buffer."""
     return E.var("element", dtype=buffer.dtype)
 
 
 def _check(found: _LookUp, result: Buffer, scheduled: Callable[[Kernel], Kernel]) -> Stmt:
-    """What leaves in `result` whether any of the elements is out of range: 1, or less."""
+    """The statement that stores in `result` whether any of the elements is out of range: 1, or less."""
     buffer = found.buffer
     if found.place is not None:
         return L.store(result, (), cast(E.substitute(found.outside, {_element(buffer): buffer[found.place]}), result.dtype))

@@ -349,7 +349,7 @@ def _step(kernel: L.Kernel, name: str, arguments: Sequence[Any], options: dict[s
 
 
 def _run(kernel: L.Kernel, step: Step) -> Any:
-    """What the primitive of a step returns. Raises `ScheduleError` where it refuses, or instructions would not execute what they mean."""
+    """The result of the primitive of a step. Raises `ScheduleError` where it refuses, or instructions would not execute what they mean."""
     try:
         result = PRIMITIVES[step.primitive](kernel, *step.arguments, **dict(step.options))
         loop_structure.check_calls(result[0] if isinstance(result, tuple) else result)

@@ -1,1 +1,1 @@
-"""What was measured before: the database of tuning records, and what a compilation takes from it."""
+"""The database of tuning records, and the decisions that a compilation takes from it."""

@@ -164,7 +164,7 @@ def parse_json(text: Any) -> Any:
 
 
 def _fields(entry: Any, checks: Mapping[str, Check]) -> dict[str, Any]:
-    """What the fields of an object stand for, which has exactly these."""
+    """The values of the fields of an object, which must have exactly the fields of `checks`."""
     if odd := sorted(json_object(entry).keys() ^ checks.keys()):
         raise Malformed(f"has missing or unknown fields: {', '.join(odd)[:200]}")
     found = {}

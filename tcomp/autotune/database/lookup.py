@@ -1,4 +1,4 @@
-"""What a compilation takes from tuning: decisions for each kernel of a model. As they come from an earlier compiler or from anyone, the
+"""Decisions of the tuning database in a compilation, for each kernel of a model. As they come from an earlier compiler or from anyone, the
 default schedule is used where a kernel's schedule function does not follow all of them any more, and a note says so."""
 
 from __future__ import annotations

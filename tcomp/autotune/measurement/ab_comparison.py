@@ -56,7 +56,7 @@ def handle(request: Answer) -> Answer:
 
 
 def _rounds(modules: list[LoadedModel], measure: Callable[[LoadedModel], Any], seconds: float) -> tuple[list[Any], list[Any]]:
-    """What measuring either module says, round by round, for about so many seconds."""
+    """The times of both modules, round by round, measured for about `seconds` seconds."""
     found: tuple[list[Any], list[Any]] = ([], [])
     begin = time.perf_counter()
     for n in range(_MAX_ROUNDS):

@@ -140,7 +140,7 @@ class Measurer(AbstractContextManager["Measurer"]):
         yield from (job if isinstance(job, Measurement) else self._runner.run(job) for job in jobs)
 
     def _build(self, task: Task, wanted: Sequence[Decisions]) -> list[Answer]:
-        """What builders answer for some decisions of a task, in order."""
+        """The answers of the builders for some decisions of a task, in order."""
         keys = [_key(task, decisions) for decisions in wanted]
         found, requests = dict(self._built), dict[str, Answer]()
         for key, decisions in zip(keys, wanted, strict=True):
@@ -158,7 +158,7 @@ class Measurer(AbstractContextManager["Measurer"]):
         return [found[key] for key in keys]
 
     def _harness(self, task: Task, pool: Mapping[str, int]) -> Answer:
-        """What the measuring process needs besides candidates; see `builder.harness`."""
+        """The harness of the measuring process; see `builder.harness`."""
         if task.backend.on_device:
             return {"status": Outcome.OK, "harness": ""}
         key = f"{task.target} {task.threads}"
@@ -289,8 +289,8 @@ class ClusterMeasurer(Measurer):
 
 
 def _within(seconds: float, ask: Callable[[], _T]) -> _T:
-    """What `ask` returns. Raises `TimeoutError` after `seconds`; the asking thread is left behind then. Dask bounds the time of connecting,
-    but not that of the handshake that follows, nor of questions to a scheduler."""
+    """The result of `ask()`. Raises `TimeoutError` after `seconds`; the asking thread is left behind then. Dask bounds the time of
+    connecting, but not that of the handshake that follows, nor of questions to a scheduler."""
     answer = Future[_T]()
 
     def asking() -> None:

@@ -145,7 +145,7 @@ class _PreparedTask:
         return self.physical[number, layout]
 
     def wrong(self, loaded: _LoadedCandidate) -> str:
-        """What is wrong with the last run of a candidate, "" if nothing."""
+        """The error in the results of the last run of a candidate; "" if they are right."""
         if any(self.device.get(guard).any() for guard in loaded.guards):
             return "it writes outside of its buffers"
         for (a, _), got, want in zip(loaded.written, loaded.results(), self.expected, strict=True):

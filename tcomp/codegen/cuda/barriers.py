@@ -184,7 +184,7 @@ def _group_ends(s: Stmt, copies: Collection[Stmt], more: bool = False) -> Iterat
 
 @dataclass(frozen=True, slots=True)
 class _State:
-    """What matters for the phases to come."""
+    """The state in front of a phase on which later placements depend."""
 
     touched: Touched = _NOTHING  # since the last barrier
     groups: tuple[Touched, ...] = ()  # of copies that have not been waited for, the newest first
@@ -207,7 +207,7 @@ class _State:
 
 
 def _join(a: _State, b: _State) -> _State:
-    """What may have been touched in either state."""
+    """The union of two states: accesses that may have happened in either."""
     barrier, since = (a.barrier, a.since) if a.barrier is b.barrier and a.since == b.since else (None, 0)
     groups = tuple(x | y for x, y in itertools.zip_longest(a.groups, b.groups, fillvalue=_NOTHING))
     return _State(a.touched | b.touched, groups, a.started | b.started, a.copy or b.copy, barrier, since)
@@ -301,7 +301,7 @@ class _Run:
         return replace(state, groups=state.groups[:needed])
 
     def read(self, e: Expr) -> Touched:
-        """What the evaluation of a condition or an extent touches."""
+        """The accesses of the evaluation of a condition or an extent."""
         return frozenset(Touch(r.attr, False, None, (None,) * len(r.args)) for r in E.reads(e) if r.attr.scope != "register")
 
     def place(self, place: Expr | int | None) -> int | None:

@@ -1,4 +1,4 @@
-"""How often a loop asks whether its run was stopped: seldom enough to cost nothing, often enough that the answer takes milliseconds.
+"""How often a loop tests whether its run was stopped: seldom enough to cost nothing, often enough that the answer takes milliseconds.
 
 Work is counted in operations: nodes of expressions, a vector counting as one, which take a core about a nanosecond each. Where a loop does
 little in all, nothing is asked; so kernels of usual size contain no test, and the others one in thousands of operations.

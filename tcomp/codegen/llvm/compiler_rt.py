@@ -1,4 +1,4 @@
-"""What LLVM expects of its runtime library, compiler-rt, where it is not linked: functions for what a processor has no instructions for."""
+"""Functions of LLVM's runtime library, compiler-rt, for targets where it is not linked: operations that the processor lacks."""
 
 _MULTI3 = """\
 define hidden void @__multi3(ptr %out, i64 %a, i64 %a.high, i64 %b, i64 %b.high) {

@@ -76,7 +76,7 @@ class KernelModule(Module):
 
 
 def _holds(buffer: Buffer, terms: tuple[Term, ...], start: int, count: int) -> bool:
-    """Whether the elements `terms + start` and so many behind it, in row-major order, certainly lie in a buffer."""
+    """Whether `count` elements from `terms + start` on, in row-major order, certainly lie in a buffer."""
     index = from_linear(dict(terms)) + start
     return prove(index >= 0) and prove(index + (count - 1) < math.prod(map(E.as_expr, buffer.shape), start=const(1)))
 

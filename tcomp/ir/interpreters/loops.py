@@ -1,7 +1,7 @@
 """The interpreter of loop programs: they become the text of a Python function, with NumPy scalars for floats and Python's integers, wrapped
 around. Every access is checked. All loops run serially; parallel (and GPU) loops can run in a shuffled order, which exposes races. The text
 only notices that some index is out of range: which one is found by running the statement once more in its *watched* form, in which every
-access is a call of a `Watcher`. Whoever wants to know of all accesses has the whole program run in that form.
+access is a call of a `Watcher`. To observe all accesses, the whole program is run in that form.
 """
 
 from __future__ import annotations

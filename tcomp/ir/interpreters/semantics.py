@@ -1,4 +1,4 @@
-"""What every scalar operator means, on NumPy arrays: the one definition behind both interpreters.
+"""The semantics of every scalar operator, on NumPy arrays: the one definition behind both interpreters.
 
 Results have exactly the dtype of the expression. Floats round once per operator: float16 and bfloat16 after every step, and
 elementary functions are computed in float64 and rounded (so a float32 `exp` is right to 0.5 ulp). Integers wrap around; an

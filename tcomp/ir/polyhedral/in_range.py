@@ -116,7 +116,7 @@ class _Scope:
         return replace(self, conditions=(*self.conditions, *parts)) if parts else self
 
     def after(self, stmt: L.Stmt) -> _Scope:
-        """What is still known when a statement may have been executed: nothing of elements that it writes."""
+        """The scope after a statement that may have been executed: facts about elements that it writes are dropped."""
         known = (*self.conditions, *(as_expr(n) for _, n in self.loops if n is not None), *(e for x, _, y in self.facts for e in (x, y)))
         writes = [s for s in L.walk(stmt) if isinstance(s, L.Store | L.Accumulate)] if any(map(E.reads, known)) else []
         written = {s.buffer for s in writes}
@@ -136,7 +136,7 @@ class _Scope:
         return _Scope(loops, conditions, self.certain and same, tuple(facts))
 
     def stored(self, stmt: L.Stmt) -> _Scope:
-        """What is known behind a statement: of an integer variable, its value."""
+        """The scope behind a statement: a store to an integer variable makes its value known."""
         after = self.after(stmt)
         match stmt:
             case L.Store(b, (), value) if b.dtype == INDEX and all(r.attr is not b for r in E.reads(value)):
@@ -145,7 +145,7 @@ class _Scope:
 
 
 def _still(op: str, writes: Sequence[L.Store | L.Accumulate]) -> str:
-    """What is left of a comparison with a variable after some of these writes: it stays below what it was if it only decreases."""
+    """The comparison with a variable that still holds after some of these writes: it stays below its old value if it only decreases."""
     for s in writes:
         down, up = (isinstance(s, L.Accumulate) and s.reducer.op == "add" and prove(c) for c in (s.value <= 0, s.value >= 0))
         op = "le" if down and op in ("eq", "le") else "ge" if up and op in ("eq", "ge") else ""
@@ -205,7 +205,7 @@ class _Prover:
         return _redirected(changed, replaced) if replaced else changed
 
     def expressions(self, roots: Sequence[Expr], scope: _Scope, tensors: Mapping[Any, Any] | None = None) -> dict[Expr, Expr]:
-        """What becomes of those expressions that need guards, or read `tensors` that were replaced."""
+        """The replacements of expressions that need guards, or that read `tensors` that were replaced."""
         order, scopes = [*E.walk(*roots)], dict[Expr, dict[_Scope, None]]()
         for root in roots:
             scopes[root] = {scope: None}

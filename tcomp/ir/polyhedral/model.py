@@ -166,7 +166,7 @@ class Formula:
         return f"({' + '.join(terms)})" if terms else "0"
 
     def atom(self, e: Expr) -> str:
-        """What is not a sum, as text."""
+        """An expression that is not a sum, as isl's text."""
         if e in self.names:
             return self.names[e]
         match e.op, e.args:

@@ -37,13 +37,13 @@ class ExpressionParser(Tokens):
 
     @contextmanager
     def scope(self) -> Iterator[None]:
-        """What comes into scope inside leaves it at the end."""
+        """Names that come into scope inside are dropped at the end."""
         before = dict(self.variables), dict(self.arrays)
         yield
         self.variables, self.arrays = before
 
     def known(self, names: Mapping[str, T], what: str = "nothing is called `{}` here") -> T:
-        """What the next name stands for."""
+        """The object of the next name, among `names`."""
         start, name = self.token.start, self.name()
         if name not in names:
             self.fail(what.format(name), start)

@@ -1,1 +1,1 @@
-"""What is true of a loop program: dependences, touched regions, access patterns. Nothing here changes a program."""
+"""Analyses of loop programs: dependences, touched regions, access patterns. Nothing here changes a program."""

@@ -1,4 +1,4 @@
-"""Which loops may run in any order: iterations that never touch an element that another one writes.
+"""A quick dependence test: loops may run in any order if no iteration touches an element that another one writes.
 
 The test is sufficient, not necessary. The indices of all accesses to a written buffer must determine the iteration they belong to,
 all outer variables being fixed. Those of `i` do in

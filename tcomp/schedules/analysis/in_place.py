@@ -37,7 +37,7 @@ def reusable_in_place(kernel: Kernel) -> list[tuple[Buffer, Buffer]]:
 
 def _elementwise(found: Sequence[Access], source: Buffer, output: Buffer) -> bool:
     """Each element of the output is written once, and that iteration alone reads the element of the input: at the indices of the store,
-    which determine the iteration; and the ranges of several stores, of a tile and of the rest, say, have nothing in common."""
+    which determine the iteration; and the ranges of several stores, such as of a tile and of the tail, are disjoint."""
     writes = {a.statement: a for a in found if a.buffer is output and a.writes}
     for a in (a for a in found if a.buffer is source or a.buffer is output):
         if (write := writes.get(a.statement)) is None or a.indices != write.indices or (a.buffer is output and not a.writes):

@@ -1,1 +1,1 @@
-"""Analytic models of how long a loop program takes, and of what it must do at least."""
+"""Analytic cost models of loop programs, and lower bounds of their time (rooflines)."""

@@ -1,4 +1,4 @@
-"""How long a scheduled loop program takes: an analytic model of the machine.
+"""The cost of a scheduled loop program on a CPU: an analytic model of the machine.
 
 The loops consist of *regions*: the straight-line code of one iteration of a serial loop, unrolled and vectorized loops included. For each
 region the instructions are counted as the code generator emits them (an expression that does not depend on an unrolled loop is computed

@@ -1,4 +1,4 @@
-"""How long a scheduled loop program takes on a GPU: an analytic model, launch by launch.
+"""The cost of a scheduled loop program on a GPU: an analytic model, launch by launch.
 
 Of each launch is counted what the units of a multiprocessor (SM) have to do: arithmetic, products on tensor cores, accesses to shared
 memory, accesses through the first cache; what blocks fetch from the second one, each what it touches, once; and what the launch as a whole

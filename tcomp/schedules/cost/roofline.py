@@ -1,4 +1,4 @@
-"""What a loop program has to do whatever its schedule: operations by class, bytes that must move, and the time that takes at least.
+"""The work of a loop program, whatever its schedule: operations by class, compulsory bytes, and the least time that these take.
 
     class       float and integer operations that count                              vector instructions
     fma         a product accumulated into a sum, fma(a, b, c)                       1

@@ -1,4 +1,4 @@
-"""What default schedules for a CPU have in common, whatever a nest computes: lanes, tails, threads, prefetching, non-temporal stores."""
+"""Helpers of all default schedules for a CPU: lanes, tails, threads, prefetching, non-temporal stores."""
 
 from __future__ import annotations
 

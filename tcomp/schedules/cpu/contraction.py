@@ -346,7 +346,7 @@ def tile_of(nest: Nest, target: CpuTarget, knobs: Knobs) -> Tile:
 
 
 def _panel_vectors(nest: Nest, lanes: int) -> int:
-    """How many vectors wide the panels are in which the operand lies that the lanes walk, packed for other rows, say; 0: in no such."""
+    """The width, in vectors, of the packed panels of the operand that the lanes walk; 0 if it is not packed."""
     lane = nest.spatial[-1].var
     inside = {e.args[1].attr for r in nest.reads for i in r.args for e in E.walk(i) if e.op == "mod" and e.args[0] is lane}
     widths = {n // lanes for n in inside if isinstance(n, int) and n % lanes == 0}

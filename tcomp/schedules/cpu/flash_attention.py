@@ -1,4 +1,5 @@
-"""Default CPU schedule of products with a softmax, attention say, in one pass over each row of scores (see `primitives.online_softmax`).
+"""Default CPU schedule of products with a softmax, such as attention, in one pass over each row of scores (see
+`primitives.online_softmax`).
 
     for block of rows (threads):
       for block of the row:                  keys; the maximum so far, and the sums relative to it, go on from block to block

@@ -15,7 +15,7 @@ A kernel is cut into groups as on a CPU (a nest that stores a result, with the r
     block per row    reductions over the    one block per row: each thread reduces a strided part, then the block reduces the partial
                      rest of a row          results as a tree (softmax, normalisation, row sums)
 
-Products with a softmax, attention say, are one group, and go through each row of scores once: see `flash_attention`. A reduction whose
+Products with a softmax, such as attention, are one group, and go through each row of scores once: see `flash_attention`. A reduction whose
 result is too small to fill the machine is first split into many partial ones (split-K). Every phase of a block is a thread loop of its own,
 so that the loops executed one by one compute the same as on a GPU.
 """
@@ -179,7 +179,7 @@ def _prefers_block_per_row(reduction: Nest) -> bool:
 
 
 def _fits(s: Schedule, inside: Sequence[str], rows: Sequence[Expr], most: int = MAX_SHARED_ROW) -> bool:
-    """Whether what a row needs takes at most so many bytes; a symbolic row may take any."""
+    """Whether the intermediate values of a row take at most `most` bytes; those of a symbolic row may take any."""
     buffers = [editing.find_buffer(s.kernel, name) for name in inside]
     known = all(isinstance(n, int) for b in buffers for n in b.shape[len(rows) :])
     return known and sum(prod(map(extent_of, b.shape[len(rows) :])) * itemsize(b.dtype) for b in buffers) <= most

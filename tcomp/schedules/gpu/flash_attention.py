@@ -1,4 +1,5 @@
-"""Default GPU schedule of products with a softmax, attention say, in one pass over each row of scores (see `primitives.online_softmax`).
+"""Default GPU schedule of products with a softmax, such as attention, in one pass over each row of scores (see
+`primitives.online_softmax`).
 
     block for each tile of rows:            queries; with all columns of the result
       for block of the row:                 keys; the maximum so far, and the sums relative to it, go on from block to block
@@ -148,7 +149,8 @@ def _layout_of_rows(rank: int, tile: Tile, lanes: str = "") -> str:
 
 
 def _map_rows(s: Schedule, c: Nest, tile: Tile) -> None:
-    """What is computed for each row. A reduction along the row: by each thread for its elements, then by one for what these have."""
+    """Map a stage with one element for each row. A reduction along the row: each thread reduces its elements, then one thread these partial
+    results."""
     row, name = c.loop_along(-1), c.leaf.buffer.name
     assert row is not None
     if isinstance(c.leaf, Accumulate):

@@ -224,7 +224,8 @@ def _copies_in_bulk(s: Schedule, loops: Sequence[str]) -> bool:
 
 
 def _copy_in_bulk(s: Schedule, loops: Sequence[str], threads: int) -> list[str]:
-    """Full tiles are copied by so many threads; returns the loops over a tile that hangs over an edge, none if there are no such tiles."""
+    """Full tiles are copied in bulk by `threads` threads; returns the loops over a tile that hangs over an edge, none if there are no such
+    tiles."""
     edges: list[str] = []
     if _has_edges(editing.find_loop(s.kernel, loops[0])):
         edge = s.specialize(loops[0])

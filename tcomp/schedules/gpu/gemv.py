@@ -86,7 +86,7 @@ def find(reduction: Nest, out: Nest, target: CudaTarget) -> Gemv | None:
 
 
 def _nanoseconds(reduction: Nest, strip: Gemv, wide: list[E.Expr], target: CudaTarget) -> float:
-    """Until the wide factor has arrived, of which so many bytes are under way at a time; and until the partial sums are added up."""
+    """The time to load the wide factor, limited by the bytes in flight, and to add up the partial sums."""
     gpu, depth = target.gpu, iterations(reduction.reduction_loops)
     columns = [extent_of(x.extent) for d, x in enumerate(reduction.spatial) if d not in strip.rows]
     rows = iterations(reduction.spatial[d] for d in strip.rows)

@@ -1,5 +1,5 @@
-"""Programs of loops on GPUs: what is no tensor expression (a prefix sum, a sort, a scatter) runs as it is written, on as many threads as
-its outermost loops have independent iterations.
+"""Programs of loops on GPUs: programs that are not tensor expressions (a prefix sum, a sort, a scatter) run as written, on as many threads
+as its outermost loops have independent iterations.
 
     for row in 0..6 {                         thread.x row: each thread runs its rows, with what they keep to themselves
       alloc running ..

@@ -1,4 +1,4 @@
-"""What the default GPU schedules have in common: loops by name and by axis, cuts of loops and the layouts that follow them, lanes, partial
+"""Helpers of all default GPU schedules: loops by name and by axis, cuts of loops and the layouts that follow them, lanes, partial
 sums."""
 
 from __future__ import annotations

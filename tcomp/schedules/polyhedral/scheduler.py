@@ -67,7 +67,7 @@ def _no_schedule(s: Schedule, why: str) -> ScheduleError:
 
 
 def _planner(s: Schedule, nest: str | None, target: CpuTarget, threads: int) -> Planner:
-    """What plans a nest, or the whole kernel."""
+    """The planner of a nest, or of the whole kernel."""
     m = model(s.kernel.body) if nest is None else model(s.loops[nest], s.kernel.body)
     try:
         return Planner(m, target, threads)

@@ -1,4 +1,4 @@
-"""What primitives are made of: finding loops and buffers of a kernel, replacing them, building nests, and refusing a step."""
+"""Building blocks of primitives: finding loops and buffers of a kernel, replacing them, building nests, and refusing a step."""
 
 from __future__ import annotations
 

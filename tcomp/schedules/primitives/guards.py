@@ -135,8 +135,7 @@ def specialize(kernel: L.Kernel, loop: Loop) -> tuple[L.Kernel, LoopCopy]:
 
 
 def _extreme(condition: Expr, inside: Mapping[Expr, Expr], hardest: bool) -> Expr | None:
-    """What a condition says in those iterations of the loops inside in which it is hardest, or easiest, to hold; None where that is not
-    known."""
+    """A condition in the iterations of the loops inside in which it is hardest, or easiest, to satisfy; None where these are not known."""
     moving = [v for v in E.variables(condition) if v in inside]
     if not moving:
         return condition
@@ -150,7 +149,7 @@ def _extreme(condition: Expr, inside: Mapping[Expr, Expr], hardest: bool) -> Exp
 
 
 def _settled(s: L.Stmt) -> L.Stmt | None:
-    """What is left of an `if` that is known to hold."""
+    """The body of an `if` that is known to hold."""
     return rebuild(s.then, _settled) if isinstance(s, L.If) and s.cond is TRUE else None
 
 

@@ -1,4 +1,4 @@
-"""What hides the latency of memory: copies made some iterations before they are used (software pipelining), software prefetches, and stores
+"""Hiding the latency of memory: copies made some iterations before they are used (software pipelining), software prefetches, and stores
 that bypass the caches."""
 
 from __future__ import annotations
@@ -209,7 +209,8 @@ def _lines(indices: Sequence[Expr], loops: Sequence[L.For], steps: Mapping[L.For
 
 @dataclass(frozen=True, slots=True)
 class _Share:
-    """What an iteration prefetches: the iterations of the walks, by loop variable, `each` of them together (variable `repeats`)."""
+    """The part of the prefetches of one iteration: the iterations of the walks, by loop variable, `each` of them together (variable
+    `repeats`)."""
 
     places: dict[Expr, Expr]
     each: int = 1

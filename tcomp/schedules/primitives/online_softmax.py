@@ -227,7 +227,7 @@ def _in_blocks(kernel: L.Kernel, top: _Reduction, sums: Sequence[_Sum], factor: 
         return renamed(enclose(a.nest.spatial, leaf), lambda name: names.get(name, name))
 
     def by_place(buffer: L.Buffer, value: Callable[[Expr], Expr]) -> L.Stmt:
-        """What stores an element of a buffer for each element of the block."""
+        """A nest that stores an element of a buffer for each element of the block."""
         v = loop_var(editing.part_name(kernel, buffer.name, maximum, top.along.var.name), factor)
         store = L.For(v, factor, L.Store(buffer, (*places, v), value(v)))
         return nest(top, guard([*conditions, outer * factor + v < extent], store), buffer.name)
@@ -242,7 +242,7 @@ def _in_blocks(kernel: L.Kernel, top: _Reduction, sums: Sequence[_Sum], factor: 
         return guard(inside, enclose(loops, replace(a.update, value=value)))
 
     def raised(a: _Sum) -> Iterator[L.Stmt]:
-        """What has been summed up so far, relative to the new maximum; and the terms of the block."""
+        """The update of a sum: its old value relative to the new maximum, and the terms of the block."""
         store = L.Store(a.update.buffer, a.update.indices, E.read(a.update.buffer, a.update.indices) * E.read(scale, a.at))
         yield nest(a, guard(a.nest.element_conditions, store), f"{a.update.buffer.name}.scaled")
         v = loop_var(fresh(kernel, f"{a.along.var.name}.i"), factor)

@@ -333,7 +333,7 @@ def _moved(kernel: L.Kernel, point: _InsertionPoint, box: Box, local: L.Buffer |
 
 
 def _element(found: Nest, inverted: Inverse, box: Box, local: L.Buffer | None, only: Inverse | None, outer: tuple[Expr, ...]) -> L.Stmt:
-    """What computes the element `outer` of a box."""
+    """The statement that computes the element `outer` of a box."""
     buffer, element = found.writes, tuple(b + v for b, v in zip(box.base, outer, strict=True))
     values, conditions = inverted.at(element)
     body = editing.enclose([x for x in found.loops if x.var not in values], L.where(found.conditions, found.leaf))

@@ -406,8 +406,8 @@ def _without_units(kernel: L.Kernel) -> L.Kernel:
 
 
 def _mergeable(stmt: L.Stmt, failed: set[Pair], apart: int | None) -> Closure | None:
-    """What is merged along with the first pair of neighbouring loops that can be. Pairs that cannot are added to `failed`, and skipped;
-    `apart`: see `collapse`."""
+    """The loops and dimensions to be merged together with the first mergeable pair of neighbouring loops; None if no pair is. Pairs that
+    cannot be merged are added to `failed`, and skipped. `apart`: see `collapse`."""
     extents, places, neighbours = loop_extents(stmt), list[L.Place](), dict[Pair, None]()
     pinned = set[Expr]()  # variables that occur in values or extents, not only in indices
     for s in L.walk(stmt):
