@@ -441,11 +441,14 @@ def _weaken(terms: Linear, variables_first: bool) -> Linear | None:
     n // 4; x // 4 * 4 - x >= -3 needs x // 4 replaced before x. So `_at_least` tries both orders.
     """
     for m, k in terms.items():
-        for n, c in terms.items():  # x // a - y // a >= 0 where x >= y
-            if not (k > 0 > c and len(m) == len(n) == 1 and m[0].op == n[0].op == "floordiv" and m[0].args[1] is n[0].args[1]):
+        for n, c in terms.items():
+            if not (k > 0 > c and len(m) == len(n) == 1 and m[0].op == n[0].op == "floordiv"):
                 continue
-            if _positive(m[0].args[1]) and _at_least(_plus(linear(m[0].args[0]), linear(n[0].args[0]), -1), 0):
+            (x, a), (y, b) = m[0].args, n[0].args
+            if a is b and _positive(a) and _at_least(_plus(linear(x), linear(y), -1), 0):  # x // a - y // a >= 0 where x >= y
                 return _plus(terms, {m: -1, n: 1}, min(k, -c))
+            if x is y and a.op == b.op == "const" and 0 < a.attr < b.attr and b.attr % a.attr == 0 and c % (by := b.attr // a.attr) == 0:
+                return _plus(terms, {n: -c, m: c // by})  # x // (a * by) * by <= x // a
     monomials = sorted(terms, key=lambda m: all(a.op != "var" for a in m)) if variables_first else list(terms)
     for m in monomials:
         for position, atom in enumerate(m):

@@ -93,6 +93,7 @@ def test_known_forms(e, expected):
         E.loop_var("q", N // 4) * 4 + J < N // 4 * 4,
         X // 4 * 4 + 3 >= X,
         E.loop_var("q", N * 6) // 3 * 4 + J < N * 8,
+        E.loop_var("q", (X + 1) // 2 // 4) * 4 + J < (X + 1) // 2,
         E.maximum(0, E.minimum(N, Y)) <= N,
         N - E.maximum(0, E.minimum(N, E.maximum(Y, 0 - X))) >= 0,
     ],

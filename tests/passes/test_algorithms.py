@@ -11,7 +11,7 @@ from tcomp.backends import backend_of
 from tcomp.backends.kernel import build_loops
 from tcomp.frontends.onnx import import_model
 from tcomp.ir import te
-from tcomp.ir.expr import as_expr
+from tcomp.ir.expr import as_expr, dim
 from tcomp.ir.graph import GraphBuilder
 from tcomp.ir.simplify import as_dim
 from tcomp.ir.te import print_te
@@ -414,7 +414,16 @@ def test_products_with_a_symbolic_batch(unchanged, monkeypatch):
     assert operators(unchanged(before, choose_algorithms(before, TARGET), rtol=1e-4))[:4] == STRASSEN
     notes = Notes()
     assert "matmul" in operators(choose_algorithms(product_of((te.var("n"), 32), array(32, 32)), TARGET, notes))
-    assert notes.lines == {"matmul": ["strassen: the number of rows is not known"]}
+    assert notes.lines == {"matmul": ["strassen: there may be one row only"]}
+
+
+def test_products_with_many_rows_at_least(unchanged):
+    """The number of rows that there are for sure decides."""
+    many, few = (product_of((dim("n", least, 4096), 512), array(512, 512)) for least in (512, 2))
+    assert operators(unchanged(many, choose_algorithms(many, TARGET), rtol=1e-4, dims={dim("n", 512, 4096): 513}))[:4] == STRASSEN
+    notes = Notes()
+    assert "matmul" in operators(choose_algorithms(few, TARGET, notes))
+    assert notes.lines == {"matmul": ["strassen: the direct sum is faster where there are 2 rows"]}
 
 
 @pytest.mark.parametrize("shape, weights, options", [
