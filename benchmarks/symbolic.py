@@ -42,7 +42,7 @@ LARGEST_CHANNELS = 4  # of an image: an axis of so few elements holds its channe
 def freed(feeds: Arrays) -> Iterator[Shapes]:
     """Shapes with free sizes, the most at first."""
 
-    def shapes(batch: bool, inner: bool) -> Shapes:
+    def shapes(batch: bool, inner: bool, unit: int) -> Shapes:
         sizes = dict[str, int]()  # of the names: an axis of another size keeps it
 
         def name(size: int, wanted: str, unit: int = 1) -> int | str:
@@ -55,7 +55,7 @@ def freed(feeds: Arrays) -> Iterator[Shapes]:
             if inner and a.ndim == 4:
                 channels = 1 if a.shape[1] <= LARGEST_CHANNELS else 3
                 for axis, wanted in zip((n for n in (1, 2, 3) if n != channels), "hw", strict=True):
-                    free[axis] = name(a.shape[axis], wanted, 32 if a.shape[axis] % 32 == 0 else 1)
+                    free[axis] = name(a.shape[axis], wanted, unit if a.shape[axis] % unit == 0 else 1)
             elif inner and a.ndim in (2, 3):
                 free[1] = name(a.shape[1], "sequence")
             return free
@@ -63,7 +63,8 @@ def freed(feeds: Arrays) -> Iterator[Shapes]:
         return {name: shape(a) for name, a in feeds.items()}
 
     for batch, inner in ((True, True), (True, False), (False, True)):
-        yield shapes(batch, inner)
+        for unit in (1, 32) if inner else (1,):  # of the height and width of images
+            yield shapes(batch, inner, unit)
 
 
 def without_batch(path: Path) -> onnx.ModelProto:
