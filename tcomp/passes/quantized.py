@@ -69,7 +69,7 @@ def swapped_numbers(node: Node, rewriter: Rewriter) -> Replacement:
 
 @dataclass(frozen=True, slots=True)
 class _Numbers:
-    """(bytes - zero) * scale; the scale is None where the numbers are int32. Around them so many zeros for each axis."""
+    """(bytes - zero) * scale; the scale is None where the numbers are int32. `before` and `after`: zeros around them along each axis."""
 
     bytes: Value
     zero: Value | None
