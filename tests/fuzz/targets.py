@@ -25,6 +25,7 @@ from tcomp.ir.graph import Graph, content_hash
 from tcomp.ir.loops import Buffer
 from tcomp.ir.te import print_te
 from tcomp.ir.text import parser
+from tcomp.ir.text.expression_parser import parse_expr
 from tcomp.ir.verify import verify_graph, verify_kernel, verify_program, verify_te
 from tcomp.ops import OPERATORS
 from tcomp.runtime import Module, read_artifact
@@ -298,7 +299,7 @@ def expressions() -> list[str]:
 
 def read_expression(text: str) -> Any:
     names = {"i": E.loop_var("i", 9), "j": E.dim("j", 0, 5), "x": Buffer("x", "float32", (64,))}
-    return parser.parse_expr(text, names)
+    return parse_expr(text, names)
 
 
 def nothing(value: Any) -> None:
