@@ -22,7 +22,7 @@ import numpy as np
 from tcomp.errors import IRError
 from tcomp.ir import te
 from tcomp.ir.dtypes import BITS, is_float, is_integer
-from tcomp.ir.expr import INDEX, Expr, binary, bounds, cast, const, select, unary, variables, walk, with_args, written_size
+from tcomp.ir.expr import INDEX, Expr, all_of, binary, bounds, cast, const, select, unary, variables, walk, with_args, written_size
 from tcomp.ir.scalar_operators import BINARY
 from tcomp.ir.simplify import prove, simplify
 from tcomp.ir.te import Tensor
@@ -63,14 +63,14 @@ def propagate(
 ) -> list[Elements] | None:
     """Elements (row-major) of all outputs, given those of some placeholders; None where any cannot be known. Output shapes are constant and
     hold at most `LIMIT` elements. `exact`: floats are floats, of data that is known before a run, and no fractions that stand for sizes.
-    `assume` is called with each condition of which it is not known whether it holds (that a divisor is not 0, an index is inside), and says
+    `assume` is called with a condition of which it is not known whether it holds (that a divisor is not 0, an index is inside), and says
     whether runs where it does not are refused."""
     evaluation = _Evaluation(known, exact)
     try:
         found = [tuple(evaluation.element(t, index) for index in product(*(range(int(d)) for d in t.shape))) for t in outputs]
     except (_Unknown, IRError):
         return None
-    return found if all(map(assume, evaluation.conditions)) else None
+    return found if not evaluation.conditions or assume(simplify(all_of(evaluation.conditions))) else None
 
 
 class _Evaluation:
@@ -129,7 +129,7 @@ class _Evaluation:
             inside = [c for c in (args[0] >= 0, args[0] < args[1]) if not prove(c)]
             if any(prove(unary("not", c)) for c in inside):
                 raise _Unknown
-            self.conditions += map(simplify, inside)
+            self.conditions += inside
             return args[0]
         if e.op in BINARY:
             return simplify(binary(e.op, *args))
