@@ -15,7 +15,7 @@ Form: TypeAlias = "tuple[object, ...]"  # of a statement: equal for statements t
 
 def same_loops(kernel: L.Kernel, sizes: Mapping[Expr, int], other: L.Kernel) -> bool:
     """Whether the loops of a kernel, where its dims have these sizes, are those of `other`, apart from the names of loops, loops
-    and dimensions of one element, and threads."""
+    and dimensions of one element, threads, and prefetches: code for all sizes has those of large ones, which cost small ones nothing."""
     shared = dict[Form, L.Buffer]()
     return _form(kernel, sizes, shared) == _form(other, {}, shared)
 
@@ -60,7 +60,8 @@ def _form(kernel: L.Kernel, sizes: Mapping[Expr, int], shared: dict[Form, L.Buff
                 values[v] = loop_var(f"i{next(numbers)}", extent)
                 return "for", values[v], extent, L.SERIAL if kind == L.PARALLEL else kind, form(body)
             case L.Block(stmts):
-                return tuple(map(form, stmts))
+                forms = tuple(form(s) for s in stmts if not _prefetches(s))
+                return forms[0] if len(forms) == 1 else forms
             case L.Allocate(b, body):
                 return "alloc", buffer(b)[0], form(body)
             case L.If(cond, then, None):
@@ -70,8 +71,13 @@ def _form(kernel: L.Kernel, sizes: Mapping[Expr, int], shared: dict[Form, L.Buff
                 return "store", *access(b, indices), value(stored), non_temporal
             case L.Accumulate(b, indices, added, reducer):
                 return "accumulate", *access(b, indices), value(added), reducer
-            case L.Prefetch(b, indices):
-                return "prefetch", *access(b, indices)
         return "other", id(stmt)  # equal to nothing else
 
     return tuple(buffer(b)[0] for b in kernel.buffers), form(kernel.body)
+
+
+def _prefetches(stmt: L.Stmt) -> bool:
+    """Whether a statement does nothing but prefetch."""
+    while isinstance(stmt, L.For):
+        stmt = stmt.body
+    return isinstance(stmt, L.Prefetch)

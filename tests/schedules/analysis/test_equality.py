@@ -24,6 +24,15 @@ def test_a_loop_of_one_element_and_threads_make_no_difference():
     assert not same_loops(free.kernel, {N: 2}, one.kernel)
 
 
+def test_prefetches_make_no_difference():
+    free, one = scaled(N), scaled(1)
+    free.vectorize("Y.k")
+    free.prefetch("X", "Y.j", 1)
+    assert "prefetch" in str(free.kernel)
+    one.vectorize("Y.k")
+    assert same_loops(free.kernel, {N: 1}, one.kernel)
+
+
 def test_other_loops_buffers_and_values_do():
     free, one = scaled(N), scaled(1)
     one.vectorize("Y.k")
