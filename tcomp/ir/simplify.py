@@ -445,8 +445,11 @@ def _weaken(terms: Linear, variables_first: bool) -> Linear | None:
             if not (k > 0 > c and len(m) == len(n) == 1 and m[0].op == n[0].op == "floordiv"):
                 continue
             (x, a), (y, b) = m[0].args, n[0].args
-            if a is b and _positive(a) and _at_least(_plus(linear(x), linear(y), -1), 0):  # x // a - y // a >= 0 where x >= y
+            ahead = _plus(linear(y), linear(x), -1)
+            if a is b and _positive(a) and _at_least(_plus({}, ahead, -1), 0):  # x // a - y // a >= 0 where x >= y
                 return _plus(terms, {m: -1, n: 1}, min(k, -c))
+            if a is b and a.op == "const" and a.attr > 0 and ahead.keys() == {()}:  # x // a - (x + r) // a >= -ceil(r / a)
+                return _plus(terms, {m: -1, n: 1, (): ahead[()] // -a.attr}, min(k, -c))
             if x is y and a.op == b.op == "const" and 0 < a.attr < b.attr and b.attr % a.attr == 0 and c % (by := b.attr // a.attr) == 0:
                 return _plus(terms, {n: -c, m: c // by})  # x // (a * by) * by <= x // a
     monomials = sorted(terms, key=lambda m: all(a.op != "var" for a in m)) if variables_first else list(terms)

@@ -6,6 +6,7 @@ from onnx import TensorProto, helper, numpy_helper
 
 from tcomp.backends import backend_of
 from tcomp.backends.kernel import build_loops, build_versions, operand_layouts
+from tcomp.errors import InputError
 from tcomp.ir.expr import dim
 from tcomp.ir.graph import GraphBuilder, with_sizes
 from tcomp.ir.interpreters.graph import evaluate_graph
@@ -105,6 +106,20 @@ def test_one_code_for_one_image_and_many(threads):
     for n in (1, 3):
         x = array(n, 144, 24)
         np.testing.assert_allclose(module.run({"x": x})["y"], evaluate_graph(graph, {"x": x})["y"], rtol=1e-4, atol=1e-4)
+
+
+def test_windows_that_may_be_larger_than_the_image():
+    """Without padding, an image of free sizes has rows of w - 2 results: of whole tiles there are none, not fewer, where w is 1."""
+    nodes = [helper.make_node("Conv", ["x", "w", "b"], ["c"]), helper.make_node("Relu", ["c"], ["y"])]
+    proto = model(nodes, ["n", 3, "h", "w"], {"w": array(10, 3, 3, 3), "b": array(10)})
+    artifact, _ = compile_model(proto, CompileOptions(threads=1))
+    assert "left as lowered" not in str(artifact.notes)
+    module, graph = Module.load(artifact, threads=1), import_graph(proto, CompileOptions())
+    for h, w in ((3, 3), (4, 31), (9, 70)):
+        x = array(2, 3, h, w)
+        np.testing.assert_allclose(module.run({"x": x})["y"], evaluate_graph(graph, {"x": x})["y"], rtol=1e-4, atol=1e-4)
+    with pytest.raises(InputError):
+        module.run({"x": array(1, 3, 1, 5)})
 
 
 def test_a_version_takes_whole_panels():

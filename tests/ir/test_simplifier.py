@@ -94,6 +94,8 @@ def test_known_forms(e, expected):
         X // 4 * 4 + 3 >= X,
         E.loop_var("q", N * 6) // 3 * 4 + J < N * 8,
         E.loop_var("q", (X + 1) // 2 // 4) * 4 + J < (X + 1) // 2,
+        (N + 26) // 7 - (N + 27) // 7 + 1 >= 0,
+        E.maximum((N + 27) // 29 - 1, 0) <= (N + 26) // 29,
         E.maximum(0, E.minimum(N, Y)) <= N,
         N - E.maximum(0, E.minimum(N, E.maximum(Y, 0 - X))) >= 0,
     ],

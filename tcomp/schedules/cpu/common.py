@@ -81,7 +81,10 @@ def partition_tails(s: Schedule, around: Sequence[str], cuts: Mapping[str, E.Dim
     shared = [list(around)]
     for name in reversed(around):
         if (whole := cuts.get(name)) is not None:
-            _, tail = s.partition(name, whole)
+            try:
+                _, tail = s.partition(name, whole)
+            except ScheduleError:  # below 0 where a window is larger than the image, which never runs
+                _, tail = s.partition(name, as_dim(simplify(E.maximum(whole, 0))))
             if name == around[0]:
                 shared.append([tail, *(tail.copies[x] for x in around[1:])])
     return shared
