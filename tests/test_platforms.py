@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from tcomp.backends.cpu import CpuBackend
-from tcomp.codegen.bundle import bundle, is_bundle, unbundle
+from tcomp.codegen.archive import archive, members
 from tcomp.errors import CodegenError, TargetError
 from tcomp.options import CompileOptions
 from tcomp.pipeline import compile_model
@@ -63,16 +63,17 @@ def test_code_of_each_platform_has_its_format(platform):
     """A model with free sizes, a copy, and a check of indices; where this package is no linker, its objects."""
     options = CompileOptions(target=f"cpu -march={platform.arch} -os={platform.os}", dims={"n": (1, 4)})
     artifact = compile_model(models.convolutional(), options)[0]
-    assert artifact.manifest.triple == platform.triple and is_bundle(artifact.code)
-    assert all(o.startswith(MAGIC[platform.format]) for o in unbundle(artifact.code))
+    assert artifact.manifest.triple == platform.triple
+    assert all(o.startswith(MAGIC[platform.format]) for o in members(artifact.code))
 
 
-def test_bundles_are_checked():
-    assert unbundle(bundle([b"a", b"", b"bcd"])) == [b"a", b"", b"bcd"]
-    whole = bundle([b"abc"])
-    for cut in range(len(whole) - 4, len(whole)):
+def test_archives_are_checked():
+    contents = [b"a", b"", b"bcd"]
+    assert members(archive([(f"{n}.o", content, ()) for n, content in enumerate(contents)])) == contents
+    whole = archive([("0.o", b"abc", ())])
+    for damaged in (b"", b"\x7fELF", whole[:-4], whole[:-3], whole[:-2], whole + b"x"):
         with pytest.raises(CodegenError):
-            unbundle(whole[:cut] if cut < len(whole) - 1 else whole + b"x")
+            members(damaged)
 
 
 def test_kernels_alone_are_not_for_other_linkers():

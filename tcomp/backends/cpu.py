@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, ClassVar
 
 from tcomp import cache
 from tcomp.backends.protocol import Backend, CostModel, GraphOptions, InPlacePairs, Versions
-from tcomp.codegen import elf
-from tcomp.codegen.bundle import bundle
+from tcomp.codegen.archive import archive
+from tcomp.codegen.elf.linker import link
 from tcomp.codegen.llvm import compiler_rt, thread_pool
 from tcomp.errors import TargetError
 from tcomp.target import CpuTarget
@@ -85,20 +85,20 @@ class CpuBackend(Backend):
         if platform.format == "wasm" and program.dims:
             objects.append(self._object(compiler_rt.multi3_ir(platform.triple), 0))
         if platform.linker:
-            return bundle(objects)
+            return archive([(f"{n}.o", content, ()) for n, content in enumerate(objects)])
         exports = ["tcomp_run", "tcomp_run_profiled", "tcomp_plan", *["tcomp_bind"] * has_bind(program), *thread_pool.EXPORTS]
-        return elf.link(objects, exports, imports=thread_pool.IMPORTS)
+        return link(objects, exports, imports=thread_pool.IMPORTS)
 
     def link_kernel(self, kernel: Kernel, sizes: Mapping[Expr, int]) -> bytes:
         """A shared object with this one function."""
         self._check_linkable()
-        return elf.link([self.emit(kernel)], [kernel.name])
+        return link([self.emit(kernel)], [kernel.name])
 
     def link_functions(self, kernels: Sequence[Kernel]) -> bytes:
         """A shared object with functions of these names, and the thread pool that they run on."""
         self._check_linkable()
         objects = [*map(self.emit, kernels), self._object(thread_pool.pool_ir(self.target.triple))]
-        return elf.link(objects, [*(k.name for k in kernels), *thread_pool.EXPORTS], imports=thread_pool.IMPORTS)
+        return link(objects, [*(k.name for k in kernels), *thread_pool.EXPORTS], imports=thread_pool.IMPORTS)
 
     def _check_linkable(self) -> None:
         """Refuse what would have to be loaded here to be of use."""

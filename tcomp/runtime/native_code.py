@@ -57,7 +57,7 @@ class NativeCode:
 
 
 def open_library(code: bytes, path: str | os.PathLike[str] | None = None) -> ctypes.CDLL:
-    """Load a shared object that `tcomp.codegen.elf` linked: from memory, or from a file at `path`, which is written unless it holds that
+    """Load a shared object that `codegen.elf.linker` linked: from memory, or from a file at `path`, which is written unless it holds that
     code already. No descriptor stays open: the mapping alone keeps the code. Raises ArtifactError.
 
     Without memory files (or where there is no /proc to name them by), code goes through a temporary file.

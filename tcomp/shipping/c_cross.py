@@ -8,9 +8,8 @@ from __future__ import annotations
 
 import re
 
-from tcomp.codegen.bundle import unbundle
+from tcomp.codegen.archive import archive, members
 from tcomp.codegen.llvm.machine_code import compile_ir
-from tcomp.codegen.relocatable import archive
 from tcomp.codegen.renaming import defined, renamed
 from tcomp.errors import InputError
 from tcomp.platforms import Platform
@@ -73,7 +72,7 @@ def cross_libraries(artifact: Artifact, c: CInterface) -> dict[str, bytes]:
     """The libraries, by their place in the package. Raises CodegenError if the linker refuses them."""
     target = CpuTarget.baseline(artifact.manifest.triple)
     platform, name = target.platform, c.name
-    objects = [*unbundle(artifact.code), compile_ir(_entry(c, platform), target, exported=c.exports)]
+    objects = [*members(artifact.code), compile_ir(_entry(c, platform), target, exported=c.exports)]
     if c.weights and not c.beside:
         objects.append(assembled(_weights(platform), artifact.weights.data, platform))
     if platform.os == "windows":
@@ -83,8 +82,8 @@ def cross_libraries(artifact: Artifact, c: CInterface) -> dict[str, bytes]:
         return {f"lib/lib{name}.dylib": link_shared(objects, platform, f"lib{name}.dylib")[0]}
     library, _ = link_shared(objects, platform, f"lib{name}.so")
     own = set[str]().union(*map(defined, objects))
-    members = [(f"{n}.o", renamed(code, f"{name}.", own, c.exports)) for n, code in enumerate(objects)]
-    static = archive([(member, code, sorted(defined(code))) for member, code in members])
+    own_names = [renamed(code, f"{name}.", own, c.exports) for code in objects]
+    static = archive([(f"{n}.o", code, sorted(defined(code))) for n, code in enumerate(own_names)])
     return {f"lib/lib{name}.so": library, f"lib/lib{name}.a": static}
 
 

@@ -1,7 +1,7 @@
 """A compiled model as a C package: a folder with a typed header, a shared and a static library, an example, files for CMake and pkg-config.
 
-Nothing is compiled by a C compiler: the code of the artifact becomes one object again (`codegen.relocatable`), is linked with the functions
-of the package (`c_entry`) and, unless they stay in a file, the weights; that shared object, as an object, is the static library.
+Nothing is compiled by a C compiler: the code of the artifact becomes one object again (`codegen.elf.relocatable`), is linked with the
+functions of the package (`c_entry`) and, unless they stay in a file, the weights; that shared object, as an object, is the static library.
 """
 
 from __future__ import annotations
@@ -10,10 +10,11 @@ import re
 from pathlib import Path
 from typing import Literal
 
-from tcomp.codegen import elf
+from tcomp.codegen.archive import archive
+from tcomp.codegen.elf.linker import link
+from tcomp.codegen.elf.relocatable import data_object, relocatable
 from tcomp.codegen.llvm.machine_code import compile_ir
 from tcomp.codegen.llvm.thread_pool import IMPORTS
-from tcomp.codegen.relocatable import archive, data_object, relocatable
 from tcomp.errors import InputError, TargetError
 from tcomp.runtime import Artifact
 from tcomp.runtime.workspace import HUGE_PAGE
@@ -78,7 +79,7 @@ def _libraries(artifact: Artifact, c: CInterface) -> dict[str, bytes]:
     if c.weights and not c.beside:
         align = HUGE_PAGE if c.weights >= 8 * HUGE_PAGE else 64  # huge pages may be mapped as such, where the file's cache has them
         objects.append(data_object(target.arch, WEIGHTS, artifact.weights.data, align))
-    shared = elf.link(objects, c.exports, imports=[*IMPORTS, *LIBRARY], soname=f"lib{c.name}.so")
+    shared = link(objects, c.exports, imports=[*IMPORTS, *LIBRARY], soname=f"lib{c.name}.so")
     return {f"lib/lib{c.name}.so": shared, f"lib/lib{c.name}.a": archive([("model.o", relocatable(shared), c.exports)])}
 
 

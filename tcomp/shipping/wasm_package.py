@@ -11,7 +11,7 @@ import re
 from importlib.resources import files
 from pathlib import Path
 
-from tcomp.codegen.bundle import unbundle
+from tcomp.codegen.archive import members
 from tcomp.errors import InputError, TargetError, printable
 from tcomp.runtime import Artifact
 from tcomp.runtime.manifest import Manifest, TensorSpec
@@ -43,7 +43,7 @@ def write_wasm_package(artifact: Artifact, folder: Path, name: str, version: str
     if artifact.weights.nbytes > WEIGHTS_LIMIT:
         raise InputError(f"{artifact.weights.nbytes >> 20} MiB of weights are more than WebAssembly addresses", hint="take a smaller model")
     binds = ["tcomp_bind"] * any(d.what for d in m.dims)
-    module = link_wasm(unbundle(artifact.code), ["tcomp_run", "tcomp_plan", *binds, "__heap_base"])
+    module = link_wasm(members(artifact.code), ["tcomp_run", "tcomp_plan", *binds, "__heap_base"])
     texts = {f"{name}.mjs": _text("module.mjs", m, name, artifact.weights.nbytes), "index.html": _text("page.html", m, name, 0)}
     contents: dict[str, str | bytes | memoryview] = {
         f"{name}.wasm": module,

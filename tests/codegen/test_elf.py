@@ -12,7 +12,7 @@ import llvmlite.binding as llvm
 import pytest
 from hypothesis import given, settings, strategies as st
 
-from tcomp.codegen.elf import link
+from tcomp.codegen.elf.linker import link
 from tcomp.errors import CodegenError
 
 llvm.initialize_all_targets()

@@ -17,7 +17,7 @@ from typing import Any
 
 import pytest
 
-from tcomp.codegen.elf import link
+from tcomp.codegen.elf.linker import link
 from tcomp.codegen.llvm.machine_code import compile_ir
 from tcomp.codegen.llvm.thread_pool import EXPORTS, IMPORTS, VERSION, pool_ir
 from tcomp.errors import TargetError

@@ -9,8 +9,9 @@ from pathlib import Path
 import pytest
 from hypothesis import given, settings, strategies as st
 
-from tcomp.codegen.elf import link
-from tcomp.codegen.relocatable import archive, data_object, relocatable
+from tcomp.codegen.archive import archive
+from tcomp.codegen.elf.linker import link
+from tcomp.codegen.elf.relocatable import data_object, relocatable
 from tcomp.errors import CodegenError
 from tests.codegen.test_elf import ARM, COUNTER, DOUBLE, HOST, IMPORTING, X86, compile_ir, load
 

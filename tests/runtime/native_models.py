@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from tcomp.codegen.elf import link
+from tcomp.codegen.elf.linker import link
 from tcomp.codegen.llvm import machine_code
 from tcomp.codegen.llvm.thread_pool import EXPORTS, IMPORTS, pool_ir
 from tcomp.runtime import write_artifact

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tcomp.codegen.elf import link
+from tcomp.codegen.elf.linker import link
 from tcomp.codegen.llvm.thread_pool import EXPORTS, IMPORTS
 from tcomp.errors import ArtifactError, InputError
 from tcomp.runtime import Module, RunRecord, workspace

@@ -17,7 +17,7 @@ import ml_dtypes
 import numpy as np
 import pytest
 
-from tcomp.codegen.elf import link
+from tcomp.codegen.elf.linker import link
 from tcomp.errors import ArtifactError, InputError
 from tcomp.runtime import Module, TensorSpec, host, numpy_dtype, read_artifact
 from tcomp.runtime.arrays import admit

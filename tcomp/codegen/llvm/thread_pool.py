@@ -32,7 +32,7 @@ LIBRARY = {
     "aligned_alloc": "ptr (i64, i64)", "free": "void (ptr)", "pthread_create": "i32 (ptr, ptr, ptr, ptr)", "pthread_join": "i32 (i64, ptr)",
     "pthread_setaffinity_np": "i32 (i64, i64, ptr)", "sched_yield": "i32 ()", "syscall": "i64 (i64, ...)",
 }  # fmt: skip
-IMPORTS = tuple(LIBRARY)  # the libc functions that the pool calls: the `imports` of `tcomp.codegen.elf.link`
+IMPORTS = tuple(LIBRARY)  # the libc functions that the pool calls: the `imports` of `codegen.elf.linker.link`
 
 MAILBOX = {
     "seq": "i32", "done": "i32", "parked": "i32", "waiting": "i32", "body": "ptr", "closure": "ptr", "begin": "i64", "end": "i64",
