@@ -19,6 +19,7 @@ from collections.abc import Callable, Sequence
 from functools import reduce
 
 from tcomp.codegen.division import reciprocal
+from tcomp.codegen.llvm import coefficients as C
 from tcomp.ir import expr as E
 from tcomp.ir.dtypes import BITS, UNSIGNED, is_integer
 from tcomp.ir.expr import Expr, bitcast, cast, const, equal, fma, maximum, minimum, not_equal, select, unary as apply
@@ -263,10 +264,10 @@ class _Float:
             n, integer = self.nearest(x, math.log2(math.e))
             r = self.mad(n, low, self.mad(n, high, x))
             if single:
-                return self.scaled(self.polynomial(r, _EXP32), n, integer)
+                return self.scaled(self.polynomial(r, C.EXP32), n, integer)
             square = r * r
-            p = r * self.polynomial(square, _EXP[0])
-            p = p / (self.polynomial(square, _EXP[1]) - p)
+            p = r * self.polynomial(square, C.EXP[0])
+            p = p / (self.polynomial(square, C.EXP[1]) - p)
             return self.scaled(p + p + 1.0, n + shift if shift else n, integer + shift)
 
         # 0 below 2 ** -steps. Processors take a hundred cycles for a vector with a number that underflows, as masked elements of a softmax
@@ -292,14 +293,14 @@ class _Float:
         f = m - 1.0
         if self.dtype == "float32":
             square = f * f
-            y = f * square * self.polynomial(f, _LOG32)
+            y = f * square * self.polynomial(f, C.LOG32)
             y = self.mad(square, -0.5, self.mad(n, -2.12194440e-4, y))
             return self.log_of_special(x, self.mad(n, 0.693359375, f + y))
         s = f / (f + 2.0)
         z = s * s
         half = f * f * 0.5
-        rest = self.mad(n, _LN2[1], s * self.mad(z, self.polynomial(z, _LOG), half))
-        return self.log_of_special(x, self.mad(n, _LN2[0], f - (half - rest)))
+        rest = self.mad(n, C.LN2[1], s * self.mad(z, self.polynomial(z, C.LOG), half))
+        return self.log_of_special(x, self.mad(n, C.LN2[0], f - (half - rest)))
 
     def log_twice(self, x: Expr) -> tuple[Expr, Expr]:
         """log(x) as the sum of two numbers, to about 2**-60, for positive finite x."""
@@ -310,9 +311,9 @@ class _Float:
         product, below = self.two_product(s, d)
         s_lo = (((f - product) - below) - s * d_lo) / d
         z = s * s
-        cubic = s * z * self.polynomial(z, _LOG)
-        hi, lo = _two_sum(n * _LN2[0], s + s)
-        return _two_sum(hi, lo + self.mad(n, _LN2[1], s_lo + s_lo + cubic))
+        cubic = s * z * self.polynomial(z, C.LOG)
+        hi, lo = _two_sum(n * C.LN2[0], s + s)
+        return _two_sum(hi, lo + self.mad(n, C.LN2[1], s_lo + s_lo + cubic))
 
     def power(self, x: Expr, y: Expr) -> Expr:
         if y.op == "const":
@@ -348,15 +349,15 @@ class _Float:
 
     def tanh(self, x: Expr) -> Expr:
         if self.dtype == "float64":
-            return self.odd(x, 0.625, _TANH, 1.0 - 2.0 / (apply("exp", abs(x) + abs(x)) + 1.0))
+            return self.odd(x, 0.625, C.TANH, 1.0 - 2.0 / (apply("exp", abs(x) + abs(x)) + 1.0))
         y = maximum(minimum(x, 7.90531110763549805), -7.90531110763549805)  # beyond, the result rounds to 1
         square = y * y
-        return select(abs(x) < 0.0004, x, y * self.polynomial(square, _TANH32[0]) / self.polynomial(square, _TANH32[1]))
+        return select(abs(x) < 0.0004, x, y * self.polynomial(square, C.TANH32[0]) / self.polynomial(square, C.TANH32[1]))
 
     def erf(self, x: Expr) -> Expr:
         if self.dtype == "float32":
             y = maximum(minimum(x, 4.0), -4.0)
-            return y * self.ratio(y * y, *_ERF32)
+            return y * self.ratio(y * y, *C.ERF32)
         y = minimum(abs(x), 6.0)
         square = y * y
         power = apply("exp", -square)
@@ -368,7 +369,7 @@ class _Float:
 
     def sinh(self, x: Expr) -> Expr:
         half = self.exp(abs(x), -1)
-        return self.odd(x, 1.0, _SINH, half - 0.25 / half)
+        return self.odd(x, 1.0, C.SINH, half - 0.25 / half)
 
     def cosh(self, x: Expr) -> Expr:
         half = self.exp(abs(x), -1)  # so that it overflows late
@@ -376,11 +377,11 @@ class _Float:
 
     def asinh(self, x: Expr) -> Expr:
         size = abs(x)
-        return self.odd(x, 0.5, _ASINH, self.area(size, size + apply("sqrt", x * x + 1.0)))
+        return self.odd(x, 0.5, C.ASINH, self.area(size, size + apply("sqrt", x * x + 1.0)))
 
     def acosh(self, x: Expr) -> Expr:
         z = x - 1.0
-        near = apply("sqrt", z) * self.ratio(z, *_ACOSH)
+        near = apply("sqrt", z) * self.ratio(z, *C.ACOSH)
         large = self.area(x, x + apply("sqrt", z * (x + 1.0)))
         return select(x < 1.0, self.c(math.nan), select(z < 0.5, near, large))
 
@@ -390,18 +391,18 @@ class _Float:
         return apply("log", select(huge, size, total)) + select(huge, self.c(math.log(2)), 0.0)
 
     def atanh(self, x: Expr) -> Expr:
-        return self.odd(x, 0.5, _ATANH, 0.5 * apply("log", (1.0 + abs(x)) / (1.0 - abs(x))))
+        return self.odd(x, 0.5, C.ATANH, 0.5 * apply("log", (1.0 + abs(x)) / (1.0 - abs(x))))
 
     def quadrant(self, x: Expr) -> tuple[Expr, Expr, Expr]:
         """(sin r, cos r, n) for x = r + n * pi / 2 with |r| <= pi / 4 (Cody, Waite 1980)."""
         n, integer = self.nearest(x, 2 / math.pi)
-        r = reduce(lambda r, part: self.mad(n, -part, r), _PI_2_FUSED if self.target.fma else _PI_2, x)
+        r = reduce(lambda r, part: self.mad(n, -part, r), C.PI_2_FUSED if self.target.fma else C.PI_2, x)
         r = maximum(minimum(r, 1.0), -1.0)  # of arguments too large to be reduced nothing is left but the bounds
         z = r * r
-        sine = self.mad(r * z, self.polynomial(z, _SIN), r)
+        sine = self.mad(r * z, self.polynomial(z, C.SIN), r)
         half = z * 0.5
         whole = 1.0 - half
-        cosine = whole + ((1.0 - whole) - half + z * z * self.polynomial(z, _COS))
+        cosine = whole + ((1.0 - whole) - half + z * z * self.polynomial(z, C.COS))
         sine, cosine = (select(equal(abs(x), math.inf), self.c(math.nan), value) for value in (sine, cosine))
         return sine, cosine, integer
 
@@ -426,18 +427,18 @@ class _Float:
         small, rest = size < 0.5, (1.0 - size) * 0.5
         z = select(small, size * size, rest)
         root = select(small, size, apply("sqrt", z))
-        return size, root, root * z * self.ratio(z, *_ASIN)
+        return size, root, root * z * self.ratio(z, *C.ASIN)
 
     def asin(self, x: Expr) -> Expr:
         size, root, tail = self.arcsine_parts(x)
-        large = _PI_2_FUSED[0] - (2.0 * (root + tail) - _PI_2_FUSED[1])
+        large = C.PI_2_FUSED[0] - (2.0 * (root + tail) - C.PI_2_FUSED[1])
         return select(size <= 1.0, self.with_sign(select(size < 0.5, root + tail, large), x), self.c(math.nan))
 
     def acos(self, x: Expr) -> Expr:
         size, root, tail = self.arcsine_parts(x)
         value = root + tail
-        near_one = select(self.negative(x), math.pi - (2.0 * value - 2 * _PI_2_FUSED[1]), 2.0 * value)
-        near_zero = _PI_2_FUSED[0] - (self.with_sign(value, x * value) - _PI_2_FUSED[1])
+        near_one = select(self.negative(x), math.pi - (2.0 * value - 2 * C.PI_2_FUSED[1]), 2.0 * value)
+        near_zero = C.PI_2_FUSED[0] - (self.with_sign(value, x * value) - C.PI_2_FUSED[1])
         return select(size <= 1.0, select(size < 0.5, near_zero, near_one), self.c(math.nan))
 
     def atan(self, x: Expr) -> Expr:
@@ -445,9 +446,9 @@ class _Float:
         large, middle = self.c(2.41421356237309504880) < size, self.c(0.66) < size  # tan(3 pi / 8)
         y = select(large, -1.0 / size, select(middle, (size - 1.0) / (size + 1.0), size))
         start = select(large, self.c(math.pi / 2), select(middle, self.c(math.pi / 4), 0.0))
-        below = select(large, self.c(_PI_2_FUSED[1]), select(middle, self.c(_PI_2_FUSED[1] / 2), 0.0))
+        below = select(large, self.c(C.PI_2_FUSED[1]), select(middle, self.c(C.PI_2_FUSED[1] / 2), 0.0))
         square = y * y
-        value = start + (self.mad(y * square, self.ratio(square, *_ATAN), y) + below)
+        value = start + (self.mad(y * square, self.ratio(square, *C.ATAN), y) + below)
         return select(apply("isnan", x), x, self.with_sign(value, x))
 
 
@@ -463,76 +464,3 @@ def _halves(x: Expr) -> tuple[Expr, Expr]:
     scaled = x * 134217729.0
     high = scaled - (scaled - x)
     return high, x - high
-
-
-# ---------------------------------------------------------------- coefficients, highest power first
-
-_LN2 = (6.93147180369123816490e-1, 1.90821492927058770002e-10)
-_PI_2_FUSED = (1.5707963267948966, 6.123233995736766e-17, -1.4973849048591698e-33)
-_PI_2 = (1.570796251296997, 7.549789415861596e-08, 5.390302858158119e-15)  # the first two have 24 bits
-
-_EXP32 = (1.3814597623e-3, 8.3687175065e-3, 4.1668388993e-2, 1.6666521132e-1, 4.9999994040e-1, 1.0, 1.0)
-_LOG32 = (
-    7.0376836292e-2, -1.1514610310e-1, 1.1676998740e-1, -1.2420140846e-1, 1.4249322787e-1, -1.6668057665e-1, 2.0000714765e-1,
-    -2.4999993993e-1, 3.3333331174e-1,
-)  # fmt: skip
-_TANH32 = (
-    (-2.76076847742355e-16, 2.00018790482477e-13, -8.60467152213735e-11, 5.12229709037114e-08, 1.48572235717979e-05, 6.37261928875436e-04,
-     4.89352455891786e-03),
-    (1.19825839466702e-06, 1.18534705686654e-04, 2.26843463243900e-03, 4.89352518554385e-03),
-)  # fmt: skip
-_ERF32 = (
-    (-2.72614225801306e-10, 2.77068142495902e-08, -2.10102402082508e-06, -5.69250639462346e-05, -7.34990630326855e-04,
-     -2.95459980854025e-03, -1.60960333262415e-02),
-    (-1.45660718464996e-05, -2.13374055278905e-04, -1.68282697438203e-03, -7.37332916720468e-03, -1.42647390514189e-02),
-)  # fmt: skip
-
-_EXP = (
-    (1.26177193074810590878e-4, 3.02994407707441961300e-2, 9.99999999999999999910e-1),
-    (3.00198505138664455042e-6, 2.52448340349684104192e-3, 2.27265548208155028766e-1, 2.0),
-)
-_LOG = (
-    1.479819860511658591e-1, 1.531383769920937332e-1, 1.818357216161805012e-1, 2.222219843214978396e-1, 2.857142874366239149e-1,
-    3.999999999940941908e-1, 6.666666666666735130e-1,
-)  # fmt: skip
-_SIN = (
-    1.58969099521155010221e-10, -2.50507602534068634195e-8, 2.75573137070700676789e-6, -1.98412698298579493134e-4,
-    8.33333333332248946124e-3, -1.66666666666666324348e-1,
-)  # fmt: skip
-_COS = (
-    -1.13596475577881948265e-11, 2.08757232129817482790e-9, -2.75573143513906633035e-7, 2.48015872894767294178e-5,
-    -1.38888888888741095749e-3, 4.16666666666666019037e-2,
-)  # fmt: skip
-_ASIN = (
-    (3.47933107596021167570e-5, 7.91534994289814532176e-4, -4.00555345006794114027e-2, 2.01212532134862925881e-1,
-     -3.25565818622400915405e-1, 1.66666666666666657415e-1),
-    (7.70381505559019352791e-2, -6.88283971605453293030e-1, 2.02094576023350569471e0, -2.40339491173441421878e0, 1.0),
-)  # fmt: skip
-_ATAN = (
-    (-8.750608600031904122785e-1, -1.615753718733365076637e1, -7.500855792314704667340e1, -1.228866684490136173410e2,
-     -6.485021904942025371773e1),
-    (1.0, 2.485846490142306297962e1, 1.650270098316988542046e2, 4.328810604912902668951e2, 4.853903996359136964868e2,
-     1.945506571482613964425e2),
-)  # fmt: skip
-_TANH = (
-    (-9.64399179425052238628e-1, -9.92877231001918586564e1, -1.61468768441708447952e3),
-    (1.0, 1.12811678491632931402e2, 2.23548839060100448583e3, 4.84406305325125486048e3),
-)
-_SINH = (
-    (-7.89474443963537015605e-1, -1.63725857525983828727e2, -1.15614435765005216044e4, -3.51754964808151394800e5),
-    (1.0, -2.77711081420602794433e2, 3.61578279834431989373e4, -2.11052978884890840399e6),
-)
-_ASINH = (
-    (-4.33231683752342103572e-3, -5.91750212056387121207e-1, -4.37390226194356683570e0, -9.09030533308377316566e0,
-     -5.56682227230859640450e0),
-    (1.0, 1.28757002067426453537e1, 4.86042483805291788324e1, 6.95722521337257608734e1, 3.34009336338516356383e1),
-)  # fmt: skip
-_ACOSH = (
-    (1.18801130533544501356e2, 3.94726656571334401733e3, 3.43989375926195455866e4, 1.08102874834699867335e5, 1.10855947270161294369e5),
-    (1.0, 1.86145380837903397292e2, 4.15352677227719831579e3, 2.97683430363289370382e4, 8.29725251988426222434e4, 7.83869920495893927727e4),
-)
-_ATANH = (
-    (-8.54074331929669305196e-1, 1.20426861384072379242e1, -4.61252884198732692637e1, 6.54566728676544377376e1, -3.09092539379866942570e1),
-    (1.0, -1.95638849376911654834e1, 1.08938092147140262656e2, -2.49839401325893582852e2, 2.52006675691344555838e2,
-     -9.27277618139601130017e1),
-)  # fmt: skip

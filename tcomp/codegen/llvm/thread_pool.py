@@ -20,6 +20,7 @@ are started by the first region that wants them, and stay until the pool is dest
 from __future__ import annotations
 
 from tcomp.codegen.llvm.events import EVENT_IR
+from tcomp.codegen.llvm.pool_processors import PROCESSORS
 from tcomp.errors import TargetError
 from tcomp.platforms import ARCHITECTURES
 
@@ -69,96 +70,13 @@ def _store(**values: str) -> str:
     return "\n".join(f"{_at('box', f)}\n  store {MAILBOX[f]} {value}, ptr %{f}.at" for f, value in values.items())
 
 
-_X86_64 = """\
-declare void @llvm.x86.sse2.pause()
-declare i64 @llvm.readcyclecounter()
-declare void @llvm.x86.sse.stmxcsr(ptr)
-declare void @llvm.x86.sse.ldmxcsr(ptr)
-
-define internal i64 @clock() alwaysinline {
-  %now = call i64 @llvm.readcyclecounter()
-  ret i64 %now
-}
-define internal i64 @spin_ticks() alwaysinline {
-  %ticks = add i64 0, 150000  ; the time-stamp counter runs at 2 to 5 GHz
-  ret i64 %ticks
-}
-define internal i64 @get_mode() alwaysinline {
-  %word = alloca i32
-  call void @llvm.x86.sse.stmxcsr(ptr %word)
-  %all = load i32, ptr %word
-  %control = and i32 %all, -64  ; the low six bits of MXCSR are sticky exception flags
-  %mode = zext i32 %control to i64
-  ret i64 %mode
-}
-define internal void @set_mode(i64 %mode) alwaysinline {
-  %word = alloca i32
-  %low = trunc i64 %mode to i32
-  store i32 %low, ptr %word
-  call void @llvm.x86.sse.ldmxcsr(ptr %word)
-  ret void
-}"""
-_AARCH64 = """\
-declare void @llvm.aarch64.isb(i32)
-declare i64 @llvm.read_volatile_register.i64(metadata)
-declare i64 @llvm.aarch64.get.fpcr()
-declare void @llvm.aarch64.set.fpcr(i64)
-
-define internal i64 @clock() alwaysinline {
-  %now = call i64 @llvm.read_volatile_register.i64(metadata !{!"CNTVCT_EL0"})
-  ret i64 %now
-}
-define internal i64 @spin_ticks() alwaysinline {
-  %hertz = call i64 @llvm.read_volatile_register.i64(metadata !{!"CNTFRQ_EL0"})
-  %ticks = udiv i64 %hertz, 20000
-  ret i64 %ticks
-}
-define internal i64 @get_mode() alwaysinline {
-  %mode = call i64 @llvm.aarch64.get.fpcr()
-  ret i64 %mode
-}
-define internal void @set_mode(i64 %mode) alwaysinline {
-  call void @llvm.aarch64.set.fpcr(i64 %mode)
-  ret void
-}"""
-_RISCV64 = """\
-declare i64 @llvm.readsteadycounter()
-declare i32 @llvm.get.rounding()
-declare void @llvm.set.rounding(i32)
-
-define internal i64 @clock() alwaysinline {
-  %now = call i64 @llvm.readsteadycounter()
-  ret i64 %now
-}
-define internal i64 @spin_ticks() alwaysinline {
-  %ticks = add i64 0, 500  ; the timer runs at 10 MHz to 1 GHz, as programs are not told
-  ret i64 %ticks
-}
-define internal i64 @get_mode() alwaysinline {
-  %rounding = call i32 @llvm.get.rounding()
-  %mode = sext i32 %rounding to i64
-  ret i64 %mode
-}
-define internal void @set_mode(i64 %mode) alwaysinline {
-  %rounding = trunc i64 %mode to i32
-  call void @llvm.set.rounding(i32 %rounding)
-  ret void
-}"""
-# Numbers of the system calls futex, prctl, rt_sigprocmask, gettid; an instruction that takes 10 to 60 ns; functions: ticks, mode.
-_ARCHES = {
-    "x86_64": (202, 157, 14, 186, "call void @llvm.x86.sse2.pause()", _X86_64),
-    "aarch64": (98, 167, 135, 178, "call void @llvm.aarch64.isb(i32 15)", _AARCH64),  # `yield` is a no-op on most cores
-    "riscv64": (98, 167, 135, 178, "fence seq_cst", _RISCV64),
-}
-
-
 def pool_ir(triple: str) -> str:
     """The pool's LLVM IR for a Linux target triple such as `x86_64-unknown-linux-gnu`: it defines EXPORTS and needs IMPORTS, and is
     compiled with the relocation model `pic`. Raises TargetError for a processor without a pool."""
     name = triple.partition("-")[0]
-    if (name := ARCHITECTURES.get(name, name)) not in _ARCHES:
-        raise TargetError(f"there is no thread pool for {triple!r}", hint=f"use 1 thread, or one of {', '.join(_ARCHES)}")
-    futex, prctl, sigprocmask, gettid, pause, functions = _ARCHES[name]
+    if (name := ARCHITECTURES.get(name, name)) not in PROCESSORS:
+        raise TargetError(f"there is no thread pool for {triple!r}", hint=f"use 1 thread, or one of {', '.join(PROCESSORS)}")
+    cpu = PROCESSORS[name]
     # All but ILL, TRAP, BUS, FPE and SEGV, which belong to the thread that causes them.
     blocked = (1 << 64) - 1 - sum(1 << signal - 1 for signal in (4, 5, 7, 8, 11))
     declarations = "\n".join(f"declare {t.replace('(', f'@{name}(', 1)}" for name, t in LIBRARY.items())
@@ -177,15 +95,15 @@ target triple = "{triple}"
 @name = internal constant [6 x i8] c"tcomp\\00"
 
 {declarations}
-{functions}
+{cpu.functions}
 
 define internal void @futex_wait(ptr %word, i32 %old) noinline {{
-  %r = call i64 (i64, ...) @syscall(i64 {futex}, ptr %word, i32 128, i32 %old, ptr null)
+  %r = call i64 (i64, ...) @syscall(i64 {cpu.futex}, ptr %word, i32 128, i32 %old, ptr null)
   ret void
 }}
 
 define internal void @futex_wake(ptr %word) noinline {{
-  %r = call i64 (i64, ...) @syscall(i64 {futex}, ptr %word, i32 129, i32 1)
+  %r = call i64 (i64, ...) @syscall(i64 {cpu.futex}, ptr %word, i32 129, i32 1)
   ret void
 }}
 
@@ -201,7 +119,7 @@ spin:
   %changed = icmp ne i32 %early, %old
   br i1 %changed, label %spun, label %pause
 pause:
-  {pause}
+  {cpu.pause}
   %now = call i64 @clock()
   %waited = sub i64 %now, %start
   %soon = icmp ult i64 %waited, %patience
@@ -241,8 +159,8 @@ end:
 
 define internal ptr @tcomp_pool_worker(ptr %box) {{
 entry:
-  %s = call i64 (i64, ...) @syscall(i64 {sigprocmask}, i32 2, ptr @signals, ptr null, i64 8)
-  %n = call i64 (i64, ...) @syscall(i64 {prctl}, i32 15, ptr @name, i64 0, i64 0, i64 0)
+  %s = call i64 (i64, ...) @syscall(i64 {cpu.sigprocmask}, i32 2, ptr @signals, ptr null, i64 8)
+  %n = call i64 (i64, ...) @syscall(i64 {cpu.prctl}, i32 15, ptr @name, i64 0, i64 0, i64 0)
 {_at("box", *(f for f in MAILBOX if f not in ("seq", "thread")))}
   br label %wait
 wait:
@@ -374,7 +292,7 @@ define internal void @traced_body(ptr %closure, i64 %begin, i64 %end) {{
   %start = call i64 @clock()
   call void %body(ptr %inner, i64 %begin, i64 %end)
   %stop = call i64 @clock()
-  %thread = call i64 (i64, ...) @syscall(i64 {gettid})
+  %thread = call i64 (i64, ...) @syscall(i64 {cpu.gettid})
   call void @tcomp_event(ptr %events, i64 -1, i64 %thread, i64 %start, i64 %stop)
   ret void
 }}
