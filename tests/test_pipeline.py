@@ -21,7 +21,7 @@ from tcomp import te
 from tcomp.errors import ArtifactError, ImportModelError, InputError, IRError, TargetError, UnsupportedError
 from tcomp.ir.graph import GraphBuilder
 from tcomp.ir.text.parser import parse_program
-from tcomp.ir.verify import verify_program
+from tcomp.ir.verify.program import verify_program
 from tcomp.ops import elementwise as ew
 from tcomp.options import CompileOptions, Report
 from tcomp.pipeline import compile_graph, compile_model

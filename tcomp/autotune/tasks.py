@@ -26,7 +26,7 @@ from tcomp.ir.graph import KERNEL, LOOP, Graph, Node, canonical_graph_text
 from tcomp.ir.layout import Layout
 from tcomp.ir.loops import Kernel
 from tcomp.ir.text.parser import parse_graph, parse_kernel
-from tcomp.ir.verify import verify_kernel
+from tcomp.ir.verify.loops import verify_kernel
 from tcomp.ops import OPERATORS
 from tcomp.passes.layout import with_layouts
 from tcomp.schedules.knobs import Answer, Decisions, Knobs, Option, chosen, encode

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from tcomp.errors import IRError, TcompError, UnsupportedError
 from tcomp.ir.graph import Graph
-from tcomp.ir.verify import verify_graph
+from tcomp.ir.verify.graph import verify_graph
 
 GraphPass = Callable[[Graph], Graph]
 

@@ -28,7 +28,7 @@ from tcomp.ir.simplify import as_dim
 from tcomp.ir.te import Tensor, is_placeholder, tensors
 from tcomp.ir.text.parser import parse_kernel
 from tcomp.ir.text.printer import as_html
-from tcomp.ir.verify import verify_kernel
+from tcomp.ir.verify.loops import verify_kernel
 from tcomp.schedules.analysis.legality import proving
 from tcomp.schedules.handles import Loop
 from tcomp.schedules.instructions import text_of

@@ -23,7 +23,7 @@ from tcomp.ir.expr import Expr, as_expr, cast, substitute
 from tcomp.ir.instruction import Instruction, match
 from tcomp.ir.interpreters.loops import run_kernel
 from tcomp.ir.loops import Accumulate, Allocate, Buffer, Call, For, Kernel, Stmt, block, loop, store, walk
-from tcomp.ir.verify import verify_kernel
+from tcomp.ir.verify.loops import verify_kernel
 from tcomp.schedules.instructions import fma_tile, isa_of, mma, sdot, vpdpbusd
 from tcomp.schedules.primitives.editing import rebuild
 from tcomp.target import CpuTarget, CudaTarget, Target

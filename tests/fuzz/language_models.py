@@ -15,7 +15,7 @@ from tcomp.frontends.language_models.config import decoder_config, read_config
 from tcomp.frontends.language_models.decoder import decoder_graph
 from tcomp.frontends.language_models.families import FAMILIES
 from tcomp.frontends.language_models.gguf_file import import_gguf
-from tcomp.ir.verify import verify_graph
+from tcomp.ir.verify.graph import verify_graph
 from tests.fuzz.mutations import damaged_bytes, damaged_json
 from tests.fuzz.target import Folders, packed, unpacked
 from tests.language_models.reference import SMALL, random_weights

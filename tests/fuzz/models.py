@@ -15,7 +15,7 @@ from onnx import ModelProto, TensorProto, numpy_helper
 from onnx.external_data_helper import set_external_data
 
 from tcomp.frontends.onnx import import_model
-from tcomp.ir.verify import verify_graph
+from tcomp.ir.verify.graph import verify_graph
 from tests.fuzz.mutations import damaged_bytes, damaged_message, integer, messages
 from tests.fuzz.target import Folders, Target, packed, unpacked
 

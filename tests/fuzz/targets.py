@@ -26,7 +26,9 @@ from tcomp.ir.loops import Buffer
 from tcomp.ir.te import print_te
 from tcomp.ir.text import parser
 from tcomp.ir.text.expression_parser import parse_expr
-from tcomp.ir.verify import verify_graph, verify_kernel, verify_program, verify_te
+from tcomp.ir.verify.graph import verify_graph
+from tcomp.ir.verify.loops import verify_kernel, verify_te
+from tcomp.ir.verify.program import verify_program
 from tcomp.ops import OPERATORS
 from tcomp.runtime import Module, read_artifact
 from tcomp.runtime.host_steps.operators import OPERATORS as HOST_OPERATORS

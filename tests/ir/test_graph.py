@@ -8,7 +8,7 @@ from tcomp.ir import te
 from tcomp.ir.graph import GraphBuilder, LazyConstant, Operator, Value, application, attributes_key, infer, materialised
 from tcomp.ir.interpreters.graph import evaluate_graph
 from tcomp.ir.text.parser import parse_graph
-from tcomp.ir.verify import verify_graph
+from tcomp.ir.verify.graph import verify_graph
 
 
 def scaled(x, y, by):

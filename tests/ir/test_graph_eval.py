@@ -8,7 +8,7 @@ from tcomp.ir import expr as E, te
 from tcomp.ir.graph import IF, KERNEL, LOOP, Graph, GraphBuilder, Node, Operator, Value
 from tcomp.ir.interpreters.graph import evaluate_graph
 from tcomp.ir.layout import Layout
-from tcomp.ir.verify import verify_graph
+from tcomp.ir.verify.graph import verify_graph
 
 N = E.dim("n", 1, 9)
 ADD = Operator("add", lambda x, y, scale=1.0: te.compute(x.shape, lambda *i: x[i] + (y[i] if y.ndim else y[()]) * scale))

@@ -14,7 +14,7 @@ from tcomp.ir.instruction import CopyOp, Fragment, Instruction, Operand, VectorO
 from tcomp.ir.interpreters.loops import run_kernel
 from tcomp.ir.loops import Accumulate, Buffer, Call, For, Kernel, Stmt, block, loop, store, walk
 from tcomp.ir.text.parser import parse_instruction, parse_kernel
-from tcomp.ir.verify import verify_kernel
+from tcomp.ir.verify.loops import verify_kernel
 from tcomp.schedules.instructions import bulk_copy, fma_tile, mma, mma_fill, mma_store, sdot, vpdpbusd, wgmma
 
 GOLDEN = Path(__file__).parents[1] / "golden"

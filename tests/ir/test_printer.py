@@ -16,7 +16,8 @@ from tcomp.ir.reducers import standard_reducers
 from tcomp.ir.te import print_te
 from tcomp.ir.text.expression_parser import parse_expr
 from tcomp.ir.text.parser import parse_graph, parse_kernel, parse_program, parse_te
-from tcomp.ir.verify import verify_graph, verify_kernel, verify_te
+from tcomp.ir.verify.graph import verify_graph
+from tcomp.ir.verify.loops import verify_kernel, verify_te
 from tests.ir.index_programs import CONDITIONS, INDICES, VARIABLES
 from tests.ir.value_programs import BODIES, INPUTS, tensor
 

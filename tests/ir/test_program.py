@@ -13,7 +13,7 @@ from tcomp.ir.loops import Buffer, Kernel, loop, store
 from tcomp.ir.program import Branch, Call, Copy, Program, Ref, Repeat, SetIndex, calls
 from tcomp.ir.simplify import as_dim
 from tcomp.ir.text.parser import parse_program
-from tcomp.ir.verify import verify_program
+from tcomp.ir.verify.program import verify_program
 
 N = E.dim("n", 1, 100)
 I = E.loop_var("i", N)

@@ -11,7 +11,9 @@ from tcomp.ir.expr import _make, reduce
 from tcomp.ir.graph import IF, KERNEL, LOOP, Graph, GraphBuilder, Node, Operator, Value
 from tcomp.ir.layout import Layout, Piece
 from tcomp.ir.reducers import standard_reducers
-from tcomp.ir.verify import verify_expr, verify_graph, verify_kernel, verify_te
+from tcomp.ir.verify.expressions import verify_expr
+from tcomp.ir.verify.graph import verify_graph
+from tcomp.ir.verify.loops import verify_kernel, verify_te
 
 X = te.placeholder((4, 5), name="X")
 P = te.placeholder((4,), "int32", "P")

@@ -17,7 +17,7 @@ from tcomp.ir.graph import Graph
 from tcomp.ir.interpreters.program import run_program
 from tcomp.ir.program import Branch, Program, Repeat, walk
 from tcomp.ir.text.parser import parse_program
-from tcomp.ir.verify import verify_program
+from tcomp.ir.verify.program import verify_program
 from tcomp.packaging import assemble, collect_weights
 from tcomp.runtime.native_code import Call
 from tests.codegen.jit import BODY, PARALLEL_FOR, load_objects

@@ -7,7 +7,7 @@ from tcomp.ir.dtypes import is_float, to_numpy
 from tcomp.ir.expr import evaluate_int, variables
 from tcomp.ir.graph import IF, LOOP
 from tcomp.ir.interpreters.graph import evaluate_graph
-from tcomp.ir.verify import verify_graph
+from tcomp.ir.verify.graph import verify_graph
 
 
 def random_inputs(graph, dims=None, seed=0):

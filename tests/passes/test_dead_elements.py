@@ -10,7 +10,7 @@ from tcomp.ir.expr import dim
 from tcomp.ir.graph import IF, GraphBuilder, Node, Value
 from tcomp.ir.interpreters.graph import evaluate_graph
 from tcomp.ir.simplify import as_dim
-from tcomp.ir.verify import verify_graph
+from tcomp.ir.verify.graph import verify_graph
 from tcomp.ops.elementwise import ADD, MUL, NEG, RELU
 from tcomp.ops.matmul import MATMUL
 from tcomp.ops.movement import CONCAT, EXPAND, GATHER, RESHAPE, SLICE, TRANSPOSE, TRILU

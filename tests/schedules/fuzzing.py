@@ -19,7 +19,7 @@ from tcomp.ir.expr import Expr
 from tcomp.ir.interpreters.loops import run_kernel
 from tcomp.ir.loops import Kernel
 from tcomp.ir.text.parser import parse_kernel
-from tcomp.ir.verify import verify_kernel
+from tcomp.ir.verify.loops import verify_kernel
 from tcomp.schedules.analysis.in_place import reusable_in_place
 from tcomp.schedules.analysis.legality import Witness
 from tcomp.schedules.lowering import lower

@@ -13,7 +13,7 @@ from tcomp.ir.interpreters.loops import run_kernel
 from tcomp.ir.interpreters.te import evaluate
 from tcomp.ir.layout import Layout
 from tcomp.ir.loops import Kernel, hoist_temporaries
-from tcomp.ir.verify import verify_kernel
+from tcomp.ir.verify.loops import verify_kernel
 from tcomp.target import Target
 from tests.codegen.jit import BODY, HOST, PARALLEL_FOR, compile_kernel
 from tests.schedules.programs import Program, bound

@@ -11,7 +11,7 @@ from tcomp.errors import ScheduleError
 from tcomp.ir.dtypes import is_float
 from tcomp.ir.loops import Kernel
 from tcomp.ir.text.parser import parse_kernel
-from tcomp.ir.verify import verify_kernel
+from tcomp.ir.verify.loops import verify_kernel
 from tcomp.schedules.lowering import lower
 from tcomp.schedules.schedule import Schedule
 from tests.schedules.dice import Dice

@@ -25,7 +25,7 @@ from tcomp.ir.loops import (
     walk,
     with_children,
 )
-from tcomp.ir.verify import verify_kernel
+from tcomp.ir.verify.loops import verify_kernel
 from tcomp.schedules.analysis.footprint import at_sizes
 from tcomp.schedules.primitives.editing import rebind
 from tcomp.schedules.trace import Step

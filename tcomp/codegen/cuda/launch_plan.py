@@ -34,7 +34,7 @@ from tcomp.ir import loops as L
 from tcomp.ir.expr import Expr, as_expr
 from tcomp.ir.loops import Kernel
 from tcomp.ir.program import Branch, Call, Copy, Program, Ref, Repeat, SetIndex, Step, size_data, walk
-from tcomp.ir.verify import verify_program
+from tcomp.ir.verify.program import verify_program
 from tcomp.target import CudaTarget, capability
 
 SET_INDEX = "tcomp_set_index"  # stores the number of an iteration

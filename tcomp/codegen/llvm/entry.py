@@ -25,7 +25,7 @@ from tcomp.ir.dims import upper_bound
 from tcomp.ir.expr import INDEX, Dim, Expr, as_expr, substitute, with_sources
 from tcomp.ir.loops import SERIAL, VECTORIZED, Buffer, Kernel, block, loop, store
 from tcomp.ir.program import NUMBERED, Branch, Call, Copy, Program, Ref, Repeat, SetIndex, Step, calls, refs, walk
-from tcomp.ir.verify import verify_program
+from tcomp.ir.verify.program import verify_program
 from tcomp.target import CpuTarget
 
 MANY_CALLS = 64  # in a row: from here on a table, when compiling their code would take tens of milliseconds

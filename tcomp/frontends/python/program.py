@@ -31,7 +31,7 @@ from tcomp.ir.expr import Dim, Expr, as_expr
 from tcomp.ir.loops import Buffer, Kernel
 from tcomp.ir.polyhedral.in_range import safe_kernel
 from tcomp.ir.simplify import as_dim, prove
-from tcomp.ir.verify import verify_kernel
+from tcomp.ir.verify.loops import verify_kernel
 
 Size = int | tuple[int | None, int | None]  # a value, or the lowest and highest one
 

@@ -17,7 +17,7 @@ from tcomp.ir.expr import Expr
 from tcomp.ir.instruction import ELEMENT, match
 from tcomp.ir.loops import Accumulate, Allocate, Buffer, Call, Kernel, Stmt, block, over, store, walk
 from tcomp.ir.text.parser import parse_kernel
-from tcomp.ir.verify import verify_kernel
+from tcomp.ir.verify.loops import verify_kernel
 from tcomp.schedules.instructions import mma, wgmma
 from tcomp.target import CudaTarget
 from tests.codegen.cuda import cuda_host

@@ -7,7 +7,7 @@ import tcomp
 from tcomp.errors import InputError, UnsupportedError
 from tcomp.frontends.onnx import import_model
 from tcomp.ir.interpreters.graph import evaluate_graph
-from tcomp.ir.verify import verify_graph
+from tcomp.ir.verify.graph import verify_graph
 from tcomp.options import CompileOptions
 from tcomp.pipeline import compile_model
 from tests.frontends.test_onnx_control import body, node

@@ -12,7 +12,7 @@ from tcomp.ir.graph import SIZE
 from tcomp.ir.interpreters.graph import evaluate_graph
 from tcomp.ir.program import Program
 from tcomp.ir.text.parser import parse_graph, parse_program
-from tcomp.ir.verify import verify_graph
+from tcomp.ir.verify.graph import verify_graph
 from tcomp.ops import OPERATORS
 from tcomp.options import CompileOptions
 from tcomp.pipeline import check_graph

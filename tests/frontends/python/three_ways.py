@@ -12,7 +12,7 @@ from tcomp.frontends.python import Program
 from tcomp.ir.dims import bind_dims
 from tcomp.ir.interpreters.loops import run_kernel
 from tcomp.ir.loops import Kernel
-from tcomp.ir.verify import verify_kernel
+from tcomp.ir.verify.loops import verify_kernel
 
 Arrays = dict[str, np.ndarray]
 

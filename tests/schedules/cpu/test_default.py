@@ -13,7 +13,7 @@ from tcomp.ir.access import stride
 from tcomp.ir.interpreters.loops import run_kernel
 from tcomp.ir.layout import Layout
 from tcomp.ir.loops import PARALLEL, VECTORIZED, Accumulate, Buffer, For, Kernel, expressions, hoist_temporaries, loop, walk
-from tcomp.ir.verify import verify_kernel
+from tcomp.ir.verify.loops import verify_kernel
 from tcomp.ops.image import grid_sample
 from tcomp.ops.movement import pad
 from tcomp.ops.nn import conv

@@ -16,7 +16,7 @@ from tcomp.ir.expr import Dim, Expr, as_expr, evaluate_int
 from tcomp.ir.interpreters.loops import run_kernel
 from tcomp.ir.loops import Allocate, Kernel, Prefetch, walk
 from tcomp.ir.te import Tensor, matmul
-from tcomp.ir.verify import verify_kernel
+from tcomp.ir.verify.loops import verify_kernel
 from tcomp.ops.matmul import softmax_product
 from tcomp.schedules import Schedule
 from tcomp.schedules.cpu import default as cpu

@@ -10,7 +10,7 @@ from tcomp.ir import te
 from tcomp.ir.expr import as_expr
 from tcomp.ir.loops import Block, Buffer, Kernel, Prefetch, walk
 from tcomp.ir.text.parser import parse_kernel
-from tcomp.ir.verify import verify_kernel
+from tcomp.ir.verify.loops import verify_kernel
 from tcomp.schedules import Schedule
 from tcomp.schedules.cpu import default as cpu
 from tcomp.schedules.lowering import lower

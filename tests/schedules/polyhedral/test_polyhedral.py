@@ -25,7 +25,7 @@ from tcomp.ir.loops import (
     store,
     walk,
 )
-from tcomp.ir.verify import verify_kernel
+from tcomp.ir.verify.loops import verify_kernel
 from tcomp.schedules import Schedule
 from tcomp.schedules.polyhedral import blocks, plan, polyhedral, polyhedral_or_not
 from tcomp.target import CpuTarget

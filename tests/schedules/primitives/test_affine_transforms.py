@@ -9,7 +9,7 @@ from tcomp.errors import ScheduleError
 from tcomp.ir.loops import Allocate, Buffer, For, Kernel, Stmt, block, loop, store, walk
 from tcomp.ir.polyhedral.model import Instance, model
 from tcomp.ir.text.parser import parse_kernel
-from tcomp.ir.verify import verify_kernel
+from tcomp.ir.verify.loops import verify_kernel
 from tcomp.schedules import Schedule
 from tests.schedules.dice import Dice, Seeded
 from tests.schedules.random_loops import imperative

@@ -10,7 +10,7 @@ from hypothesis import given, settings, strategies as st
 from tcomp.errors import CodegenError, ScheduleError
 from tcomp.ir import te
 from tcomp.ir.loops import Accumulate, For, Kernel, Stmt, loop
-from tcomp.ir.verify import verify_kernel
+from tcomp.ir.verify.loops import verify_kernel
 from tcomp.schedules.lowering import lower
 from tcomp.schedules.primitives import editing
 from tcomp.schedules.schedule import Schedule

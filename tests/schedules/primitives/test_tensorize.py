@@ -20,7 +20,7 @@ from tcomp.ir.interpreters.loops import run_kernel
 from tcomp.ir.loops import Accumulate, Buffer, Call, Kernel, block, loop, store, walk
 from tcomp.ir.simplify import as_dim
 from tcomp.ir.text.parser import parse_kernel
-from tcomp.ir.verify import verify_kernel
+from tcomp.ir.verify.loops import verify_kernel
 from tcomp.schedules import Schedule
 from tcomp.schedules.instructions import fma_tile, isa_of, mma, mma_fill, named, text_of, vpdpbusd
 from tcomp.target import CpuTarget
