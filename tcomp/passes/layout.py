@@ -18,24 +18,21 @@ in another layout or an image of few channels.
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Hashable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from functools import lru_cache
 from math import inf, lcm, prod
 from typing import Concatenate, ParamSpec, TypeVar
 
 from tcomp.ir import expr as E
-from tcomp.ir.access import coefficient, stride
 from tcomp.ir.dtypes import is_float, itemsize
-from tcomp.ir.graph import APPEND, KERNEL, Graph, Node, Operator, Value, attributes_key, canonical_graph_text
+from tcomp.ir.graph import APPEND, KERNEL, Graph, Node, Value, canonical_graph_text
 from tcomp.ir.layout import LINE, Layout
-from tcomp.ir.read_patterns import SMALL_WINDOW, Widths, joined, reach, selections, window_size
-from tcomp.ir.simplify import linear, simplify
-from tcomp.ir.te import Tensor, placeholder, tensors
+from tcomp.ir.read_patterns import SMALL_WINDOW, Widths, joined
 from tcomp.ir.text.printer import unused
 from tcomp.ops.movement import IDENTITY
-from tcomp.passes.structure import inlined
+from tcomp.passes import kernel_layouts
+from tcomp.passes.kernel_layouts import MIN_LANES, known_size, lanes_along
 
-MIN_LANES = 8  # elements along an axis that lanes run along: the float32 of a 256-bit vector
 ALIASED = 2048  # bytes: addresses that differ by a multiple share one of two sets of a first-level cache whose ways are 4096 bytes
 MAX_ALIASED_ROWS = 8  # rows of a product at such addresses before they evict each other: the ways of such a cache
 UNKNOWN = 32  # elements of an axis whose extent is not known, as assumed to count zeros and rows
@@ -54,8 +51,8 @@ def choose_layouts(graph: Graph, operand_layouts: OperandLayouts, halos: bool = 
     """The graph with layouts on intermediate values and constants. Control-flow bodies keep row-major boundaries. Without `halos`, as for
     a GPU, values get no zeros around them, and are computed as they lie; so are outputs without `seconds`."""
     graph, gathered = _copied_inputs(graph) if halos else (graph, {})
-    output_layouts, operand_layouts, memory_order = _remembered(_output_layouts), _remembered(operand_layouts), _remembered(_memory_order)
-    grouped = _remembered(_groups)
+    output_layouts, memory_order = _remembered(kernel_layouts.output_layouts), _remembered(kernel_layouts.memory_order)
+    operand_layouts, grouped = _remembered(operand_layouts), _remembered(kernel_layouts.groups)
     products = list(_products(graph))
     # What kernels compute for each other.
     passed_on = {v for n in graph.nodes if n.op is KERNEL and len(n.outputs) == 1 for v in n.outputs} - set(graph.outputs)
@@ -107,7 +104,7 @@ def choose_layouts(graph: Graph, operand_layouts: OperandLayouts, halos: bool = 
         chosen.update((v, w) for v, w in zip(node.outputs, outputs, strict=True) if v is not w)
         body = with_layouts(body, {}, dict(enumerate(layouts)))
         if seconds is not None and not others:
-            short = {n: w for n, w in _strided_inputs(body, known).items() if _row(body.inputs[n]) < MIN_LANES}
+            short = {n: w for n, w in kernel_layouts.strided_inputs(body, known).items() if _row(body.inputs[n]) < MIN_LANES}
             inputs, body = copied(inputs, short, "rows"), with_layouts(body, short)
         panels = operand_layouts(body, known)
         inputs, body = copied(inputs, panels, "packed"), with_layouts(body, panels)
@@ -145,22 +142,8 @@ def _fresh(name: str, taken: set[str]) -> str:
     return found
 
 
-def _last(axis: int, rank: int) -> Layout:
-    """Row-major, but with one axis at the end."""
-    return Layout.permuted((*(d for d in range(rank) if d != axis), axis))
-
-
-def _size(extent: E.Dim) -> int:
-    return extent if isinstance(extent, int) else 1
-
-
 def _expected(extent: E.Dim) -> int:
     return extent if isinstance(extent, int) else UNKNOWN
-
-
-def _bytes(read: E.Expr) -> int:
-    """The size of what is read from; symbolic extents count as 1."""
-    return prod(map(_size, read.attr.shape)) * itemsize(read.attr.dtype)
 
 
 _text = lru_cache(1 << 14)(canonical_graph_text)  # several questions about a kernel body follow each other
@@ -179,46 +162,9 @@ def _remembered(function: Callable[Concatenate[Graph, P], T]) -> Callable[Concat
     return cached
 
 
-@dataclass(frozen=True, slots=True)
-class _Chain:
-    """The computation of a kernel body, independent of names and layouts of values: nodes read values by number, inputs coming first."""
-
-    inputs: tuple[tuple[str, tuple[E.Dim, ...]], ...]
-    steps: tuple[tuple[Operator, Hashable, tuple[int | None, ...]], ...]
-    nodes: tuple[Node, ...] = field(compare=False)
-
-
-def _value_tensors(body: Graph) -> tuple[list[Tensor], dict[Value, Tensor]]:
-    """(placeholders, the tensor of each value) of a kernel body."""
-    given = (*body.inputs, *body.constants)
-    values = [*given, *(v for node in body.nodes for v in node.outputs)]
-    number = {v: n for n, v in enumerate(values)}
-    steps = tuple((n.op, attributes_key(n.attrs), tuple(None if v is None else number[v] for v in n.inputs)) for n in body.nodes)
-    found = _tensors(_Chain(tuple((v.dtype, v.shape) for v in given), steps, body.nodes))
-    return list(found[: len(body.inputs)]), dict(zip(values, found, strict=True))
-
-
-@lru_cache(maxsize=1024)
-def _tensors(chain: _Chain) -> tuple[Tensor, ...]:
-    """Those of all values, once: several questions concern each kernel, and what is known of a tensor is cached."""
-    found = [placeholder(shape, dtype) for dtype, shape in chain.inputs]
-    for node, (_, _, sources) in zip(chain.nodes, chain.steps, strict=True):
-        found += node.tensors([None if n is None else found[n] for n in sources])
-    return tuple(found)
-
-
-def _stages(body: Graph, values: Mapping[Value, Tensor]) -> dict[Tensor, E.Expr]:
-    """The stages of a kernel body, in order: each tensor and the expression of its elements."""
-    return {t: t.body for t in tensors([values[v] for v in body.outputs]) if t.body is not None}
-
-
-def _reductions(body: E.Expr) -> list[E.Expr]:
-    return [e for e in E.walk(body) if e.op == "reduce"]
-
-
 def _copied_inputs(graph: Graph) -> tuple[Graph, dict[Value, Layout]]:
-    """(the graph with copies of inputs, as `_gathered` says; the layouts of the copies, and of what kernels make for each other)."""
-    gathered, wanted = _remembered(_gathered), dict[Value, Layout]()
+    """(the graph with copies of inputs, as `kernel_layouts.gathered` says; the layouts of the copies and of what kernels pass on)."""
+    gathered, wanted = _remembered(kernel_layouts.gathered), dict[Value, Layout]()
     for node in graph.nodes:
         if node.op is KERNEL:
             sources = [v for v in node.inputs if v is not None]
@@ -230,30 +176,9 @@ def _copied_inputs(graph: Graph) -> tuple[Graph, dict[Value, Layout]]:
     return replace(graph, nodes=(*(_copy(v, copies[v]) for v in graph.inputs if v in copies), *nodes)), wanted
 
 
-def _input_reads(body: Graph, reduces: bool) -> Iterator[tuple[Value, Tensor, int, list[E.Expr]]]:
-    """(result, its tensor, input by number, the reads of that) for all results of a kernel body that reduce, or that do not."""
-    inputs, values = _value_tensors(body)
-    for v in body.outputs:
-        t = values[v]
-        if (flat := inlined(t)) is not None and t.axes and bool(_reductions(flat)) == reduces:
-            yield from ((v, t, n, [r for r in E.reads(flat) if r.attr is x]) for n, x in enumerate(inputs))
-
-
-def _gathered(body: Graph) -> dict[int, Layout]:
-    """The inputs, by number, that are read at several places for each element, and not to be summed up, where the last axis of a result
-    that has no wish runs across their rows: with that axis at the end."""
-    wishes, found = dict(zip(body.outputs, _output_layouts(body, frozenset()), strict=True)), dict[int, Layout]()
-    for v, t, number, reads in _input_reads(body, False):
-        axes = {d for r in reads for d, i in enumerate(r.args) if i is t.axes[-1]}
-        rank = len(body.inputs[number].shape)
-        if wishes[v] is None and len(reads) > 1 and len(axes) == 1 and axes.isdisjoint({rank - 1}):
-            found[number] = _last(axes.pop(), rank)
-    return found
-
-
 def _is_narrow(result: Value, wish: Layout | None) -> bool:
     """Whether a result has too few elements along the last axis of a layout wished for to fill a vector."""
-    return wish is not None and _size(result.shape[wish.pieces[-1].axis]) < MIN_LANES
+    return wish is not None and known_size(result.shape[wish.pieces[-1].axis]) < MIN_LANES
 
 
 def _fastest(
@@ -262,8 +187,8 @@ def _fastest(
     """How a result is computed in the least time: in the layout wished for or row-major, and from which inputs, given by number, that are
     copied first, into layouts whose rows its lanes run along. What is `fixed` has to be row-major in the end; from another layout a kernel
     of its own copies it. What takes each element of an input once changes the layout as it goes."""
-    (result,), stages = body.outputs, _stages(body, _value_tensors(body)[1])
-    if not any(_reductions(e) or len(reads := set(E.reads(e))) > len({r.attr for r in reads}) for e in stages.values()):
+    (result,), stages = body.outputs, kernel_layouts.stage_bodies(body, kernel_layouts.value_tensors(body)[1])
+    if not any(kernel_layouts.reductions(e) or len(reads := set(E.reads(e))) > len({r.attr for r in reads}) for e in stages.values()):
         return None if fixed else wish, {}
     row_major = with_layouts(body, {}, {0: None})
     ways: list[tuple[Graph, list[Node], dict[int, Layout]]] = [(row_major, [], {})] if fixed else []
@@ -271,7 +196,7 @@ def _fastest(
         wished = with_layouts(body, {}, {0: wish})
         ways.append((wished, [_copy(wished.outputs[0], row_major.outputs[0])] if fixed else [], {}))
     for computed, copies in [(row_major, list[Node]()), *((computed, copies) for computed, copies, _ in ways if copies)]:
-        if first := _strided_inputs(computed, constants):
+        if first := kernel_layouts.strided_inputs(computed, constants):
             from_rows = with_layouts(computed, first)
             ways.append((from_rows, [*copies, *(_copy(body.inputs[n], from_rows.inputs[n]) for n in first)], first))
 
@@ -284,22 +209,9 @@ def _fastest(
     return best.outputs[0].layout, first
 
 
-def _strided_inputs(body: Graph, constants: frozenset[int]) -> dict[int, Layout]:
-    """The inputs, by number, that reductions read across their rows, as lanes run along the last axis of the result's layout: with the axis
-    at the end that lanes run along."""
-    found, (result,) = dict[int, Layout](), body.outputs
-    for _, t, number, reads in _input_reads(body, True):
-        layout = body.inputs[number].layout or Layout.identity(len(body.inputs[number].shape))
-        lane = t.axes[-1 if result.layout is None else result.layout.pieces[-1].axis]
-        along = {d for r in reads for d, i in enumerate(r.args) if lane in E.variables(i)}
-        if along and number not in constants and not layout.pads and layout.pieces and layout.pieces[-1].axis not in along:
-            found[number] = _last(max(along), layout.rank).with_halo({p.axis: (p.before, p.after) for p in layout.pieces})
-    return found
-
-
 def _row(v: Value) -> int:
     """Elements of the innermost axis of more than one: what a kernel that copies panels can transpose in registers."""
-    return next((size for d in reversed(v.physical_shape) if (size := _size(d)) > 1), 1)
+    return next((size for d in reversed(v.physical_shape) if (size := known_size(d)) > 1), 1)
 
 
 _Product = tuple[Node, E.Expr, dict[E.Expr, Value]]
@@ -307,28 +219,12 @@ _Product = tuple[Node, E.Expr, dict[E.Expr, Value]]
 
 def _products(graph: Graph) -> Iterator[_Product]:
     """Reductions of two operands, one constant or bytes: (kernel, reduction, the value that each read is of, through zeros around it)."""
-    reductions = _remembered(_reductions_of_two)
+    reductions = _remembered(kernel_layouts.reductions_of_two)
     for node in graph.nodes:
         if node.op is KERNEL and any(v is not None and (v in graph.constants or v.dtype == "uint8") for v in node.inputs):
             sources = [v for v in node.inputs if v is not None]
             for reduction, operands in reductions(node.bodies[0]):
                 yield node, reduction, {r: sources[number] for r, number in operands.items()}
-
-
-def _reductions_of_two(body: Graph) -> list[tuple[E.Expr, dict[E.Expr, int]]]:
-    """The reductions of two operands in a kernel body, and the number of the input that each of these is, if it is one."""
-    inputs, values = _value_tensors(body)
-    number = {t: n for n, t in enumerate(inputs)}
-
-    def unpadded(read: E.Expr) -> Tensor:
-        """The tensor that is read, behind padding stages."""
-        while read.attr.body is not None and len(inner := E.reads(read.attr.body)) == 1 and inner[0].attr.ndim == read.attr.ndim:
-            (read,) = inner
-        tensor: Tensor = read.attr
-        return tensor
-
-    found = [(e, E.reads(e.args[0])) for stage in _stages(body, values).values() for e in _reductions(stage)]
-    return [(e, {r: number[t] for r in reads if (t := unpadded(r)) in number}) for e, reads in found if len(reads) == 2]
 
 
 def _summed_axes(graph: Graph, products: Sequence[_Product], passed_on: set[Value]) -> dict[Value, set[int]]:
@@ -351,16 +247,8 @@ def _summed_bytes(products: Sequence[_Product]) -> dict[Value, Layout]:
             axes = [d for d, i in enumerate(read.args) if i in reduction.attr[1] and i in weights.args]
             rank = len(operands[read].shape)
             if len(axes) == 1 and rank > 2 and axes[0] != rank - 1:
-                wanted[operands[read]] = _last(axes[0], rank)
+                wanted[operands[read]] = lanes_along(axes[0], rank)
     return wanted
-
-
-def _groups(body: Graph) -> int:
-    """The elements of each group, where a kernel body reduces something else for each group of neighbours (the output channels of a grouped
-    convolution); 1 for any other."""
-    stages = _stages(body, _value_tensors(body)[1])
-    indices = [i for e in stages.values() for reduction in _reductions(e) for r in E.reads(reduction.args[0]) for i in r.args]
-    return lcm(*(int(q.args[1].attr) for i in indices for q in E.walk(i) if q.op == "floordiv" and q.args[1].op == "const"))
 
 
 def _spaced(v: Value, layout: Layout | None, halo: Widths, summed: Collection[int], groups: int) -> Layout | None:
@@ -375,23 +263,9 @@ def _spaced(v: Value, layout: Layout | None, halo: Widths, summed: Collection[in
     return w.with_halo(halo) if halo else layout
 
 
-def _memory_order(body: Graph, summed: frozenset[int]) -> Layout | None:
-    """For a result that is summed along the axis whose elements are neighbours in the largest input: that axis at the end."""
-    if not summed:
-        return None
-    inputs, values = _value_tensors(body)
-    t, given = values[body.outputs[0]], {x: v.layout for x, v in zip(inputs, body.inputs, strict=True)}
-    flat = inlined(t)
-    largest = None if flat is None or _reductions(flat) else max(E.reads(flat), key=_bytes, default=None)
-    if largest is None or given.get(largest.attr) is not None:
-        return None
-    neighbours = [n for n, a in enumerate(t.axes) if stride(largest, a) == 1 and _size(t.shape[n]) > 1]
-    return _last(neighbours[0], t.ndim) if len(neighbours) == 1 and neighbours[0] in summed and neighbours[0] != t.ndim - 1 else None
-
-
 def _halos(graph: Graph, passed_on: set[Value]) -> dict[Value, Widths]:
     """The zeros that readers expect around what is passed on, unless windows are small, or most were zeros: tests are cheaper."""
-    reaches = _remembered(_reaches)
+    reaches = _remembered(kernel_layouts.reaches)
     wanted, windows = dict[Value, Widths](), dict[Value, float]()
     for node in graph.nodes:
         sources = [v for v in node.inputs if v is not None]
@@ -405,114 +279,3 @@ def _halos(graph: Graph, passed_on: set[Value]) -> dict[Value, Widths]:
         return prod(1 + sum(widths.get(n, (0, 0))) / _expected(d) for n, d in enumerate(value.shape)) - 1
 
     return {v: w for v, w in wanted.items() if windows[v] > SMALL_WINDOW and (windows[v] == inf or zeros_per_element(v, w) <= MAX_ZEROS)}
-
-
-def _reaches(body: Graph) -> list[tuple[int, Widths, float]]:
-    """(input by number, how far it is read over its edges, as zeros, elements of the windows; infinity for other reductions)."""
-    inputs, values = _value_tensors(body)
-    number, stages = {t: n for n, t in enumerate(inputs)}, _stages(body, values)
-
-    def is_window(t: Tensor, reduction: E.Expr) -> bool:  # of the result's axes
-        indices = [linear(i) for r in E.reads(reduction.args[0]) for i in r.args]
-        return all(any((a,) in i and any((x,) in i for x in t.axes) for i in indices) for a in reduction.attr[1])
-
-    window = window_size(stages.values()) if all(is_window(t, e) for t, stage in stages.items() for e in _reductions(stage)) else inf
-    found = [reach(e) for stage in stages.values() for e in selections(simplify(stage))]
-    return [(number[r.attr], widths, window) for r, widths in filter(None, found) if r.attr in number]
-
-
-def _output_layouts(body: Graph, constants: frozenset[int]) -> list[Layout | None]:
-    """The layouts that suit the outputs of a kernel body, of whose inputs these are constants, by number."""
-    inputs, values = _value_tensors(body)
-    layouts = {t: v.layout for t, v in zip(inputs, body.inputs, strict=True) if v.layout is not None}
-    known = {t for n, t in enumerate(inputs) if n in constants}
-    for t, stage in _stages(body, values).items():
-        layout = _lanes_last(t, stage, known) or _inherited(t, stage, layouts)
-        if layout is not None and not layout.is_identity:
-            layouts[t] = layout
-    for t in (values[v] for v in body.outputs):  # through a change of rank and back (channel shuffle)
-        if t not in layouts and (flat := inlined(t)) is not None and (layout := _inherited(t, flat, layouts)) is not None:
-            layouts[t] = layout
-    return [layouts.get(values[v]) for v in body.outputs]
-
-
-def _lanes_last(t: Tensor, body: E.Expr, constants: set[Tensor]) -> Layout | None:
-    """Channels last, for reductions of windows, contractions with constants, and rows of pixels that are too short for a vector."""
-
-    def lane_axis(reduction: E.Expr) -> int | None:
-        reads, reduced = E.reads(reduction.args[0]), set(reduction.attr[1])
-        weights, others = ([r for r in reads if (r.attr in constants) == known] for known in (True, False))
-
-        def indexes(reads: Sequence[E.Expr], axis: E.Expr) -> bool:
-            return any(axis in E.variables(*r.args) for r in reads)
-
-        def is_windowed(axis: E.Expr) -> bool:
-            """Whether an index combines the axis with a reduction, by a sum or a table: neighbouring elements share inputs. (Not where it
-            adds a quotient of the axis, such as the group of a channel: whole vectors share it.)"""
-            indices = [i for r in reads for i in r.args if axis in (used := set(E.variables(i))) and used & reduced]
-            return any(coefficient(i, axis) is not None or any(axis in E.variables(*t.args) for t in E.reads(i)) for i in indices)
-
-        if weights and others:
-            free = [n for n, a in enumerate(t.axes) if indexes(weights, a) and not is_windowed(a)]
-            if own := [n for n in free if not indexes(others, t.axes[n])] or free:
-                return max(own, key=lambda n: _size(t.shape[n]))
-        if is_windowed(t.axes[-1]):
-            free = [n for n, a in enumerate(t.axes) if indexes(reads, a) and not is_windowed(a) and _size(t.shape[n]) > 1]
-            return max(free, key=lambda n: (n > 0, _size(t.shape[n])), default=None)
-        row = [n for n, a in enumerate(t.axes) if a in E.variables(*last.args)] if (last := _only(reads, t.axes[-1])) is not None else []
-        while row and row[0] != t.ndim - len(row):
-            del row[0]
-        if row and prod(_size(t.shape[n]) for n in row) < MIN_LANES:  # few pixels: along an axis that indexes a matrix for all of them
-            shared = [
-                n for n, a in enumerate(t.axes) if (r := _only(reads, a)) is not None and not set(t.axes) & set(E.variables(*r.args)) - {a}
-            ]
-            return max((n for n in shared if _size(t.shape[n]) >= MIN_LANES), key=lambda n: _size(t.shape[n]), default=None)
-        return None
-
-    axes = map(lane_axis, _reductions(body)) if t.ndim > 2 else iter(())
-    return next((_last(axis, t.ndim) for axis in axes if axis is not None and axis != t.ndim - 1), None)
-
-
-def _only(reads: Sequence[E.Expr], axis: E.Expr) -> E.Expr | None:
-    """The read that an axis indexes, if it is one alone."""
-    found = [r for r in reads if axis in E.variables(*r.args)]
-    return found[0] if len(found) == 1 else None
-
-
-def _inherited(t: Tensor, body: E.Expr, layouts: Mapping[Tensor, Layout]) -> Layout | None:
-    """The order of the largest input's axes, carried over to the axes of the result that index them (of equal ones, what is not row-major);
-    where it has another rank (tokens that become an image), the last one, unless that is the same for all elements of an axis. None where
-    lanes would run across separate products: where both operands of one have the last axis, and others for themselves."""
-    place, found = {a: n for n, a in enumerate(t.axes)}, list[tuple[int, Layout]]()
-    row_major = 0  # bytes of the largest input that lies in order, and is read so or is a matrix of a product
-    otherwise: Layout | None = None
-    reads = E.reads(simplify(body))
-    largest = max(map(_bytes, reads), default=0)
-    for r in reads:
-        layout = layouts.get(r.attr)
-        elsewhere = r.args and r.attr.ndim != t.ndim and layout is None and r.args[-1] in t.axes[:-1]
-        whole = {a for a, n in zip(t.axes, t.shape, strict=True) if n != 1} <= set(E.variables(*r.args))  # not one row for all others
-        if elsewhere and whole and t.shape[-1] != 1 and _bytes(r) == largest:
-            otherwise = _last(t.axes.index(r.args[-1]), t.ndim)
-        if layout is None and (r.args == t.axes or (r.attr.ndim == t.ndim == 2 and _reductions(body))):
-            row_major = max(row_major, _bytes(r))
-        if layout is None or r.attr.ndim != t.ndim or layout.pads:
-            continue
-        # The axes of the result in the order in which those of the input that they index lie in memory, if that is an order of all.
-        used = [[place[v] for v in E.variables(r.args[piece.axis]) if v in place] for piece in layout.pieces]
-        missing = [n for n in range(t.ndim) if [n] not in used]
-        order = [axes[0] if axes else missing.pop(0) if missing else -1 for axes in used]
-        if all(len(axes) <= 1 for axes in used) and sorted(order) == list(range(t.ndim)):
-            found.append((_bytes(r), Layout.permuted(order)))
-    size, layout = max(found, key=lambda x: x[0], default=(largest, otherwise))
-    numbered = layout is not None and _numbers_products(body, t.axes[layout.pieces[-1].axis])
-    return None if size < row_major or numbered else layout
-
-
-def _numbers_products(body: E.Expr, axis: E.Expr) -> bool:
-    """Whether an axis says which of several products of matrices an element belongs to: both operands have it."""
-    for product in (e.args[0] for e in _reductions(body) if e.args[0].op == "mul"):
-        used = [set(E.variables(*(i for r in E.reads(a) for i in r.args))) for a in product.args]
-        if all(axis in variables for variables in used) and used[0] - used[1] and used[1] - used[0]:
-            return True
-    return False
