@@ -93,7 +93,7 @@ def compile(
     opt.check_model_file(model)
     if database is not None:
         opt.check_file(database, "--database")
-    out, stages = out or Path(model.stem + ".tcomp"), opt.parse_choices(emit, STAGES, "--emit")
+    out, stages = out or Path(opt.stem(model) + ".tcomp"), opt.parse_choices(emit, STAGES, "--emit")
     if emit_to is not None and not stages:
         raise InputError("--emit-to says where, but nothing is emitted", hint=f"--emit {','.join(STAGES)}")
     seconds = None if max_seconds is None else opt.parse_time(max_seconds, "--max-seconds")

@@ -61,6 +61,7 @@ OnnxModel = Annotated[
     Path, argument("MODEL.onnx", "An ONNX model, a file of torch.export.save (.pt2), a language model's folder, or a GGUF file.")
 ]
 AnyModel = Annotated[Path, argument("MODEL", "An ONNX model, or an artifact that `tcomp compile` wrote.")]
+Packaged = Annotated[Path, argument("MODEL", "An ONNX model, a language model's folder, or an artifact that `tcomp compile` wrote.")]
 _DIM = "Fix a symbolic dim (batch=1), bound it (seq=1..512), or list sizes to optimise for (batch=1,8,32). May be repeated."
 Dims = Annotated[list[str] | None, option("--dim", "NAME=N", _DIM, **SIZES)]
 Shapes = Annotated[list[str] | None, option("--shape", "INPUT=AxBxC", "The shape of an input (x=1x3x224x224). May be repeated.", **SIZES)]
@@ -226,6 +227,16 @@ def check_file(path: Path, where: str = "") -> None:
         raise InputError(f"there is no file {path}", where=where, hint=hint)
     if not os.access(path, os.R_OK):
         raise InputError(f"{path} cannot be read", where=where, why="no permission")
+
+
+def check_any_file(path: Path) -> None:
+    """Refuse what is neither a readable file nor the folder of a language model. Raises `InputError`."""
+    check_model_file(path) if path.is_dir() else check_file(path)
+
+
+def stem(model: Path) -> str:
+    """The name of a model by its path: of a folder all of it, as in Qwen2-0.5B."""
+    return Path(os.path.abspath(model)).name if model.is_dir() else model.stem
 
 
 def is_artifact(path: Path) -> bool:

@@ -16,6 +16,8 @@ if TYPE_CHECKING:
     from tokenizers import Tokenizer
 
 TOKENIZER = "tokenizer.json"
+_TEMPLATE, _TOKENIZER_CONFIG, _CONFIGS = "chat_template.jinja", "tokenizer_config.json", ("generation_config.json", "config.json")
+TEXT_FILES = (TOKENIZER, _TOKENIZER_CONFIG, _TEMPLATE, *_CONFIGS)  # all that text needs of a folder besides the model
 _MAX_BYTES = 1 << 20  # of a file of JSON, or of a template
 _MAX_PROMPT = 1 << 22  # characters that a template may write
 
@@ -34,7 +36,7 @@ def read_tokenizer(path: str | os.PathLike[str]) -> Tokenizer:
 
 def end_tokens(folder: Path) -> list[int]:
     """The tokens that end a text, as generation_config.json or config.json say; none where they do not."""
-    for name in ("generation_config.json", "config.json"):
+    for name in _CONFIGS:
         value = _object(folder / name).get("eos_token_id")
         listed = value if isinstance(value, list) else [value]
         if tokens := [t for t in listed if isinstance(t, int) and not isinstance(t, bool)]:
@@ -93,8 +95,8 @@ class ChatTemplate:
 
 def chat_template(folder: Path) -> ChatTemplate | None:
     """That of chat_template.jinja or tokenizer_config.json; None where there is none. Raises `InputError` for one that cannot be read."""
-    config = _object(folder / "tokenizer_config.json")
-    source = _text(folder / "chat_template.jinja") or config.get("chat_template")
+    config = _object(folder / _TOKENIZER_CONFIG)
+    source = _text(folder / _TEMPLATE) or config.get("chat_template")
     if isinstance(source, list):  # several with names
         source = next((s.get("template") for s in source if isinstance(s, dict) and s.get("name") == "default"), None)
     if not isinstance(source, str):

@@ -9,17 +9,22 @@ from typing import Any, TypeGuard
 import numpy as np
 
 from tcomp.errors import InputError
-from tcomp.runtime import LoadedModel, Module, State
+from tcomp.runtime import LoadedModel, Manifest, Module, State
 
 CHUNK = 512  # tokens of a prompt that one run takes: memory for activations does not grow with longer ones
 
 
-def is_language_model(model: LoadedModel) -> TypeGuard[Module]:
-    """Whether it takes `ids` of a sequence and its state, gives `logits`, and runs in this process."""
-    state = {pair.input for pair in model.manifest.state}
-    shapes = {spec.name: spec.shape for spec in model.inputs if spec.name not in state}
+def continues_text(manifest: Manifest) -> bool:
+    """Whether a model takes `ids` of a sequence and its state, and gives `logits`."""
+    state = {pair.input for pair in manifest.state}
+    shapes = {spec.name: spec.shape for spec in manifest.inputs if spec.name not in state}
     fits = shapes.keys() == {"ids"} and shapes["ids"][0] == 1 or shapes.keys() == {"ids", "starts"} and isinstance(shapes["ids"][0], str)
-    return isinstance(model, Module) and bool(state) and fits and any(o.name == "logits" for o in model.outputs)
+    return bool(state) and fits and any(o.name == "logits" for o in manifest.outputs)
+
+
+def is_language_model(model: LoadedModel) -> TypeGuard[Module]:
+    """Whether it continues text, and runs in this process."""
+    return isinstance(model, Module) and continues_text(model.manifest)
 
 
 def checked_model(model: LoadedModel) -> Module:

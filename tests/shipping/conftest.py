@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -95,6 +96,26 @@ def modules(tmp_path_factory: pytest.TempPathFactory) -> dict[str, tuple[LoadedM
             "detector": (tcomp.compile(detector()), boxes()),
             "lookup": (tcomp.compile(lookup), {"ids": np.array([1, 6, 0])}),
         }
+
+
+@pytest.fixture(scope="session")
+def text_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The folder of a language model of words w0, w1, ...: the artifact small.tcomp, and its tokenizer and template of chats."""
+    tokenizers = pytest.importorskip("tokenizers", reason="pip install 'tcomp[generate]'")
+    pytest.importorskip("jinja2", reason="pip install 'tcomp[generate]'")
+    from tests.language_models.reference import write_folder
+    from tests.language_models.test_generation import CONFIG, WEIGHTS, small_model
+
+    folder = tmp_path_factory.mktemp("text") / "Small-0.1B"
+    folder.mkdir()
+    write_folder(folder, CONFIG, WEIGHTS)
+    tokenizer = tokenizers.Tokenizer(tokenizers.models.WordLevel({f"w{n}": n for n in range(256)}, unk_token="w0"))
+    tokenizer.pre_tokenizer = tokenizers.pre_tokenizers.Whitespace()
+    tokenizer.save(str(folder / "tokenizer.json"))
+    template = "{% for m in messages %}{{ m.content }} {% endfor %}"
+    (folder / "tokenizer_config.json").write_text(json.dumps({"chat_template": template}))
+    small_model().save(folder / "small.tcomp")
+    return folder
 
 
 @pytest.fixture

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import re
-import shutil
 import signal
 import subprocess
 import sys
@@ -13,6 +12,7 @@ import tomllib
 import urllib.error
 import urllib.request
 from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -21,7 +21,8 @@ import numpy as np
 import pytest
 
 from tcomp.errors import InputError, TargetError
-from tcomp.shipping.container import write_container
+from tcomp.runtime import read_artifact
+from tcomp.shipping.container import TEXT_REQUIREMENTS, write_container
 
 COMPILERS = ("llvmlite", "islpy", "onnx", "ml_dtypes", "xgboost")  # packages that the image lacks
 
@@ -43,13 +44,17 @@ def command(image: Path, instruction: str) -> list[str]:
 
 @pytest.fixture(scope="module")
 def server(image: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    with serving(image, tmp_path_factory.mktemp("server")) as url:
+        yield url
+
+
+@contextmanager
+def serving(image: Path, folder: Path) -> Iterator[str]:
+    """The address of the server of an image, run without the packages that the image lacks."""
     pytest.importorskip("uvicorn", reason="the extra `serve` is not installed")
-    folder = tmp_path_factory.mktemp("server")
-    (folder / "models").mkdir()
-    shutil.copyfile(image / "net.tcomp", folder / "models/net.tcomp")
     for package in COMPILERS:
         (folder / f"{package}.py").write_text("raise ImportError('the image has no such package')\n")
-    start = [str(folder / "models") if part == "/models" else part for part in command(image, "ENTRYPOINT")]
+    start = [str(image / "models") if part == "/models" else part for part in command(image, "ENTRYPOINT")]
     options = ["--host", "127.0.0.1", "--port", "0", "--grpc-port", "0", "--json"]
     environment = {**os.environ, "PYTHONPATH": f"{image}:{folder}", "PYTHONDONTWRITEBYTECODE": "1"}
     process = subprocess.Popen(
@@ -73,7 +78,7 @@ def test_the_folder(image: Path) -> None:
     text = (image / "Containerfile").read_text()
     assert re.search(r"^FROM \S+:\d+\.\d+\.\d+-slim", text) and "\nUSER 10001:10001\n" in text
     copied = re.findall(r"^COPY (\S+)", text, re.MULTILINE)
-    assert copied == ["requirements.txt", "tcomp", "net.tcomp"]
+    assert copied == ["requirements.txt", "tcomp", "models"]
     assert (image / ".containerignore").read_text().split() == ["*", *(f"!{name}" for name in copied)]
     assert {path.name for path in (image / "tcomp").iterdir()} == {
         "__init__.py",
@@ -92,7 +97,9 @@ def test_its_packages_are_those_of_the_extra(image: Path) -> None:
     pinned = dict(line.split("==") for line in (image / "requirements.txt").read_text().splitlines())
     names = {"numpy", "rich", "typer", *(text.split(">=")[0] for text in project["optional-dependencies"]["serve"])}
     assert pinned.keys() == names
-    for name, version in pinned.items():
+    text = dict(line.split("==") for line in TEXT_REQUIREMENTS.splitlines())
+    wanted |= dict(text.split(">=") for text in project["optional-dependencies"]["generate"])
+    for name, version in {**pinned, **text}.items():
         assert [*map(int, version.split("."))] >= [*map(int, wanted[name].split("."))]
 
 
@@ -123,10 +130,20 @@ def test_the_health_check_of_the_image(server: str, image: Path) -> None:
 
 def test_weights_beside_the_image(modules, tmp_path: Path) -> None:
     files = write_container(modules["residual"][0].artifact, tmp_path / "net", "net", weights="beside")
-    assert tmp_path / "net/net.tcomp" in files and all(path.is_file() for path in files)
-    assert "COPY net.tcomp" not in (tmp_path / "net/Containerfile").read_text()
-    assert "net.tcomp" not in (tmp_path / "net/.containerignore").read_text()
-    assert "net.tcomp:/models/net.tcomp:ro" in (tmp_path / "net/README.md").read_text()
+    assert tmp_path / "net/models/net.tcomp" in files and all(path.is_file() for path in files)
+    assert "COPY models" not in (tmp_path / "net/Containerfile").read_text()
+    assert "models" not in (tmp_path / "net/.containerignore").read_text()
+    assert "-v $PWD/models:/models:ro" in (tmp_path / "net/README.md").read_text()
+
+
+def test_the_user_of_the_image_can_read_everything(modules, tmp_path: Path) -> None:
+    before = os.umask(0o077)
+    try:
+        write_container(modules["residual"][0].artifact, tmp_path / "net", "net")
+    finally:
+        os.umask(before)
+    for path in (tmp_path / "net").rglob("*"):
+        assert path.stat().st_mode & 0o777 == (0o755 if path.is_dir() else 0o644), path
 
 
 def test_mistakes(modules, tmp_path: Path) -> None:
@@ -139,4 +156,26 @@ def test_mistakes(modules, tmp_path: Path) -> None:
             write_container(artifact, tmp_path / "net", "net")
     finally:
         artifact.manifest = before
+    assert not [*tmp_path.iterdir()]
+
+
+def test_a_language_model_has_its_tokenizer_and_writes_text(text_folder: Path, tmp_path: Path) -> None:
+    write_container(read_artifact(text_folder / "small.tcomp"), tmp_path / "net", "net", text_folder=text_folder)
+    found = sorted(str(p.relative_to(tmp_path / "net/models")) for p in (tmp_path / "net/models").rglob("*") if p.is_file())
+    assert found == [f"net/1/{name}" for name in ("config.json", "net.tcomp", "tokenizer.json", "tokenizer_config.json")]
+    assert (tmp_path / "net/requirements.txt").read_text().endswith(TEXT_REQUIREMENTS)
+    assert "/v1/chat/completions" in (tmp_path / "net/README.md").read_text()
+    with serving(tmp_path / "net", tmp_path) as url:
+        body = {"model": "net", "messages": [{"role": "user", "content": "w7 w9"}], "max_tokens": 3}
+        request = urllib.request.Request(f"{url}/v1/chat/completions", json.dumps(body).encode(), {"Content-Type": "application/json"})
+        with urllib.request.urlopen(request, timeout=60) as answer:
+            found = json.load(answer)
+    assert found["usage"]["completion_tokens"] == 3 and len(found["choices"][0]["message"]["content"].split()) == 3
+
+
+def test_mistakes_with_tokenizers(modules, text_folder: Path, tmp_path: Path) -> None:
+    with pytest.raises(InputError, match="for a model that is no language model"):
+        write_container(modules["residual"][0].artifact, tmp_path / "net", "net", text_folder=text_folder)
+    with pytest.raises(InputError, match=r"no tokenizer\.json in"):
+        write_container(read_artifact(text_folder / "small.tcomp"), tmp_path / "net", "net", text_folder=tmp_path)
     assert not [*tmp_path.iterdir()]

@@ -39,6 +39,8 @@ def test_a_c_package_of_a_model_and_of_its_artifact(here, modules, onnx_file) ->
         (["--format", "exe"], "one of c"), (["--format", "c", "--name", "a-b"], "--name a_b"), (["--format", "c", "--weights-at", "near"], "inside"),
         (["--format", "c", "-o", "full"], "give another name with -o"), (["--format", "c", "--version", "x"], "numbers with dots"),
         (["--format", "c", "--dim", "n=2"], "`tcomp compile`"), (["--format", "c", "--target", "cpu"], "`tcomp compile`"),
+        (["--format", "oci", "--weights", "int8"], "--weights has no effect"), (["--format", "c", "--tokenizer", "full"], "only a server writes text"),
+        (["--format", "oci", "--tokenizer", "full"], "no language model"),
     ],
 )  # fmt: skip
 def test_mistakes(here, modules, arguments: list[str], message: str) -> None:
@@ -47,6 +49,18 @@ def test_mistakes(here, modules, arguments: list[str], message: str) -> None:
     (here / "full/file").touch()
     assert message in call("net.tcomp", *arguments, status=2)
     assert sorted(p.name for p in here.iterdir()) == ["full", "net.tcomp"]
+
+
+def test_the_image_of_a_language_model(here, text_folder: Path) -> None:
+    printed = call(text_folder / "small.tcomp", "--format", "oci")
+    assert "models/small/1/tokenizer.json" in printed and "without a tokenizer" not in printed
+    printed = call(text_folder, "--format", "oci", "--weights-at", "beside")
+    assert "models/small_0_1b/1/small_0_1b.tcomp" in printed and "models/small_0_1b/1/tokenizer_config.json" in printed
+    (here / "alone.tcomp").write_bytes((text_folder / "small.tcomp").read_bytes())
+    assert "give its folder by --tokenizer" in call("alone.tcomp", "--format", "oci", "-o", "a")
+    assert "models/alone/1/tokenizer.json" in call("alone.tcomp", "--format", "oci", "-o", "b", "--tokenizer", text_folder)
+    (here / "empty").mkdir()
+    assert "has a config.json" in call("empty", "--format", "oci", status=2)
 
 
 def test_what_needs_more_than_its_code_is_refused(here, modules) -> None:
