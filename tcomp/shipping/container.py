@@ -132,11 +132,13 @@ curl localhost:{PORT}/v1/chat/completions -d '{{"model": "{name}", "messages": [
 A container image that serves the model {name} by HTTP and gRPC, after the open inference protocol (KServe V2).
 
 ```
-podman build -t {name}:{version} .          # or: docker build -f Containerfile -t {name}:{version} .
+podman build --format docker -t {name}:{version} .    # or: docker build -f Containerfile -t {name}:{version} .
 podman run --rm --read-only --tmpfs /tmp --cap-drop=ALL -p {PORT}:{PORT} -p {GRPC_PORT}:{GRPC_PORT}{mount} {name}:{version}
 curl localhost:{PORT}/v2/models/{name}
 ```
 {chat * text}
+(Podman leaves the health check out without `--format docker`, as OCI's format of images has none.)
+
 It is `tcomp serve` on the folder /models. `podman run IMAGE --help` lists its options, which follow the name of the image: batches, limits,
 tokens, TLS. Figures for Prometheus are at /metrics, a page for people at /.
 """
