@@ -11,13 +11,10 @@ import reprlib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any, Protocol
 
 from tcomp.errors import ArtifactError
 from tcomp.runtime.schema import LIMIT, Where, load_json, read, refuse
-
-if TYPE_CHECKING:
-    from tcomp.runtime.cuda import CupyDevice
 
 MAX_DEPTH = 64  # of nested expressions and steps: far below Python's limit of recursion
 MAX_BUFFERS = 4096  # of a kernel; the same for scalars
@@ -42,6 +39,14 @@ Watch = Callable[[int], None]
 Names = Mapping[str, set[int | str]]  # the dims, scalars and loops that a size may mention
 Array = tuple[Any, ...]
 Operand = Annotated[int, range(MAX_BUFFERS + 1)]
+
+
+class Device(Protocol):
+    """What a plan is executed on. Addresses are those of the device."""
+
+    def launch(self, function: Any, grid: tuple[int, ...], block: tuple[int, ...], arguments: Sequence[int]) -> None: ...
+    def copy(self, target: int, source: int, size: int) -> None: ...
+    def read_byte(self, address: int) -> int: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,7 +125,7 @@ class Plan:
         return sum(map(calls, self._steps))
 
     def execute(
-        self, device: CupyDevice, functions: Mapping[str, Any], dims: Sequence[int], place: Places, watch: Watch = lambda number: None
+        self, device: Device, functions: Mapping[str, Any], dims: Sequence[int], place: Places, watch: Watch = lambda number: None
     ) -> None:
         """Run the steps. `functions` are loaded functions by name, `place` the addresses of the memories: ("input", n), ("output", n),
         ("weights", 0), ("workspace", 0), and ("report", 0) if the plan `reports`. `watch` gets the number of each call (an index of

@@ -5,11 +5,12 @@ A complex array is two arrays in the graph, of its real and its imaginary parts;
 
 from __future__ import annotations
 
+from abc import abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from math import prod
 from operator import floordiv, mod
-from typing import Any, TypeAlias
+from typing import Any, Self, TypeAlias
 
 import jax
 import numpy as np
@@ -20,7 +21,7 @@ from tcomp.frontends.context import GraphContext
 from tcomp.ir.broadcasting import HALF
 from tcomp.ir.dtypes import BITS, to_numpy
 from tcomp.ir.expr import Dim, Expr, as_expr, dim, maximum, minimum
-from tcomp.ir.graph import Value
+from tcomp.ir.graph import GraphBuilder, Value
 from tcomp.ir.simplify import as_dim
 from tcomp.ops.elementwise import FULL
 from tcomp.ops.movement import RESHAPE, TRANSPOSE
@@ -104,7 +105,6 @@ def dim_of(size: Any) -> Dim:
 class Context(GraphContext):
     """The equation at hand (`eqn`), and the graph to which its importer adds. `part`: the number of the part that is imported."""
 
-    evaluate: Callable[[Any, Sequence[Any], Sequence[Operand]], list[Operand]]  # (jaxpr, constants, operands): adds what it computes
     eqn: Any = None
     part: int = 0
     callers: tuple[Any, ...] = ()  # the equations whose jaxprs are inlined here, innermost first
@@ -113,6 +113,14 @@ class Context(GraphContext):
     products: dict[Value, tuple[Value, Value, str, str, str]] = field(default_factory=dict)  # (operands, letters of the Einstein sum)
     symbolic: dict[Expr, Any] = field(default_factory=dict)  # sizes as JAX has them
     short: dict[Value, Value] = field(default_factory=dict)  # values that begin with axes of extent 1, and the same without them
+
+    @abstractmethod
+    def evaluate(self, jaxpr: Any, operands: Sequence[Operand]) -> list[Operand]:
+        """The results of a jaxpr, closed or without constants, for these operands, added to the graph."""
+
+    def inside(self, builder: GraphBuilder | None = None) -> Self:
+        """The context of a body."""
+        return replace(self, builder=builder or GraphBuilder("body"), products={}, short={})
 
     @property
     def name(self) -> str:
@@ -183,7 +191,7 @@ class Context(GraphContext):
         dtypes = [x.dtype if isinstance(x, Parts) else to_numpy(x.dtype) for x in operands]
         avals = [jax.ShapeDtypeStruct(shape, dtype) for shape, dtype in zip(shapes, dtypes, strict=True)]
         closed, shape = jax.make_jaxpr(function, return_shape=True)(*avals)
-        found = self.evaluate(closed.jaxpr, closed.consts, operands)
+        found = self.evaluate(closed, operands)
         return tuple(found) if isinstance(shape, tuple | list) else found[0]
 
 

@@ -69,9 +69,9 @@ def import_jaxpr(closed: Any, names: Sequence[str] = (), outputs: Sequence[str] 
         kinds = part_types(aval.dtype)
         for k, dtype in enumerate(kinds):
             name = names[n] if n < len(names) else f"x{n}"
-            values.append(importer.builder.input(name if len(kinds) == 1 else f"{name}.{k}", dtype, importer.context.dims(aval.shape)))
-    found = importer.evaluate(closed.jaxpr, closed.consts, rebuilt(avals, iter(values)))
-    return Imported(importer.finish(found, outputs), tuple(avals), tuple(v.aval for v in closed.jaxpr.outvars))
+            values.append(importer.builder.input(name if len(kinds) == 1 else f"{name}.{k}", dtype, importer.dims(aval.shape)))
+    found = importer.evaluate(closed, rebuilt(avals, iter(values)))
+    return Imported(importer.finished(leaves(found), outputs), tuple(avals), tuple(v.aval for v in closed.jaxpr.outvars))
 
 
 def trace(function: Callable[..., Any], args: Sequence[Any]) -> Any:
@@ -95,34 +95,26 @@ def _dotted(path: str) -> str:
     return re.sub(r"\[['\"]?(.*?)['\"]?\]", r".\1", path)
 
 
-class Importer:
+class Importer(Context):
     """A graph in the making."""
 
-    def __init__(self, builder: GraphBuilder) -> None:
-        self.builder = builder
-        self.context = Context(builder, self.evaluate)
-
-    def finish(self, outputs: Sequence[Operand], names: Sequence[str] = ()) -> Graph:
-        """The graph with these outputs, each a value of its own."""
-        return self.context.finished(leaves(outputs), names)
-
-    def evaluate(self, jaxpr: Any, constants: Sequence[Any], operands: Sequence[Operand]) -> list[Operand]:
-        """The results of an open jaxpr for these operands."""
+    def evaluate(self, jaxpr: Any, operands: Sequence[Operand]) -> list[Operand]:
+        constants, jaxpr = getattr(jaxpr, "consts", ()), getattr(jaxpr, "jaxpr", jaxpr)
         env: dict[Any, Operand] = dict(zip(jaxpr.constvars, map(self.constant, constants), strict=True))
         env |= zip(jaxpr.invars, operands, strict=True)
 
         def read(atom: Any) -> Operand:
             return self.constant(atom.val, atom.aval.dtype) if isinstance(atom, core.Literal) else env[atom]
 
-        outer, callers = self.context.eqn, self.context.callers
+        outer, callers = self.eqn, self.callers
         if outer is not None:
-            self.context.callers = outer, *callers
+            self.callers = outer, *callers
         uses = Counter(map(id, (*(v for eqn in jaxpr.eqns for v in eqn.invars), *jaxpr.outvars)))
         for eqn in jaxpr.eqns:
-            self.context.eqn, self.context.uses = eqn, tuple([uses[id(v)] for v in eqn.invars])
+            self.eqn, self.uses = eqn, tuple([uses[id(v)] for v in eqn.invars])
             found = self.equation(eqn, [read(atom) for atom in eqn.invars])
             env |= zip(eqn.outvars, found, strict=True)
-        self.context.eqn, self.context.callers = outer, callers
+        self.eqn, self.callers = outer, callers
         return [read(atom) for atom in jaxpr.outvars]
 
     def constant(self, array: Any, dtype: Any = None) -> Operand:
@@ -141,25 +133,24 @@ class Importer:
 
     def equation(self, eqn: Any, operands: list[Operand]) -> Sequence[Operand]:
         """The results of an equation. Raises `UnsupportedError`."""
-        name, params, ctx = eqn.primitive.name, eqn.params, self.context
+        name, params = eqn.primitive.name, eqn.params
         if name in INLINED and INLINED[name] in params:
-            inner = params[INLINED[name]]
-            return self.evaluate(getattr(inner, "jaxpr", inner), getattr(inner, "consts", ()), operands)
+            return self.evaluate(params[INLINED[name]], operands)
         try:
             if eqn.primitive in FUNCTIONS:
-                return ctx.own(FUNCTIONS[eqn.primitive], *leaves(operands))
+                return self.own(FUNCTIONS[eqn.primitive], *leaves(operands))
             if name in control.TABLE:
                 return list(control.TABLE[name](self, *operands, **params))
             handler = complexes.handler(name, eqn, operands, HANDLERS)
-            found = self.by_definition(eqn, operands) if handler is None else handler(ctx, *operands, **params)
+            found = self.by_definition(eqn, operands) if handler is None else handler(self, *operands, **params)
         except TcompError as error:
             if isinstance(error, UnsupportedError) and error.where:
                 raise
-            where = ctx.where
+            where = self.where
             what = error.what if isinstance(error, UnsupportedError) else f"JAX's primitive `{name}` cannot be compiled as it is used here"
             raise UnsupportedError(what, where=where, why=error.why or ("" if what == error.what else str(error))) from error
         except MISFITS as error:
-            raise ctx.unsupported(f"{type(error).__name__}: {error}"[:300]) from error
+            raise self.unsupported(f"{type(error).__name__}: {error}"[:300]) from error
         results = list(found) if isinstance(found, tuple | list) else [found]
         return [self.checked(x, v.aval) for x, v in zip(results, eqn.outvars, strict=True)]
 
@@ -168,13 +159,13 @@ class Importer:
         function = eqn.primitive.impl
         if getattr(inspect.unwrap(getattr(function, "func", function)), "__module__", "jax").split(".")[0] in ("jax", "jaxlib"):
             raise UnsupportedError(f"JAX's primitive `{eqn.primitive.name}` is not supported")
-        return self.context.inline(functools.partial(function, **eqn.params), *operands)
+        return self.inline(functools.partial(function, **eqn.params), *operands)
 
     def checked(self, x: Operand, aval: Any) -> Operand:
         """The operand in the type that JAX says it has. Raises `UnsupportedError` if it is of another shape."""
-        shape = self.context.dims(aval.shape)
+        shape = self.dims(aval.shape)
         if len(x.shape) != len(shape) or any(
             a != b for a, b in zip(x.shape, shape, strict=True) if isinstance(a, int) and isinstance(b, int)
         ):
-            raise self.context.unsupported(f"its result would be {x}, and should be {aval}")
-        return x if isinstance(x, Parts) else self.context.cast(x, part_types(aval.dtype)[0])
+            raise self.unsupported(f"its result would be {x}, and should be {aval}")
+        return x if isinstance(x, Parts) else self.cast(x, part_types(aval.dtype)[0])

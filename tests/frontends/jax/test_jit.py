@@ -222,6 +222,18 @@ def test_an_artifact_of_symbolic_sizes():
         tcomp.compile(jnp.fft.rfft, args=(jax.ShapeDtypeStruct((rows,), np.float32),))
 
 
+def test_symbolic_sizes_in_the_body_of_a_loop():
+    (size,) = jax.export.symbolic_shape("size")
+
+    def function(x, rows):
+        return lax.scan(lambda state, row: (jnp.nextafter(state, row), state), x, rows)
+
+    shapes = jax.ShapeDtypeStruct((size,), np.float32), jax.ShapeDtypeStruct((3, size), np.float32)
+    x, rows = np.float32([1, -2]), np.float32([[5, 5], [-5, -5], [0, 0]])
+    for found, wanted in zip(tcomp.compile(function, args=shapes, threads=1)(x, rows), function(x, rows), strict=True):
+        np.testing.assert_array_equal(found, wanted)
+
+
 def test_tcomp_does_not_load_jax():
     done = subprocess.run(
         [sys.executable, "-c", "import tcomp, sys; print('jax' in sys.modules)"], capture_output=True, text=True, check=True
