@@ -44,7 +44,7 @@ SCHEDULE_LAYERS: list[set[str]] = [
     {"primitives"},
     {"cost", "lowering"},
     {"schedule", "index_checks"},
-    {"groups", "polyhedral"},
+    {"groups", "polyhedral", "tiles"},
     {"cpu", "gpu"},
 ]
 

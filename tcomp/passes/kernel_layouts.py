@@ -26,6 +26,7 @@ def lanes_along(axis: int, rank: int) -> Layout:
 
 
 def known_size(extent: E.Dim) -> int:
+    """An extent; 1 for one that is symbolic."""
     return extent if isinstance(extent, int) else 1
 
 
@@ -68,6 +69,7 @@ def stage_bodies(body: Graph, values: Mapping[Value, Tensor]) -> dict[Tensor, E.
 
 
 def reductions(body: E.Expr) -> list[E.Expr]:
+    """All reductions in the expression of a stage."""
     return [e for e in E.walk(body) if e.op == "reduce"]
 
 

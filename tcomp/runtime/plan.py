@@ -44,9 +44,14 @@ Operand = Annotated[int, range(MAX_BUFFERS + 1)]
 class Device(Protocol):
     """What a plan is executed on. Addresses are those of the device."""
 
-    def launch(self, function: Any, grid: tuple[int, ...], block: tuple[int, ...], arguments: Sequence[int]) -> None: ...
-    def copy(self, target: int, source: int, size: int) -> None: ...
-    def read_byte(self, address: int) -> int: ...
+    def launch(self, function: Any, grid: tuple[int, ...], block: tuple[int, ...], arguments: Sequence[int]) -> None:
+        """Start a loaded function."""
+
+    def copy(self, target: int, source: int, size: int) -> None:
+        """Copy bytes."""
+
+    def read_byte(self, address: int) -> int:
+        """The byte at an address, once all that was started has been done."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -16,18 +16,9 @@ from tcomp.ir.expr import Expr
 from tcomp.ir.instruction import CORE, ELEMENT, RUN, WARP, WARPGROUP, CopyOp, Fragment, Instruction, Operand, VectorOp, WarpOp, lane_of
 from tcomp.ir.reducers import standard_reducers
 from tcomp.ir.text.parser import parse_instruction
-from tcomp.target import CpuTarget
 
 # bits of a vector, the feature that multiplies and adds them
 _ISAS = {"avx512": (512, "avx512f"), "avx2": (256, "fma"), "neon": (128, "neon")}
-
-
-def isa_of(target: CpuTarget) -> str:
-    """The widest of the instruction sets of `fma_tile` that a target has. Raises `ScheduleError` where it has none."""
-    for isa, (bits, feature) in _ISAS.items():
-        if target.has(feature) and bits <= target.vector_bits:
-            return isa
-    raise ScheduleError(f"`{target}` has no fused multiply-add of vectors", hint=f"the instruction sets are {', '.join(_ISAS)}")
 
 
 @cache

@@ -21,6 +21,7 @@ from tcomp.runtime.native_code import Call
 from tcomp.target import CpuTarget
 
 HOST = CpuTarget.host()
+ISA = "avx512" if HOST.vector_bits == 512 else "avx2" if HOST.has("fma") else "neon"  # of `fma_tile`, for this machine
 _engines: list[Any] = []  # code must outlive the callables that are made of it
 
 BODY = ctypes.CFUNCTYPE(None, ctypes.c_void_p, ctypes.c_int64, ctypes.c_int64)

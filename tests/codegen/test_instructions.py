@@ -24,12 +24,12 @@ from tcomp.ir.instruction import Instruction, match
 from tcomp.ir.interpreters.loops import run_kernel
 from tcomp.ir.loops import Accumulate, Allocate, Buffer, Call, For, Kernel, Stmt, block, loop, store, walk
 from tcomp.ir.verify.loops import verify_kernel
-from tcomp.schedules.instructions import fma_tile, isa_of, mma, sdot, vpdpbusd
+from tcomp.schedules.instructions import fma_tile, mma, sdot, vpdpbusd
 from tcomp.schedules.primitives.editing import rebuild
 from tcomp.target import CpuTarget, CudaTarget, Target
 from tests.codegen.cuda import cuda_host
 from tests.codegen.cuda.warp_products import product
-from tests.codegen.jit import HOST, compile_kernel, spill_count
+from tests.codegen.jit import HOST, ISA, compile_kernel, spill_count
 
 GPU = CudaTarget.parse("cuda")
 ARM = CpuTarget.parse("cpu -march=aarch64 -mcpu=neoverse-n1")
@@ -108,7 +108,7 @@ def test_sums_of_bytes_wrap_around_and_do_not_saturate() -> None:
 
 
 def test_specials_pass_through_a_tile() -> None:
-    i = fma_tile(2, 1, 2, isa_of(HOST))
+    i = fma_tile(2, 1, 2, ISA)
     kernel = called(i)
     arrays = operands(kernel, 0)
     arrays[1][0, 0], arrays[1][1, 1], arrays[2][0, 3], arrays[0][0, 1] = np.inf, np.nan, 1e-40, -0.0
@@ -362,7 +362,7 @@ def test_where_an_instruction_of_a_warp_cannot_stand(change: Any, message: str) 
 
 
 def test_an_instruction_inside_of_lanes() -> None:
-    kernel = called(fma_tile(1, 1, 1, isa_of(HOST)))
+    kernel = called(fma_tile(1, 1, 1, ISA))
     with pytest.raises(CodegenError, match="inside of the vectorized loop `v`"):
         emit_kernel(replace(kernel, body=For(te.reduce_axis(4, "v"), 4, kernel.body, "vectorized")), HOST)
 

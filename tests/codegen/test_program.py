@@ -17,12 +17,12 @@ from tcomp.codegen.llvm.machine_code import compile_ir
 from tcomp.errors import IRError
 from tcomp.ir import expr as E
 from tcomp.ir.expr import Expr, cast
-from tcomp.ir.interpreters.program import interpreted, run_program
 from tcomp.ir.loops import Buffer, Kernel, loop, store
 from tcomp.ir.program import Branch, Call, Copy, Program, Ref, Repeat, SetIndex, calls
 from tcomp.runtime.native_code import Call as NativeCall
 from tcomp.target import CpuTarget
 from tests.codegen.jit import HOST, kernel, load_objects
+from tests.ir.program_interpreter import interpreted, run_program
 
 N = E.dim("n", 1, 1000)
 

@@ -8,12 +8,12 @@ from hypothesis import given, settings, strategies as st
 
 from tcomp.errors import InputError, IRError, ParseError
 from tcomp.ir import expr as E
-from tcomp.ir.interpreters.program import interpreted, run_program
 from tcomp.ir.loops import Buffer, Kernel, loop, store
 from tcomp.ir.program import Branch, Call, Copy, Program, Ref, Repeat, SetIndex, calls
 from tcomp.ir.simplify import as_dim
 from tcomp.ir.text.parser import parse_program
 from tcomp.ir.verify.program import verify_program
+from tests.ir.program_interpreter import interpreted, run_program
 
 N = E.dim("n", 1, 100)
 I = E.loop_var("i", N)

@@ -14,13 +14,13 @@ from tcomp import pipeline
 from tcomp.ir.dims import bind_dims
 from tcomp.ir.expr import evaluate_int
 from tcomp.ir.graph import Graph
-from tcomp.ir.interpreters.program import run_program
 from tcomp.ir.program import Branch, Program, Repeat, walk
 from tcomp.ir.text.parser import parse_program
 from tcomp.ir.verify.program import verify_program
 from tcomp.packaging import assemble, collect_weights
 from tcomp.runtime.native_code import Call
 from tests.codegen.jit import BODY, PARALLEL_FOR, load_objects
+from tests.ir.program_interpreter import run_program
 from tests.models.test_small_nets import CASES
 
 

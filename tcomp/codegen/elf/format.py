@@ -39,6 +39,7 @@ class Header(NamedTuple):
 
 
 def round_up(value: int, align: int) -> int:
+    """The next multiple of a power of two."""
     return (value + align - 1) & -align
 
 
@@ -75,6 +76,7 @@ class File:
         self.names = self.content(self.headers[names_at])
 
     def refuse(self, why: str) -> NoReturn:
+        """Raises CodegenError."""
         raise CodegenError(self.problem, where=self.where, why=why)
 
     def cut(self, offset: int, size: int) -> bytes:

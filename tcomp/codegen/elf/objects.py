@@ -23,6 +23,8 @@ class Section:
 
 @dataclass(slots=True, eq=False)
 class Symbol:
+    """A name of one object; `section` is None where it is defined elsewhere."""
+
     name: str
     binding: int
     kind: int
@@ -32,6 +34,7 @@ class Symbol:
 
     @property
     def address(self) -> int:
+        """Of a symbol that is defined; relative to the output section until the layout."""
         assert self.section is not None
         return self.section.address + self.value
 
@@ -43,12 +46,12 @@ class Object(F.File):
 
     def __init__(self, data: bytes, where: str) -> None:
         super().__init__(data, 1, where)
-        sections = [self.section(header) for header in self.headers]
+        sections = [self._section(header) for header in self.headers]
         self.sections = [section for section in sections if section is not None]
         tables = [index for index, header in enumerate(self.headers) if header.kind == F.SYMTAB]
         if len(tables) > 1 or any(header.kind == F.RELTAB for header in self.headers):
             self.refuse("more than one symbol table, or relocations without addends")
-        self.symbols = [symbol for table in tables for symbol in self.read_symbols(self.headers[table], sections)]
+        self.symbols = [symbol for table in tables for symbol in self._read_symbols(self.headers[table], sections)]
         # Objects have no useful names; they are identified by the kernel that they define.
         if defined := next((symbol.name for symbol in self.symbols if symbol.binding != F.LOCAL and symbol.section is not None), ""):
             self.where = f"{where} (defines {defined})"
@@ -57,9 +60,9 @@ class Object(F.File):
         for header in self.headers:
             target = sections[header.info] if header.kind == F.RELATAB and header.info < len(sections) else None
             if target is not None:  # else something else, or relocations of debug information
-                self.read_relocations(header, tables, target)
+                self._read_relocations(header, tables, target)
 
-    def section(self, header: F.Header) -> Section | None:
+    def _section(self, header: F.Header) -> Section | None:
         kind, flags, size = header.kind, header.flags, header.size
         if not flags & F.ALLOC:
             return None
@@ -73,7 +76,7 @@ class Object(F.File):
         content = b"" if kind == F.NOBITS else self.cut(header.offset, header.size)
         return Section(f"{self.where}, section {name}", name if name == ".eh_frame" else output, content, size, align)
 
-    def read_symbols(self, table: F.Header, sections: Sequence[Section | None]) -> Iterator[Symbol]:
+    def _read_symbols(self, table: F.Header, sections: Sequence[Section | None]) -> Iterator[Symbol]:
         if table.link >= len(self.headers):
             self.refuse("bad symbol table")
         strings = self.content(self.headers[table.link])
@@ -86,7 +89,7 @@ class Object(F.File):
                 self.refuse(f"symbol {name!r} is of an unknown kind or lies outside its section")
             yield Symbol(name, info >> 4, info & 15, section, value, extent)
 
-    def read_relocations(self, header: F.Header, tables: Sequence[int], target: Section) -> None:
+    def _read_relocations(self, header: F.Header, tables: Sequence[int], target: Section) -> None:
         if [header.link] != tables:
             self.refuse("bad relocation table")
         for at, info, addend in F.RELA.iter_unpack(self.content(header)):

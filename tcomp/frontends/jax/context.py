@@ -116,7 +116,7 @@ class Context(GraphContext):
 
     @abstractmethod
     def evaluate(self, jaxpr: Any, operands: Sequence[Operand]) -> list[Operand]:
-        """The results of a jaxpr, closed or without constants, for these operands, added to the graph."""
+        """See `Importer`, which is the context of all handlers."""
 
     def inside(self, builder: GraphBuilder | None = None) -> Self:
         """The context of a body."""

@@ -99,6 +99,7 @@ class Importer(Context):
     """A graph in the making."""
 
     def evaluate(self, jaxpr: Any, operands: Sequence[Operand]) -> list[Operand]:
+        """The results of a jaxpr, closed or without constants, for these operands, added to the graph."""
         constants, jaxpr = getattr(jaxpr, "consts", ()), getattr(jaxpr, "jaxpr", jaxpr)
         env: dict[Any, Operand] = dict(zip(jaxpr.constvars, map(self.constant, constants), strict=True))
         env |= zip(jaxpr.invars, operands, strict=True)

@@ -102,6 +102,7 @@ def _defined(op: str, dtype: str) -> bool:
 
 
 def dtypes(reducer: Reducer) -> list[str]:
+    """Those of all parts of a reducer, which must be one."""
     return [part.dtype for part in (reducer.lhs, reducer.rhs, reducer.combine, reducer.identity)]
 
 
@@ -111,6 +112,7 @@ def is_empty(v: Expr) -> bool:
 
 
 def verify_range(source: Any, indices: Sequence[Expr], require: Require) -> None:
+    """No index of an access may be out of range for certain."""
     for position, (index, extent) in enumerate(zip(indices, source.shape, strict=True)):
         (lo, hi), largest = bounds(index), bounds(extent)[1]
         outside = (hi is not None and hi < 0) or (lo is not None and largest is not None and lo >= largest)

@@ -26,13 +26,14 @@ from tcomp.ir.loops import SERIAL, Accumulate, Kernel, perfect, walk
 from tcomp.ir.simplify import as_dim, difference, simplify
 from tcomp.schedules.analysis import access_patterns as patterns
 from tcomp.schedules.analysis.access_patterns import Nest, nests, reduction_nest, result_nest
-from tcomp.schedules.cpu.common import divides, extent, size, size_of, threads, unroll
+from tcomp.schedules.cpu.common import divides, extent, size, size_of, threads
 from tcomp.schedules.cpu.int8_dot_products import GROUP, byte_lanes
 from tcomp.schedules.groups import attachments
 from tcomp.schedules.instructions import vpdpbusd_unsigned
 from tcomp.schedules.knobs import Knobs
 from tcomp.schedules.primitives import editing
 from tcomp.schedules.schedule import Schedule
+from tcomp.schedules.tiles import unroll
 from tcomp.target import CpuTarget
 
 PANEL_VECTORS = 4  # vectors of columns whose weights lie together: one row then sums up four chains at once

@@ -17,6 +17,7 @@ from tcomp.schedules.analysis.access_patterns import Nest, extent_of
 from tcomp.schedules.knobs import Knobs
 from tcomp.schedules.primitives import editing
 from tcomp.schedules.schedule import Schedule
+from tcomp.schedules.tiles import fuse_all
 from tcomp.target import CpuTarget
 
 MAX_LANES = 64  # elements of a vectorized loop: bytes of a vector of 512 bits, as wide as code generators accept
@@ -53,14 +54,6 @@ def extent(s: Schedule, loop: str) -> E.Dim:
 def size(s: Schedule, loop: str) -> int:
     """The extent of a loop as a number to reason with: see `extent_of`."""
     return extent_of(extent(s, loop))
-
-
-def unroll(s: Schedule, loops: Iterable[str], lane: str | None = None) -> None:
-    """Unroll loops, and vectorize the one behind them."""
-    for name in loops:
-        s.unroll(name)
-    if lane is not None:
-        s.vectorize(lane)
 
 
 def split_tiles(s: Schedule, axes: Sequence[tuple[str, int]]) -> tuple[list[str], dict[str, E.Dim | None]]:
@@ -117,10 +110,7 @@ def threads(s: Schedule, loops: Sequence[str], pays: bool, knobs: Knobs, cuts: M
             if iterations < MIN_ITERATIONS:
                 enough, iterations = nested, iterations * least(inner.extent)
         if count := knobs.choice((names[0], "threads"), range(nested + 1), enough if pays else 0):
-            current = names[0]
-            for following in names[1:count]:
-                current = s.fuse(current, following)
-            s.parallel(current)
+            s.parallel(fuse_all(s, names[:count]))
 
 
 def unguard_lanes(s: Schedule) -> None:

@@ -20,10 +20,11 @@ from tcomp.schedules.analysis import access_patterns as patterns
 from tcomp.schedules.analysis.access_patterns import Nest, bytes_of, extent_of, is_product, reduction_nest, result_nest, row_axis
 from tcomp.schedules.cost.register_tiles import MAX_TILE_ROWS, Tile, choose_tile, outer_row_counts, tiles
 from tcomp.schedules.cpu import common, elementwise, panel_blocking, work_partition
-from tcomp.schedules.cpu.common import divides, extent, nest_lanes, threads, unroll, whole_tiles
+from tcomp.schedules.cpu.common import divides, extent, nest_lanes, threads, whole_tiles
 from tcomp.schedules.cpu.int8_dot_products import group_loop, summed_bytes
 from tcomp.schedules.knobs import Knobs
 from tcomp.schedules.schedule import Schedule
+from tcomp.schedules.tiles import unroll
 from tcomp.target import CpuTarget
 
 MAX_ORDERED = 3  # reduction loops whose order is a decision: six orders

@@ -16,10 +16,11 @@ from tcomp.ir.simplify import simplify
 from tcomp.schedules.analysis.access_patterns import Nest, extent_of, iterations, nest_of, result_nest
 from tcomp.schedules.cost.roofline import division
 from tcomp.schedules.cpu import common
-from tcomp.schedules.cpu.common import divides, extent, nest_lanes, threads, unroll, whole_tiles
+from tcomp.schedules.cpu.common import divides, extent, nest_lanes, threads, whole_tiles
 from tcomp.schedules.knobs import Knobs
 from tcomp.schedules.primitives import editing
 from tcomp.schedules.schedule import Schedule
+from tcomp.schedules.tiles import unroll
 from tcomp.target import CpuTarget
 
 MAX_CUTS = 12  # of a loop where conditions on it change: bounds the length of the code

@@ -22,12 +22,13 @@ from tcomp.ir.dtypes import itemsize
 from tcomp.ir.loops import SERIAL, STACK_LIMIT, Accumulate, For, If, Store, walk
 from tcomp.schedules.analysis.access_patterns import Nest, batch_axes, extent_of, is_product, reduction_nest, row_axis, write_nests
 from tcomp.schedules.cost.register_tiles import Tile, tiles
-from tcomp.schedules.cpu.common import MAX_LANES, divides, extent, nest_lanes, size, threads, unguard_lanes, unroll, whole_tiles
+from tcomp.schedules.cpu.common import MAX_LANES, divides, extent, nest_lanes, size, threads, unguard_lanes, whole_tiles
 from tcomp.schedules.cpu.contraction import pack_panels, strided_operands, tile_loops
 from tcomp.schedules.cpu.row_reductions import partial_loops
 from tcomp.schedules.groups import SoftmaxProduct, row_and_column_loops
 from tcomp.schedules.knobs import Knobs
 from tcomp.schedules.schedule import Schedule
+from tcomp.schedules.tiles import unroll
 from tcomp.target import CpuTarget
 
 BLOCK_BYTES = STACK_LIMIT // 2  # bytes of what a block has of one kind (scores, weights, or sums): they are on the stack of a thread

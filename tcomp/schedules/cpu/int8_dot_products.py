@@ -16,10 +16,11 @@ from tcomp.ir.access import stride
 from tcomp.ir.layout import Layout, Piece
 from tcomp.ir.loops import SERIAL, Accumulate, For, perfect, walk
 from tcomp.schedules.analysis.access_patterns import Nest, nests
-from tcomp.schedules.cpu.common import divides, lanes_of, unroll
+from tcomp.schedules.cpu.common import divides, lanes_of
 from tcomp.schedules.instructions import vpdpbusd
 from tcomp.schedules.primitives import editing
 from tcomp.schedules.schedule import Schedule
+from tcomp.schedules.tiles import unroll
 from tcomp.target import CpuTarget
 
 GROUP = 4  # bytes that one lane of 32 bits multiplies and adds up

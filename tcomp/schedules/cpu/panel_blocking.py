@@ -18,9 +18,10 @@ from math import inf, prod
 from tcomp.ir import expr as E
 from tcomp.ir.dtypes import itemsize
 from tcomp.schedules.analysis.access_patterns import Nest, bytes_of, is_product, repetitions, stage_axes
-from tcomp.schedules.cpu.common import extent, partition_tails, size, split_tiles, unroll
+from tcomp.schedules.cpu.common import extent, partition_tails, size, split_tiles
 from tcomp.schedules.primitives.memory_latency import UNKNOWN_ITERATIONS
 from tcomp.schedules.schedule import Schedule
+from tcomp.schedules.tiles import unroll
 from tcomp.target import CpuTarget
 
 CACHED_SHARE = 4  # an operand larger than 1 / CACHED_SHARE of the second-level cache is prefetched: other kernels evict it between runs

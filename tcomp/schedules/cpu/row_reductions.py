@@ -19,12 +19,13 @@ from tcomp.schedules.analysis.access_patterns import (
     stage_axes,
 )
 from tcomp.schedules.cpu import common, elementwise
-from tcomp.schedules.cpu.common import MAX_LANES, extent, nest_lanes, size, threads, unroll, whole_tiles
+from tcomp.schedules.cpu.common import MAX_LANES, extent, nest_lanes, size, threads, whole_tiles
 from tcomp.schedules.groups import Group
 from tcomp.schedules.handles import PartialResults
 from tcomp.schedules.knobs import Knobs
 from tcomp.schedules.primitives import editing
 from tcomp.schedules.schedule import Schedule
+from tcomp.schedules.tiles import unroll
 from tcomp.target import CpuTarget
 
 MAX_SHORT = 8  # elements of a row where lanes run across rows: longer ones fill vectors, and would make much straight-line code

@@ -21,10 +21,11 @@ from tcomp.ir.access import Affine, affine
 from tcomp.ir.dtypes import itemsize
 from tcomp.ir.loops import STACK_LIMIT, Accumulate, Kernel, Store, walk
 from tcomp.schedules.analysis.access_patterns import Nest, extent_of, iterations, nests, result_nest, stage_axes
-from tcomp.schedules.cpu.common import extent, lanes_of, partition_tails, size, threads, unroll, vector_tail, whole_tiles
+from tcomp.schedules.cpu.common import extent, lanes_of, partition_tails, size, threads, vector_tail, whole_tiles
 from tcomp.schedules.knobs import Knobs
 from tcomp.schedules.primitives import editing
 from tcomp.schedules.schedule import Schedule
+from tcomp.schedules.tiles import unroll
 from tcomp.target import CpuTarget
 
 MIN_ELEMENTS = 1 << 16  # of all stages: fewer stay in the cache without tiles

@@ -42,6 +42,7 @@ from tcomp.schedules.groups import Group, attachments, in_one_pass
 from tcomp.schedules.knobs import Knobs
 from tcomp.schedules.primitives import editing
 from tcomp.schedules.schedule import Schedule
+from tcomp.schedules.tiles import fuse_all, unroll
 from tcomp.target import CudaTarget
 
 # Thresholds of the choice between schedules. They follow from the figures of an A100 (108 SMs) and were not fitted to measurements.
@@ -190,7 +191,7 @@ def _schedule_group(s: Schedule, group: Group, target: CudaTarget, knobs: Knobs)
         with s.together():
             match group.shape:
                 case "elementwise" if group.inside:  # horizontal fusion: a thread computes one element of each
-                    first, *others = [T.fuse_all(s, T.names(result_nest(s.kernel, x).loops)) for x in (group.result, *group.inside)]
+                    first, *others = [fuse_all(s, T.names(result_nest(s.kernel, x).loops)) for x in (group.result, *group.inside)]
                     for other in others:
                         s.fuse_loops(first, other)
                     _grid(s, [first])
@@ -208,7 +209,7 @@ def _schedule_group(s: Schedule, group: Group, target: CudaTarget, knobs: Knobs)
                     home = _grid(s, rows)
                     for name in reversed(group.inside):
                         s.compute_at(name, home, "register")
-                    T.unroll(s, rest)
+                    unroll(s, rest)
                 case _:
                     _block_per_row(s, group)
     except ScheduleError as error:
@@ -244,7 +245,7 @@ def _vector_lanes(nest: Nest) -> int:
 def _grid(s: Schedule, loops: Sequence[str]) -> str:
     """Fuse perfectly nested loops and run them on all threads, in smaller blocks where there is little to do, so that it spreads over more
     multiprocessors; returns the thread loop."""
-    flat = T.fuse_all(s, loops)
+    flat = fuse_all(s, loops)
     many = extent_of(editing.find_loop(s.kernel, flat).extent, 1 << 20)
     return s.distribute(flat, min(BLOCK_THREADS, max(WARP, _floor_power(many // MIN_BLOCKS))), "block.x", "thread.x")[1]
 
@@ -334,7 +335,7 @@ def _block_per_row(s: Schedule, group: Group) -> None:
         partials[name] = s.rfactor(name, axis.var.name, threads)
     if rows:
         s.reorder(*T.names((*rows, *rest)))
-        home = T.fuse_all(s, T.names(rows))
+        home = fuse_all(s, T.names(rows))
         s.bind(home, "block.x")
         for name in reversed(group.inside):
             s.compute_at(name, home, "shared")

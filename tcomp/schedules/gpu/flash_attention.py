@@ -33,6 +33,7 @@ from tcomp.schedules.gpu.gemm import ASYNC_COPY_ARCHITECTURE, hold_in_registers,
 from tcomp.schedules.groups import SoftmaxProduct, row_and_column_loops
 from tcomp.schedules.knobs import Knobs
 from tcomp.schedules.schedule import Schedule
+from tcomp.schedules.tiles import fuse_all, unroll
 from tcomp.target import CudaTarget
 
 SIDE_THREADS = 16  # threads along each side of a tile: 256 in all
@@ -87,7 +88,7 @@ def schedule(s: Schedule, found: SoftmaxProduct, target: CudaTarget, knobs: Knob
     around, row = s.split(rows.var.name, tiles.scores.rows.size)
     once, column = s.split(columns.var.name, tiles.sums.columns.size)
     s.reorder(*others, around, once, row, column)
-    home = T.fuse_all(s, [*others, around, once])
+    home = fuse_all(s, [*others, around, once])
     for name in (*found.sums, found.maximum):
         s.compute_at(name, home, "register")  # whole tiles, where there are fewer rows
     blocks, terms, weights, scale = s.online(found.maximum, reduction.var.name, tiles.scores.columns.size)
@@ -166,12 +167,12 @@ def _map_rows(s: Schedule, c: Nest, tile: Tile) -> None:
                 s.reorder(thread, lane, one)
                 T.bind(s, {thread: "thread.y", lane: "thread.x"})
             s.unroll(one)
-        T.unroll(s, _reduction_loops(s, partial))
+        unroll(s, _reduction_loops(s, partial))
         if not tile.tensor:
             rank = len(c.leaf.indices)
             s.relayout(partial, _layout_of_rows(rank, tile, T.LETTERS[rank]))
         *_, row = stage_axes(s.kernel, name, True)
-        T.unroll(s, _reduction_loops(s, name))
+        unroll(s, _reduction_loops(s, name))
     thread, one = s.split(row, tile.rows.per_thread)
     T.bind(s, {thread: "thread.y", one: "thread.x"})
 

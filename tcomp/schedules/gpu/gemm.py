@@ -35,6 +35,7 @@ from tcomp.schedules.primitives import editing
 from tcomp.schedules.primitives.guards import specialize
 from tcomp.schedules.primitives.loop_structure import tensorize
 from tcomp.schedules.schedule import Schedule
+from tcomp.schedules.tiles import fuse_all, unroll
 from tcomp.target import CudaTarget
 
 MAX_UNROLLED = 16  # elements of a slice that a thread multiplies without a test of the loop: more only lengthens the code
@@ -72,7 +73,7 @@ def schedule(s: Schedule, result: str, acc: str, target: CudaTarget, knobs: Knob
     for d, n in (tile.rows.extents() | tile.columns.extents()).items():
         blocks[d], inside[d] = s.split(blocks[d], n)
     s.reorder(*blocks, *inside.values())
-    home = T.fuse_all(s, blocks)
+    home = fuse_all(s, blocks)
     s.bind(home, "block.x")
     s.compute_at(acc, home, "register")
     map_elements(s, tile, inside, width)
@@ -104,7 +105,7 @@ def multiply_in_slices(
     others = T.names(x for x in product.reduction.reduction_loops if x is not product.sliced)
     units = [x for d, x in enumerate(spatial) if d not in tile.axes]
     s.reorder(*units, *others, step, *(spatial[d] for d in tile.axes), slice_, reassociate=True)
-    step = T.fuse_all(s, [*others, step])
+    step = fuse_all(s, [*others, step])
     made = s.cache_factors(step, names[1 - product.right], names[product.right], "shared")
     copies = made if product.right == 1 else made[::-1]
     slices = list[tuple[list[str], bool]]()
@@ -158,7 +159,7 @@ def _map_to_threads(s: Schedule, tile: Tile, axes: dict[int, str], width: int, s
         reductions = list(s.split(slice_, MAX_UNROLLED))
     s.reorder(y, x, *reductions, *rows, *columns)
     T.bind(s, {y: "thread.y", x: "thread.x"})
-    T.unroll(s, reductions[-1:])
+    unroll(s, reductions[-1:])
     T.lanes(s, [*rows, *columns], width)
 
 
@@ -196,7 +197,7 @@ def _copy_by_threads(s: Schedule, loops: list[str], tile: Tile, along: bool) -> 
     if tile.by_warpgroups and along:  # neighbouring threads fill a core matrix, whose rows lie in other rows
         loops = [loops[0], loops[2], loops[1]]
         s.reorder(*loops)
-    rest, thread = s.split(T.fuse_all(s, loops), tile.threads)
+    rest, thread = s.split(fuse_all(s, loops), tile.threads)
     inner: list[str] = []
     for n in (tile.instruction_threads, tile.rows.threads) if tile.tensor else (tile.columns.threads,):
         thread, x = s.split(thread, n)
@@ -233,7 +234,7 @@ def _copy_in_bulk(s: Schedule, loops: Sequence[str], threads: int) -> list[str]:
     *rows, last = loops
     s.tensorize(last, _run(editing.find_loop(s.kernel, last)))
     if rows:
-        rest, thread = s.split(T.fuse_all(s, rows), threads)
+        rest, thread = s.split(fuse_all(s, rows), threads)
         s.reorder(thread, rest)
         s.bind(thread, "thread.x")
     return edges

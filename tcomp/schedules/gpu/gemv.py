@@ -26,6 +26,7 @@ from tcomp.schedules.gpu import thread_mapping as T
 from tcomp.schedules.gpu.block_tiles import MIN_EXTENT, factors_of
 from tcomp.schedules.primitives import editing
 from tcomp.schedules.schedule import Schedule
+from tcomp.schedules.tiles import fuse_all
 from tcomp.target import CudaTarget
 
 MIN_LENGTH = 32  # elements of the reduction: shorter ones are left to one thread each, as a warp could not split them
@@ -122,7 +123,7 @@ def schedule(s: Schedule, result: str, acc: str, target: CudaTarget) -> None:
     rows = [loops[d] for d in strip.rows]
     around = [x for x in loops if x not in rows]
     s.reorder(*around, *rows, column)
-    home = T.fuse_all(s, around)
+    home = fuse_all(s, around)
     s.bind(home, "block.x")
     for stage in (acc, partial):
         s.compute_at(stage, home, "shared")

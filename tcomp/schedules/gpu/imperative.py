@@ -18,6 +18,7 @@ from tcomp.ir.loops import Allocate, Block, For, Stmt, children, perfect, walk
 from tcomp.schedules.analysis.access_patterns import bytes_of
 from tcomp.schedules.gpu import thread_mapping as T
 from tcomp.schedules.schedule import Schedule
+from tcomp.schedules.tiles import fuse_all
 
 MAX_PRIVATE = 8 << 10  # private bytes of a thread: local memory, 1.8 GB for all threads that an A100 holds
 
@@ -40,7 +41,7 @@ def schedule(s: Schedule) -> None:
         for count in range(len(loops), 0, -1) if not reason else ():
             try:
                 with s.together():
-                    s.distribute(T.fuse_all(s, loops[:count]), WARP, "block.x", "thread.x")
+                    s.distribute(fuse_all(s, loops[:count]), WARP, "block.x", "thread.x")
                 break
             except ScheduleError as error:
                 reason = error.reason

@@ -19,6 +19,7 @@ from tcomp.ir.instruction import CORE
 from tcomp.schedules.gpu import thread_mapping as T
 from tcomp.schedules.gpu.block_tiles import Side, Tile, tensor_depth
 from tcomp.schedules.schedule import Schedule
+from tcomp.schedules.tiles import fuse_all, unroll
 
 ROWS = CORE[0]  # of a core matrix
 
@@ -31,9 +32,9 @@ def map_elements(s: Schedule, tile: Tile, axes: dict[int, str]) -> None:
     pair, low = s.split(j[-1], 2)
     own = [rows, columns, *j[:-1], high]
     s.reorder(y, z, *threads, pair, *own, low)
-    thread = T.fuse_all(s, [*threads, pair])
+    thread = fuse_all(s, [*threads, pair])
     T.bind(s, {y: "thread.y", z: "thread.z", thread: "thread.x"})
-    T.unroll(s, own)
+    unroll(s, own)
     s.vectorize(low)
 
 
@@ -43,7 +44,7 @@ def multiply(s: Schedule, tile: Tile, axes: dict[int, str], slice_: str) -> None
     steps, *k = T.cut(s, slice_, tensor_depth(tile.tensor), *([_row(tile)] if tile.by_warpgroups else []))
     s.reorder(y, z, steps, rows, columns, *i, *j, *k, reassociate=True)
     T.bind(s, {y: "thread.y", z: "thread.z"})
-    T.unroll(s, (steps, rows, columns))
+    unroll(s, (steps, rows, columns))
     s.tensorize(i[0], tile.instruction, reassociate=tile.instruction.reassociates)
 
 

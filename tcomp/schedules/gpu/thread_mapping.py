@@ -11,6 +11,7 @@ from tcomp.ir.loops import For
 from tcomp.schedules.analysis.access_patterns import Nest, extent_of, is_product, is_sum, reduction_nest, stage_axes
 from tcomp.schedules.primitives import editing
 from tcomp.schedules.schedule import Schedule
+from tcomp.schedules.tiles import fuse_all, unroll
 
 VECTOR_BYTES = 16  # bytes of the widest access of a thread, on every CUDA architecture
 LETTERS = "abcdefghijklmnop"  # dimensions of a buffer, as layouts name them
@@ -25,12 +26,6 @@ def bind(s: Schedule, axes: Mapping[str, str]) -> None:
     """Bind loops to the axes of a GPU: {loop: axis}."""
     for loop, axis in axes.items():
         s.bind(loop, axis)
-
-
-def unroll(s: Schedule, loops: Iterable[str]) -> None:
-    """Unroll each of the loops."""
-    for loop in loops:
-        s.unroll(loop)
 
 
 def cut(s: Schedule, loop: str, *factors: int) -> list[str]:
@@ -50,14 +45,6 @@ def digits(dim: str, *factors: int) -> list[str]:
 def layout(dims: Iterable[str]) -> str:
     """The text of a layout with these dimensions."""
     return f"({','.join(dims)})"
-
-
-def fuse_all(s: Schedule, loops: Sequence[str]) -> str:
-    """Perfectly nested loops as one; returns its name."""
-    flat = loops[0]
-    for following in loops[1:]:
-        flat = s.fuse(flat, following)
-    return flat
 
 
 def over_threads(s: Schedule, loops: Sequence[str], threads: int) -> None:

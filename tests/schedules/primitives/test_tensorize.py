@@ -22,11 +22,10 @@ from tcomp.ir.simplify import as_dim
 from tcomp.ir.text.parser import parse_kernel
 from tcomp.ir.verify.loops import verify_kernel
 from tcomp.schedules import Schedule
-from tcomp.schedules.instructions import fma_tile, isa_of, mma, mma_fill, named, text_of, vpdpbusd
+from tcomp.schedules.instructions import fma_tile, mma, mma_fill, named, text_of, vpdpbusd
 from tcomp.target import CpuTarget
-from tests.codegen.jit import HOST, compile_kernel, spill_count
+from tests.codegen.jit import HOST, ISA, compile_kernel, spill_count
 
-ISA = isa_of(HOST)
 LANES = fma_tile(1, 1, 1, ISA).result.shape[1]
 assert isinstance(LANES, int)
 VNNI = CpuTarget.parse("cpu -mcpu=cascadelake")
@@ -437,10 +436,3 @@ def test_names_of_no_instruction(text: str, message: str) -> None:
         named(text)
     with pytest.raises(ScheduleError, match=message):
         plain().tensorize("C.k", text)
-
-
-def test_isa_of_targets() -> None:
-    lines = {"cpu -mcpu=haswell": "avx2", "cpu -mcpu=cascadelake": "avx512", "cpu -march=aarch64 -mcpu=generic": "neon"}
-    assert {line: isa_of(CpuTarget.parse(line)) for line in lines} == lines
-    with pytest.raises(ScheduleError, match="has no fused multiply-add"):
-        isa_of(CpuTarget.parse("cpu -mcpu=sandybridge"))
