@@ -64,7 +64,7 @@ def compile(
     first then, and share memory if they are run by `tcomp.State`; else the old rows are copied. `operators` are those of your own that
     nodes of an ONNX model have (`tcomp.operator`), by their names in the domain `tcomp`.
 
-    Raises `ImportModelError` for a file that is no valid model, `UnsupportedError` listing everything tcomp cannot compile,
+    Raises `ImportModelError` for a file that is not a valid model, `UnsupportedError` listing everything tcomp cannot compile,
     `TargetError` for an unknown target, `DatabaseError` for a database that cannot be read, `LimitError` where a limit is exceeded.
     """
     source: Any = model

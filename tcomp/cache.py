@@ -52,10 +52,10 @@ def folder() -> Path | None:
 
 
 def size_limit() -> int:
-    """`$TCOMP_CACHE_SIZE` in bytes. Raises `InputError` if that is no size."""
+    """`$TCOMP_CACHE_SIZE` in bytes. Raises `InputError` if that is not a size."""
     text = os.environ.get("TCOMP_CACHE_SIZE") or str(DEFAULT_SIZE)
     if (found := re.fullmatch(r"(\d{1,15})([KMGT]?)(i?B)?", text.strip())) is None:
-        raise InputError(f"TCOMP_CACHE_SIZE is {text!r:.60}, which is no size", hint="as in 500M or 4G")
+        raise InputError(f"TCOMP_CACHE_SIZE is {text!r:.60}, which is not a size", hint="as in 500M or 4G")
     return int(found[1]) << _UNITS[found[2]]
 
 

@@ -82,7 +82,7 @@ def compile_within(
 
 
 def _written(dims: Mapping[str, int | tuple[int, int] | list[int]] | None) -> dict[str, Any]:
-    """Dims as JSON, in which a range is no list of sizes."""
+    """Dims as JSON, in which a range is not a list of sizes."""
     return {name: {"range": list(given)} if isinstance(given, tuple) else given for name, given in (dims or {}).items()}
 
 

@@ -48,7 +48,7 @@ def build(program: Any, target: AnyTarget = None, threads: int | None = None, as
     `f(*arrays)` over the kernel's buffers, which it works on in place; see `InPlace`.
 
     `target` defaults to this machine, `threads` to all cores that the process may use. `assume` are conditions on symbolic sizes, such as
-    `n <= m`, which every call checks. Raises `IRError` for what is no program, and for an access that is outside of its array in some
+    `n <= m`, which every call checks. Raises `IRError` for what is not a program, and for an access that is outside of its array in some
     iteration; `CodegenError` for loops that the target has no code for. Accesses that are in range for some sizes or data only are checked
     in the call, which raises `OutOfRangeError`, an `IndexError`.
     """

@@ -51,7 +51,7 @@ class Target(ABC):
         words = text.split()
         found = _cuda(words, text) if words[:1] == ["cuda"] else _cpu(words, text)
         if not isinstance(found, cls):
-            raise TargetError(f"`{text}` is no {cls.__name__}")
+            raise TargetError(f"`{text}` is not a {cls.__name__}")
         return found
 
     @staticmethod
@@ -364,7 +364,7 @@ def _one_of(name: str, known: Iterable[str], what: str, text: str, shown: Iterab
 
 def _size(value: str, what: str, text: str) -> int:
     if (match := re.fullmatch(r"(\d{1,9})([KM]?)", value)) is None or int(match[1]) == 0:
-        raise TargetError(f"`{value}` is no {'count' if what == 'cores' else 'size'} for -{what}", where=text, hint="as in 32K, 2M")
+        raise TargetError(f"`{value}` is not a {'count' if what == 'cores' else 'size'} for -{what}", where=text, hint="as in 32K, 2M")
     return int(match[1]) << {"": 0, "K": 10, "M": 20}[match[2]]
 
 

@@ -239,7 +239,7 @@ class _Call:
         return found
 
     def size(self, value: Any, args: Sequence[Any]) -> Any:
-        """A result that is no tensor."""
+        """A result that is not a tensor."""
         if not isinstance(value, Expr):
             return value
         known = {}

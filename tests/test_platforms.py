@@ -60,7 +60,7 @@ def test_apple_silicon_under_linux_is_said():
 
 @pytest.mark.parametrize("platform", [p for p in PLATFORMS.values() if p.linker], ids=lambda p: p.triple)
 def test_code_of_each_platform_has_its_format(platform):
-    """A model with free sizes, a copy, and a check of indices; where this package is no linker, its objects."""
+    """A model with free sizes, a copy, and a check of indices; where this package is not a linker, its objects."""
     options = CompileOptions(target=f"cpu -march={platform.arch} -os={platform.os}", dims={"n": (1, 4)})
     artifact = compile_model(models.convolutional(), options)[0]
     assert artifact.manifest.triple == platform.triple

@@ -53,7 +53,7 @@ def generate(
     from tcomp.generation import Generator, Grammar, Sampling
 
     if not folder.is_dir():
-        raise InputError(f"{folder} is no folder", hint=_FOLDER)
+        raise InputError(f"{folder} is not a folder", hint=_FOLDER)
     if artifact is not None:
         opt.check_file(artifact, "--artifact")
         if weights is not None:

@@ -130,7 +130,7 @@ def _filled(name: str, number: float, shape: tuple[int, ...], dtype: np.dtype[An
     with np.errstate(all="ignore"):
         value = np.asarray(number).astype(dtype)
     if (dtype.kind in "iub" or dtype.name.lstrip("u").startswith("int")) and float(value) != number:
-        raise InputError(f"{number:g} is no value of input `{name}`", why=f"its element type is {dtype}")
+        raise InputError(f"{number:g} is not a value of input `{name}`", why=f"its element type is {dtype}")
     return np.full(shape, value, dtype)
 
 

@@ -159,7 +159,9 @@ def parse_dims(texts: Iterable[str] | None, option: str = "--dim") -> dict[str, 
             dims[name] = [int(size) for size in value.split(",")]
             continue
         if (match := re.fullmatch(r"(\d{1,15})(?:\.\.(\d{1,15}))?", value)) is None:
-            raise InputError(f"`{value}` is no size", where=where, hint="a number (batch=1), a range (seq=1..512), or sizes (batch=1,8,32)")
+            raise InputError(
+                f"`{value}` is not a size", where=where, hint="a number (batch=1), a range (seq=1..512), or sizes (batch=1,8,32)"
+            )
         lo, hi = int(match[1]), int(match[2] or match[1])
         if lo > hi:
             raise InputError(f"the range {value} is empty", where=where, hint=f"{name}={hi}..{lo}")
@@ -176,7 +178,7 @@ def parse_shapes(texts: Iterable[str] | None) -> dict[str, tuple[int | str, ...]
         parts = [p.strip() for p in (value.split(",") if "," in value or not re.fullmatch(r"[\dxX]*", value) else re.split("[xX]", value))]
         if not all(re.fullmatch(r"\d{1,15}(\s*\*[^*].*)?|[^\W\d].*", p) for p in parts) and not (bracketed and parts == [""]):
             hint = f"sizes separated by x or commas: {name}=1x3x224x224, {name}=batch,128 or {name}=1,3,h*32,w*32"
-            raise InputError(f"`{value}` is no shape", where=where, hint=hint)
+            raise InputError(f"`{value}` is not a shape", where=where, hint=hint)
         shapes[name] = tuple(int(p) if p.isdigit() else p for p in parts if p)
     return shapes
 
@@ -197,26 +199,26 @@ def parse_threads(text: str | None) -> tuple[int | None, ...]:
         return (None,)
     if not all(re.fullmatch(r"\s*\d{1,4}\s*", n) and 1 <= int(n) <= MAX_THREADS for n in text.split(",")):
         hint = f"numbers from 1 to {MAX_THREADS}, as in --threads 1,2"
-        raise InputError(f"`{text}` is no list of thread counts", where="--threads", hint=hint)
+        raise InputError(f"`{text}` is not a list of thread counts", where="--threads", hint=hint)
     return tuple(dict.fromkeys(map(int, text.split(","))))
 
 
 def parse_time(text: str, option: str = "--budget") -> float:
     """Seconds of `90`, `90s`, `1.5m`, `2h`. Raises `InputError`."""
     if (found := re.fullmatch(r"(\d{1,9}(?:\.\d{1,6})?)([smh]?)", text.strip())) is None or float(found[1]) == 0:
-        raise InputError(f"`{text}` is no time", where=option, hint="a number of seconds, or as in 60s, 10m, 1h")
+        raise InputError(f"`{text}` is not a time", where=option, hint="a number of seconds, or as in 60s, 10m, 1h")
     return float(found[1]) * _SECONDS[found[2]]
 
 
 def parse_bytes(text: str, option: str) -> int:
     """Bytes of `1000000`, `800M`, `4G` (powers of 1024). Raises `InputError`."""
     if (found := re.fullmatch(r"(\d{1,15})([KMGT]?)(i?B)?", text.strip())) is None or int(found[1]) == 0:
-        raise InputError(f"`{text}` is no amount of memory", where=option, hint="a number of bytes, or as in 800M, 4G")
+        raise InputError(f"`{text}` is not an amount of memory", where=option, hint="a number of bytes, or as in 800M, 4G")
     return int(found[1]) << 10 * "KMGT".find(found[2]) + 10 if found[2] else int(found[1])
 
 
 def check_file(path: Path, where: str = "") -> None:
-    """Refuse what is no readable file. Raises `InputError`."""
+    """Refuse what is not a readable file. Raises `InputError`."""
     if path.is_dir():
         raise InputError(f"{path} is a directory", where=where, hint="name a file in it")
     if not path.exists():
@@ -266,7 +268,7 @@ def check_writable(path: Path) -> None:
     if path.is_dir():
         why, hint = "it is a directory", f"name a file, such as {path / 'model.tcomp'}"
     elif path.exists() and not path.is_file():
-        why = "it is no regular file, and would be replaced by one"
+        why = "it is not a regular file, and would be replaced by one"
     elif not folder.is_dir():
         why, hint = f"the folder {folder} does not exist", f"mkdir -p {folder}"
     elif not os.access(folder, os.W_OK):

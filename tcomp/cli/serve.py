@@ -95,7 +95,7 @@ def serve(
     if not models.exists():
         raise InputError("there are no models", where=str(models), why="there is no such file or folder")
     if models.is_file() and not opt.is_artifact(models):
-        raise InputError("this file is no artifact", where=str(models), hint=f"tcomp compile {models} first")
+        raise InputError("this file is not an artifact", where=str(models), hint=f"tcomp compile {models} first")
     model = ModelOptions(max_batch, max_delay, _sizes(preferred), None, instances, threads, max_queue, timeout, max_memory)
     options = ServerOptions(
         models, host, port, grpc_port, model, trusted, poll, management, tokens, certificate, private_key, client_ca, max_request,
@@ -115,8 +115,8 @@ def serve(
 
 
 def _sizes(text: str | None) -> tuple[int, ...]:
-    """Raises InputError for what is no list of numbers."""
+    """Raises InputError for what is not a list of numbers."""
     try:
         return tuple(int(size) for size in text.split(",")) if text else ()
     except ValueError:
-        raise InputError(f"`{text}` is no list of sizes", where="--preferred", hint="--preferred 1,8,32") from None
+        raise InputError(f"`{text}` is not a list of sizes", where="--preferred", hint="--preferred 1,8,32") from None

@@ -75,7 +75,7 @@ class ChatTemplate:
         self._names = dict(names)
         try:
             self._template = sandbox.from_string(source)
-        except Exception as error:  # noqa: BLE001  whatever the package makes of text that is no template
+        except Exception as error:  # noqa: BLE001  whatever the package makes of text that is not a template
             raise InputError("the template of chats cannot be read", why=str(error)[:200]) from None
 
     def text(self, messages: Sequence[Mapping[str, Any]]) -> str:

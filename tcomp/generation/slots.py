@@ -28,10 +28,10 @@ def is_language_model(model: LoadedModel) -> TypeGuard[Module]:
 
 
 def checked_model(model: LoadedModel) -> Module:
-    """The model. Raises `InputError` if it is no language model."""
+    """The model. Raises `InputError` if it is not a language model."""
     if not is_language_model(model):
         hint = 'compile the folder of a language model for CPUs with state="auto"'
-        raise InputError("this is no language model with state", why="it has to take `ids` and its state, and give `logits`", hint=hint)
+        raise InputError("this is not a language model with state", why="it has to take `ids` and its state, and give `logits`", hint=hint)
     return model
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Protocol
 
-INCOMPLETE = "\ufffd"  # what decoders make of bytes that are no character yet
+INCOMPLETE = "\ufffd"  # what decoders make of bytes that are not a character yet
 MAX_PENDING = 16  # tokens that may be parts of one character; what is none by then is given as it is
 
 

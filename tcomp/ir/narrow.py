@@ -24,7 +24,7 @@ def literal(value: Any, dtype: str) -> Expr:
     if dtype == SCALE and given == 0:
         return bitcast(const(0, "uint8"), dtype)
     if not np.array_equal(made.astype(np.float64), given, equal_nan=True):
-        raise IRError(f"{value} is no value of {dtype}")
+        raise IRError(f"{value} is not a value of {dtype}")
     return bitcast(const(int(made.view(np.uint8)), "uint8"), dtype)
 
 

@@ -5,7 +5,7 @@
     C = te.compute((M, N), lambda i, j: te.sum(A[i, k] * B[k, j], axis=k), name="C")
 
 A `Tensor` is a placeholder (no body), a compute (axes and a body `Expr`), or an output of an extern: an imperative loop program,
-for what is no tensor expression (sorting, prefix sums, scatter, non-maximum suppression). Tensors are compared by identity.
+for what is not a tensor expression (sorting, prefix sums, scatter, non-maximum suppression). Tensors are compared by identity.
 Reductions may occur anywhere in a body; lowering gives each a stage of its own.
 """
 

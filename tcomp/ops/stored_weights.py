@@ -52,10 +52,10 @@ def byte_block_product(
     bits first; `scales` [out, blocks] and `zeros` (likewise; None: `zero`) are numbers of any type. Sums over blocks are of float32."""
     each = 8 // bits
     if w.dtype != "uint8" or 8 % bits or w.ndim != 3 or x.ndim < 3:
-        raise IRError(f"{w!r} are no blocks of weights of {bits} bits")
+        raise IRError(f"{w!r} are not blocks of weights of {bits} bits")
     out, count, own = w.shape
     if (x.shape[-2], x.dtype) != (each, "int8"):
-        raise IRError(f"{x!r} are no activations for weights of {bits} bits")
+        raise IRError(f"{x!r} are not activations for weights of {bits} bits")
     require_same(x.shape[-3], count, "blocks of activations and weights")
     require_same(x.shape[-1], own, "bytes of a block")
     rows = x.shape[:-3]

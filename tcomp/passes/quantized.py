@@ -104,7 +104,7 @@ def byte_contraction(node: Node, rewriter: Rewriter) -> Replacement:
         return "the scale of the weights does not belong to a column of the result"
     low, high = int(w.integers.min(initial=0)), int(w.integers.max(initial=0))
     if low < -128 or high > 127:
-        return f"weights from {low} to {high} are no signed bytes"
+        return f"weights from {low} to {high} are not signed bytes"
     sums = w.integers.sum(tuple(d for d in range(w.integers.ndim) if d != column), dtype=np.int32)
     data, zero = x.bytes, x.zero
     if data.dtype == "int8":

@@ -66,7 +66,7 @@ def quantize_weights(graph: Graph, kind: str, found: list[QuantizedWeight], note
             inputs = [x, rewriter.constant(half, f"{w.name}.{kind}", dtype)]
             return rewriter.add(WIDE_PRODUCT, inputs, {"transpose_b": form.transpose_right}, node.name)
         if rows.shape[1] % BLOCK:
-            return f"{rows.shape[1]} elements are no blocks of {BLOCK}"
+            return f"{rows.shape[1]} elements are not blocks of {BLOCK}"
         if not np.isfinite(array).all():
             return "weights that are not finite have no scales"
         bits = 8 if kind == "int8" else 4

@@ -74,7 +74,7 @@ class Rewriter(GraphBuilder):
         return self._uses[value] == 1 and value not in self._outputs
 
     def is_read(self, value: Value) -> bool:
-        """Whether a node reads the value, which is no output."""
+        """Whether a node reads the value, which is not an output."""
         return self._uses[value] > 0 and value not in self._outputs
 
     def is_copy(self, node: Node) -> bool:

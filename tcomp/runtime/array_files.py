@@ -22,7 +22,7 @@ def load_arrays(path: str | os.PathLike[str], where: str = "") -> dict[str, Arra
     InputError, which says `where` the file was named."""
     path = Path(path)
     if not path.is_file():
-        why = "it is a folder" if path.is_dir() else "it is no file" if path.exists() else "it does not exist"
+        why = "it is a folder" if path.is_dir() else "it is not a file" if path.exists() else "it does not exist"
         raise InputError(f"cannot read {path}", where=where, why=why)
     try:
         content = np.load(path, allow_pickle=False)
@@ -32,7 +32,7 @@ def load_arrays(path: str | os.PathLike[str], where: str = "") -> dict[str, Arra
             return {name: content[name] for name in content.files}
     except Exception as error:  # a damaged file: zlib.error, TokenError, NotImplementedError, BadZipFile, ValueError, MemoryError, ...
         why, hint = f"{error}; pickled objects are never loaded", "write it with numpy.save, float8_e5m2 as array.view('V1')"
-        raise InputError(f"{path} is no .npy or .npz file", where=where, why=why, hint=hint) from error
+        raise InputError(f"{path} is not a .npy or .npz file", where=where, why=why, hint=hint) from error
 
 
 def npz_path(path: Path) -> Path:

@@ -88,7 +88,7 @@ class Plan:
     """
 
     def __init__(self, code: bytes, dims: int, inputs: int, outputs: int) -> None:
-        """Raises ArtifactError for code that is no plan of a model with so many dims, inputs and outputs."""
+        """Raises ArtifactError for code that is not a plan of a model with so many dims, inputs and outputs."""
         content = read(dict, load_json(code, "the launch plan"), "plan")
         self._memories = {"input": inputs, "output": outputs, "weights": 1, "workspace": 1}
         kernels: dict[str, Any] = read(dict, content.get("kernels"), "plan", "kernels")

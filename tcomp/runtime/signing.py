@@ -30,7 +30,7 @@ def sign(artifact: Artifact, private: Key) -> bytes:
 
 def check_signature(artifact: Artifact, trusted: Key) -> None:
     """Check that an artifact is, weights included, as the holder of a key signed it; `trusted` is the public key. Raises ArtifactError if
-    it is not signed, signed by another key or was changed since; InputError for what is no public key of Ed25519."""
+    it is not signed, signed by another key or was changed since; InputError for what is not a public key of Ed25519."""
     key = _read_key(trusted, False)
     from cryptography.exceptions import InvalidSignature
 

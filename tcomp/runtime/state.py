@@ -56,7 +56,7 @@ class State:
         self._views = [self._first(buffer, n, 0) for n, buffer in enumerate(self._buffers)]  # the rows that there are
 
     def run(self, inputs: Mapping[str, object], timeout: float | None = None) -> dict[str, Array]:
-        """Run the model once more: `inputs` are those that are no state, and so are the outputs returned. Raises as `Module.run`; the state
+        """Run the model once more: `inputs` are those besides the state, and so are the outputs returned. Raises as `Module.run`; the state
         is then as it was."""
         given: dict[str, object] = {**inputs, **{name: self._views[n] for name, n in self._inputs.items()}}
         if overlap := [name for name in inputs if name in self._inputs]:
@@ -107,7 +107,7 @@ class State:
                 self._buffers[n] = np.empty(larger, old.dtype)
 
     def _ready(self, plan: Plan) -> list[Array]:
-        """The outputs of a run: what is no state is new, and state lies in its buffers."""
+        """The outputs of a run: what is not state is new, and state lies in its buffers."""
         self._reserve(max(plan.outputs[index][0][self._axes[n]] for index, n in self._outputs.items()))  # the run copies the old rows
         found, fresh = list[Array](), iter(new_arrays(wanted for index, wanted in enumerate(plan.outputs) if index not in self._outputs))
         for index, (shape, _, _) in enumerate(plan.outputs):

@@ -31,7 +31,7 @@ class Answer:
 
 @dataclass(slots=True)
 class Knobs:
-    """Answers by `given`, else by `pick`. A given value that is no option any more is passed over: the space has changed since."""
+    """Answers by `given`, else by `pick`. A given value that is not an option any more is passed over: the space has changed since."""
 
     given: Decisions = field(default_factory=dict)
     pick: Pick = lambda name, options, default: default
@@ -81,9 +81,9 @@ def decode(text: str) -> dict[str, Option]:
     try:
         record = json.loads(text)
     except (ValueError, RecursionError) as error:
-        raise ScheduleError("these are no decisions", where=text[:120], why=f"it is not valid JSON: {error}") from None
+        raise ScheduleError("these are not decisions", where=text[:120], why=f"it is not valid JSON: {error}") from None
     if not isinstance(record, dict):
-        raise ScheduleError("these are no decisions", where=text[:120], why='they are of the form {"name": value, ...}')
+        raise ScheduleError("these are not decisions", where=text[:120], why='they are of the form {"name": value, ...}')
     return {name: option_of(value) for name, value in record.items()}
 
 
@@ -93,4 +93,4 @@ def option_of(value: Any) -> Option:
         return tuple(option_of(v) for v in value)
     if isinstance(value, str | int | float | bool | None):
         return value
-    raise ScheduleError("these are no decisions", where=repr(value)[:120], why="a value is a number, text, boolean, null, or list of them")
+    raise ScheduleError("these are not decisions", where=repr(value)[:120], why="a value is a number, text, boolean, null, or list of them")

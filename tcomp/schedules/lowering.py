@@ -312,7 +312,7 @@ class _Lowering:
         return [L.over(inner, lambda at: L.Store(target, places(at), reducer.identity), names("init.").__getitem__), nest]
 
     def halo(self, t: Tensor, inner: Sequence[E.Dim]) -> list[L.Stmt]:
-        """Nests that store the zeros around the axes, each element once, where `inner` elements along each dimension are no halo."""
+        """Nests that store the zeros around the axes, each element once, where `inner` elements along each dimension lie inside."""
         pieces, target = self.layout(t).pieces, self.buffers[t]
         whole: list[tuple[Expr, E.Dim]] = [(as_expr(0), n) for n in target.shape]
         middle = [(as_expr(p.before), n) for p, n in zip(pieces, inner, strict=True)]

@@ -59,7 +59,7 @@ def inputs_and_outputs(program: Tensor | Sequence[Tensor]) -> tuple[list[Tensor]
         program = [*(t for t in tensors([program]) if is_placeholder(t) and t is not program), program]
     hint = "a tensor to compute, a list of placeholders and then tensors to compute, or a kernel"
     if not isinstance(program, Sequence) or not all(isinstance(t, Tensor) for t in program):
-        raise IRError(f"this is no program: {program!r:.80}", hint=hint)
+        raise IRError(f"this is not a program: {program!r:.80}", hint=hint)
     inputs = [t for t in program if is_placeholder(t)]
     outputs = [t for t in program if not is_placeholder(t)]
     if not outputs or list(program) != [*inputs, *outputs]:
@@ -396,7 +396,7 @@ def _plain(kernel: L.Kernel, primitive: str, parameter: inspect.Parameter, value
         case str() if str in types:
             return str(value)  # of a handle the name alone
         case Expr() if value.op != "const":
-            pass  # a size that is not known is no integer
+            pass  # a size that is not known is not an integer
         case _ if int in types and not isinstance(value, bool) and hasattr(value, "__index__"):
             return int(value)
     raise _misused(kernel, primitive, f"`{parameter.name}` cannot be {value!r:.80}, which is of type {type(value).__name__}")

@@ -188,7 +188,7 @@ def _parsed(read: Callable[[bytes], Any], content: bytes) -> Any:
     try:
         return read(content)
     except DecodeError:
-        raise bad_request("the request is no message of the protocol") from None
+        raise bad_request("the request is not a message of the protocol") from None
 
 
 def _status(refusal: Refusal) -> Status:

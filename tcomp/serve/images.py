@@ -19,7 +19,7 @@ _MOST_PIXELS = 50_000_000  # of a picture: more are refused before they are deco
 
 
 def read_image(content: bytes, model: ServedModel) -> Arrays:
-    """The inputs of a model for the picture in a file. Raises Refusal for what is no picture, or a model that takes none."""
+    """The inputs of a model for the picture in a file. Raises Refusal for what is not a picture, or a model that takes none."""
     options, wire, channels_last, height, width = _target(model)
     try:
         from PIL import Image
@@ -60,7 +60,7 @@ def _target(model: ServedModel) -> tuple[ImageOptions, Any, bool, int, int]:
             if shape[axis] == channels:
                 height, width = (options.size if side == -1 else side for side in sides)
                 return options, wires[0], axis == 3, height, width
-    what = f"the input of model {model.name!r} is no picture"
+    what = f"the input of model {model.name!r} is not a picture"
     raise Refusal(HTTPStatus.UNPROCESSABLE_ENTITY, what, why=f"expected one of floats, with {channels} channels, in four axes")
 
 

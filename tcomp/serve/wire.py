@@ -69,7 +69,7 @@ class WireType:
             raise bad_request(f"the data of input {self.name!r} does not fit its shape", why=why)
         array = np.frombuffer(content, self.dtype).reshape(extents)
         if self.datatype == "BOOL" and wanted and array.view(np.uint8).max() > 1:
-            raise bad_request(f"input {self.name!r} has values that are no booleans", why="BOOL is a byte, 0 or 1")
+            raise bad_request(f"input {self.name!r} has values that are not booleans", why="BOOL is a byte, 0 or 1")
         return array
 
     def from_numbers(self, shape: Sequence[int], numbers: object) -> npt.NDArray[Any]:
@@ -100,7 +100,7 @@ class WireType:
             array = np.asarray(values, object)
             return strings([text.decode() if isinstance(text, bytes) else _checked(text) for text in array.flat], array.shape)
         except (ValueError, TypeError) as problem:  # lists of different lengths, no UTF-8; something else than strings
-            raise bad_request(f"the data of input {self.name!r} are no strings", why=str(problem)[:80]) from None
+            raise bad_request(f"the data of input {self.name!r} are not strings", why=str(problem)[:80]) from None
 
     def to_bytes(self, array: npt.NDArray[Any]) -> bytes | memoryview:
         """The bytes of an output, where they lie if its elements do so in order."""
@@ -134,7 +134,7 @@ def _split(content: bytes, name: str) -> list[bytes]:
 
 
 def check_shape(shape: object, name: str) -> tuple[int, ...]:
-    """The extents that a client sends. Raises Refusal for what is no list of sizes."""
+    """The extents that a client sends. Raises Refusal for what is not a list of sizes."""
     if not isinstance(shape, Sequence) or isinstance(shape, str | bytes) or len(shape) > MAX_AXES:
         raise bad_request(f"the shape of input {name!r} is not a list of sizes")
     if not all(type(extent) is int and 0 <= extent <= MAX_EXTENT for extent in shape):

@@ -1,4 +1,4 @@
-"""The libraries of a C package for platforms of whose objects this package is no linker: RISC-V, ARMv7, Windows, macOS.
+"""The libraries of a C package for platforms of whose objects this package is not a linker: RISC-V, ARMv7, Windows, macOS.
 
 The functions of the package (`c_entry`) are compiled for the platform, weights become an object by the assembler of the linker's package.
 For Linux there is a static library, too, whose symbols have names of their own.

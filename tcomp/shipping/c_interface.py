@@ -75,7 +75,7 @@ def package_name(text: str, given: bool) -> str:
     if not given:
         return close
     if not re.fullmatch(r"[A-Za-z][A-Za-z0-9_]{0,63}", text) or text in _KEYWORDS:
-        why = "a name has at most 64 ASCII letters, digits and underscores, begins with a letter, and is no word of C or its library"
+        why = "a name has at most 64 ASCII letters, digits and underscores, begins with a letter, and is not a word of C or its library"
         raise InputError(f"`{text}` cannot be the name of a package", where="--name", why=why, hint=f"--name {close[:64]}")
     return text
 

@@ -33,7 +33,7 @@ def write_c_package(
 ) -> list[Path]:
     """Write a package of the model under the name `name` (see `c_interface.package_name`) into a new folder; returns its files. Raises
     InputError for a folder that exists, a bad version, weights too large to be inside, or a model with host steps or state; TargetError for
-    what is no CPU's; CodegenError for an artifact of an older release."""
+    what is not a CPU's; CodegenError for an artifact of an older release."""
     if artifact.manifest.triple == "cuda":
         why, hint = (
             "a C package is for CPUs; the artifact is for GPUs",
@@ -84,9 +84,9 @@ def _libraries(artifact: Artifact, c: CInterface) -> dict[str, bytes]:
 
 
 def check_version(version: str) -> None:
-    """Refuse what is no version for CMake, pkg-config and pip alike. Raises InputError."""
+    """Refuse what is not a version for CMake, pkg-config and pip alike. Raises InputError."""
     if not re.fullmatch(r"\d{1,6}(\.\d{1,6}){0,3}", version):
-        raise InputError(f"`{version}` is no version", where="--version", hint="numbers with dots, as in --version 1.0")
+        raise InputError(f"`{version}` is not a version", where="--version", hint="numbers with dots, as in --version 1.0")
 
 
 def _arena(artifact: Artifact) -> int | None:

@@ -1,7 +1,7 @@
 """A compiled model as a folder from which a container engine (Docker, Podman, Buildah) builds an image that serves it: `tcomp serve`.
 
 The image is a small Python with the packages of requirements.txt, the files of tcomp that serve, which are copied, and the artifact; of a
-language model also its tokenizer and template of chats. The base and the packages are pinned to releases, the process is no superuser, and
+language model also its tokenizer and template of chats. The base and the packages are pinned to releases, the process is not root, and
 a health check asks whether it is ready.
 """
 
@@ -90,7 +90,7 @@ def _text_files(artifact: Artifact, folder: Path) -> dict[str, bytes]:
     """The files of a language model that make text of tokens."""
     if not continues_text(artifact.manifest):
         why = "it does not take `ids` and state, and give `logits`"
-        raise InputError("a tokenizer is given for a model that is no language model", why=why, hint="compile it with --state auto")
+        raise InputError("a tokenizer is given for a model that is not a language model", why=why, hint="compile it with --state auto")
     if not (folder / TOKENIZER).is_file():
         raise InputError(
             f"there is no {TOKENIZER} in {folder}", where="--tokenizer", hint="give the language model's folder of Hugging Face"

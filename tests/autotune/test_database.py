@@ -235,7 +235,7 @@ def test_a_damaged_database_is_an_error_that_names_it(tmp_path: Path, seed: int)
 
 CHANGES: dict[str, str] = {
     "a reason of another type": "UPDATE records SET status = 'fine'",
-    "decisions that are no JSON": "UPDATE records SET decisions = '{'",
+    "decisions that are not JSON": "UPDATE records SET decisions = '{'",
     "decisions that are a list": "UPDATE records SET decisions = '[1]'",
     "a decision that is a record": "UPDATE records SET decisions = '{\"a\": {}}'",
     "endless decisions": "UPDATE records SET decisions = '" + "[" * 100_000 + "'",

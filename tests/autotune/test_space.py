@@ -34,7 +34,7 @@ def test_decisions_are_written_and_read(decisions: dict) -> None:
 
 @pytest.mark.parametrize("text", ["", "[1]", '{"a": {"b": 1}}', "{", "[" * 5000])
 def test_what_are_no_decisions(text: str) -> None:
-    with pytest.raises(ScheduleError, match="these are no decisions"):
+    with pytest.raises(ScheduleError, match="these are not decisions"):
         decode(text)
 
 

@@ -62,7 +62,7 @@ def test_resume_needs_no_model(tcomp, tuned, tmp_path):
 
 def test_mistakes(tcomp, models, tuned):
     assert "there is no model" in tcomp("tune", status=2).output
-    assert "`soon` is no time" in tcomp("tune", models["mlp"], "--budget", "soon", status=2).output
+    assert "`soon` is not a time" in tcomp("tune", models["mlp"], "--budget", "soon", status=2).output
     assert "the size batch is open" in tcomp("tune", models["mlp"], "--trials", 1, status=2).output
     assert "--target comes with a model" in tcomp("tune", "--resume", "--target", "cpu", status=2).output
     assert "there is no file" in tcomp("tune", "--resume", "--database", "none.db", status=2).output

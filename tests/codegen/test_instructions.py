@@ -83,7 +83,7 @@ def test_instructions_of_x86(i: Instruction, cpu: str) -> None:
     assert asm.count(mnemonic) == loops["k"] * loops["r"] * loops["j"] // i.emission.lanes
     assert spill_count(asm) == 0 and "call" not in asm
     if not target.runs_on(HOST):
-        pytest.skip(f"this machine is no {cpu}")
+        pytest.skip(f"this machine is not a {cpu}")
     run = compile_kernel(kernel, target)
     for seed in range(3):
         arrays = operands(kernel, seed)

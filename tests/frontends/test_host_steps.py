@@ -219,7 +219,7 @@ def test_casts():
     assert found["text"].tolist() == ["1.5", "NaN", "INF", "-INF", "0.1"] and found["n"].tolist() == [-7]
     np.testing.assert_array_equal(found["y"], np.float32([1000, -np.inf, np.nan, 2.5]))
     for word in ("x", "1_0", ""):
-        with pytest.raises(InputError, match="no number"):
+        with pytest.raises(InputError, match="not a number"):
             module.run({"x": x, "words": [word], "digits": ["1"]})
 
 

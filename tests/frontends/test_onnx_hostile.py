@@ -223,7 +223,7 @@ def test_limits_of_a_compilation():
     large = model(fold, [info("x", [1])], ["y"], s=np.array([4000, 4000]))
     with pytest.raises(LimitError, match="bytes of memory"):
         tcomp.compile(large, threads=1, max_memory=260 << 20)
-    with pytest.raises(ImportModelError, match="no ONNX model"):
+    with pytest.raises(ImportModelError, match="not an ONNX model"):
         tcomp.compile(b"xx", threads=1, max_seconds=600)
     for wrong in ({"max_seconds": 0}, {"max_memory": 5}):
         with pytest.raises(InputError):

@@ -24,7 +24,7 @@ OPSET = onnx.defs.onnx_opset_version()
 
 
 def random(dtype, *shape, seed=0):
-    """Random bits that are no NaN or infinity."""
+    """Random bits that are not NaN or infinity."""
     codes = np.arange(1 << NARROW[dtype], dtype=np.uint8).view(to_numpy(dtype))
     return np.random.default_rng(seed).choice(codes[np.isfinite(codes.astype(np.float32))], shape)
 

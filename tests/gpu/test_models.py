@@ -276,7 +276,7 @@ def test_what_all_architectures_of_a_target_have(target: str, arch: str, has: bo
 def test_targets_by_name() -> None:
     assert str(CudaTarget.parse("cuda")) == "cuda -arch=sm_80,sm_90a"
     assert CudaTarget.parse("cuda -arch=sm_90a") == CudaTarget(("sm_90a",))
-    with pytest.raises(TargetError, match="is no CudaTarget"):
+    with pytest.raises(TargetError, match="is not a CudaTarget"):
         CudaTarget.parse("cpu -mcpu=haswell")
     assert CudaTarget.parse(str(CudaTarget.parse("cuda -arch=sm_86 -scalar"))).vector_access is False
     for wrong in ("cuda -arch=sm_1", "cuda -fast"):

@@ -140,9 +140,9 @@ def test_constants_are_values_of_the_type():
     for dtype in dtypes.NARROW:
         for x in codes(dtype):
             same(run(np.zeros(1), lambda _, x=x, d=dtype: te.const(x.item(), d)), x[None])
-    with pytest.raises(IRError, match="is no value of int4"):
+    with pytest.raises(IRError, match="is not a value of int4"):
         te.const(8, "int4")
-    with pytest.raises(IRError, match="is no value of float4_e2m1fn"):
+    with pytest.raises(IRError, match="is not a value of float4_e2m1fn"):
         te.const(1.25, "float4_e2m1fn")
 
 

@@ -44,7 +44,7 @@ def refused(check, argument, message):
         (_make("select", "float32", ()), r"`select` of \(\) gives float32"),
         (_make("neg", "int64", (X[I, J],)), r"`neg` of \(float32\) gives int64"),
         (_make("frob", "int64", (I,)), "unknown operator `frob`"),
-        (_make("const", "int8", (), 300), "the constant 300 is no int8"),
+        (_make("const", "int8", (), 300), "the constant 300 is not of int8"),
         (_make("const", "float33", (), 1.0), "unknown dtype `float33`"),
         (_make("select", "float32", (I, X[I, J], X[I, J])), r"`select` of \(int64, float32, float32\)"),
         (E.bitcast(X[I, J], "int64"), "bitcast of float32 to int64"),

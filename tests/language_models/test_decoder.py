@@ -90,7 +90,7 @@ def test_what_a_folder_lacks_is_named(tmp_path):
     with pytest.raises(ImportModelError, match=r"F32 \[127, 64\]"):
         tcomp.compile(tmp_path)
     (tmp_path / "model-0.safetensors").write_bytes(b"\x00" * 40)
-    with pytest.raises(ImportModelError, match="no file of safetensors"):
+    with pytest.raises(ImportModelError, match="not a file of safetensors"):
         tcomp.compile(tmp_path)
 
 

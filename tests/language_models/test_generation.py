@@ -230,7 +230,7 @@ def test_grammars_are_kept_to():
 
 def test_models_of_another_kind_are_refused(model, tmp_path):
     graph = decoder_graph(decoder_config(CONFIG), lambda name, shape: WEIGHTS[name])
-    with pytest.raises(InputError, match="no language model with state"):
+    with pytest.raises(InputError, match="not a language model with state"):
         Generator(tcomp.Module.load(compile_graph(graph), threads=1))
     (tmp_path / "config.json").write_text(json.dumps(CONFIG), encoding="utf-8")
     assert end_tokens(tmp_path) == [3]

@@ -102,7 +102,7 @@ def test_a_file_is_checked(tmp_path):
 def test_what_cannot_be_read_is_refused(tmp_path):
     path = tmp_path / "m.gguf"
     path.write_bytes(b"GGUF" + b"\xff" * 40)
-    with pytest.raises(ImportModelError, match="no GGUF file"):
+    with pytest.raises(ImportModelError, match="not a GGUF file"):
         tcomp.compile(path)
     array = struct.pack("<IIQ", gguf.GGUFValueType.ARRAY, gguf.GGUFValueType.UINT8, 1 << 40)  # of so many elements, none of which is there
     path.write_bytes(b"GGUF" + struct.pack("<IQQQ", 3, 0, 1, 1) + b"a" + array)

@@ -1,4 +1,4 @@
-"""State in place: the same numbers as with copies, wherever the axis is that grows; what is no state is refused."""
+"""State in place: the same numbers as with copies, wherever the axis is that grows; what is not state is refused."""
 
 import numpy as np
 import pytest

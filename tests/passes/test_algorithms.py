@@ -156,7 +156,7 @@ def test_transposed_convolutions_are_convolutions(unchanged, weights, strides, c
     (4, ["pad", "pad", "reshape", "slice", "transpose", "reshape", "conv", "reshape", "transpose", "reshape", "slice"]),
 ])  # fmt: skip
 def test_derivatives_of_convolutions(unchanged, channels, expected):
-    """By filters that are no constants: a product for few pixels, else a convolution."""
+    """By filters that are not constants: a product for few pixels, else a convolution."""
     b = GraphBuilder("n")
     x, w = b.input("x", "float32", (2, channels, 3, 3)), b.input("w", "float32", (channels, 3, 3, 3))
     attrs = {"strides": (2, 2), "dilations": (1, 1), "group": 1, "before": (1, 1), "shape": (6, 6)}

@@ -105,7 +105,7 @@ def test_scores_are_computed_in_the_kernel_of_their_reader(dtype):
 
 
 def test_nothing_else_is_computed_in_the_kernel_of_another_reduction():
-    """A softmax of scores, and their maximum, are no folds of a product."""
+    """A softmax of scores, and their maximum, are not folds of a product."""
     assert len(partition(attention()).nodes) == 3
     b = GraphBuilder()
     q, k = b.input("q", "float32", (160, 8)), b.input("k", "float32", (8, 256))

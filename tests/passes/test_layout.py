@@ -95,7 +95,7 @@ def test_outputs_are_turned_by_a_kernel_of_their_own_where_that_is_faster(unchan
     ("shape", "channels", "kernel", "stride", "turned"),
     [
         ((1, 64, 58, 58), 64, 3, 2, True),  # lanes along the rows would gather
-        ((1, 64, 30, 30), 64, 3, 1, True),  # 28 are no whole vectors
+        ((1, 64, 30, 30), 64, 3, 1, True),  # 28 are not whole vectors
         ((1, 3, 130, 130), 32, 3, 1, False),  # too little work for each element to pay for turning it
         ((1, 64, 64, 64), 64, 1, 1, False),  # rows may be joined
     ],
@@ -122,7 +122,7 @@ def test_few_outputs_read_rows_of_images_that_are_turned_first(unchanged, behind
     y = conv(b, b.input("x", "float32", (1, 3, 12, 12)), 8, name="first")
     pad = {"before": (0, 0, 1, 1), "after": (0, 0, 1, 1)}
     z, q = (conv(b, b.add(mv.PAD, [y, None], pad)[0], channels, name=name) for name, channels in (("z", 1), ("q", 2)))
-    if behind:  # the same for what is no result of the graph
+    if behind:  # the same for what is not a result of the graph
         q = b.add(MAX_POOL, [q], {"kernel": (3, 3), "strides": (3, 3), "dilations": (1, 1)}, "pooled")[0]
     before = b.build([z, q])
     halo = {2: (1, 1), 3: (1, 1)}
@@ -146,7 +146,7 @@ def test_what_is_read_at_several_places_across_its_rows_is_turned_first(unchange
 
 
 def test_lanes_run_along_channels_where_rows_of_pixels_are_short(unchanged):
-    """Of products with matrices that are no constants."""
+    """Of products with matrices that are not constants."""
     for size, layout in ((2, CHANNELS_LAST), (8, None)):
         b = GraphBuilder("n")
         x, w = b.input("x", "float32", (3, 5, size, size)), b.input("w", "float32", (32, 5, 1, 1))

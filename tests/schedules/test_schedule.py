@@ -215,7 +215,7 @@ MISTAKES = {
     "an expression for a loop": (lambda s: s.split(dim("n") + 1, 4), r"`loop` cannot be n \+ 1, which is of type Expr"),
     "a list for loops": (lambda s: s.reorder(["C.i", "C.j"]), r"`order` cannot be \['C\.i', 'C\.j'\], which is of type list"),
     "a size that is a float": (lambda s: s.partition("C.i", 1.5), "`point` cannot be 1.5, which is of type float"),
-    "a size that is no expression": (lambda s: s.partition("C.i", "four"), "`four` is no size(.|\n)*all sizes of this kernel are integers"),
+    "a size that is not an expression": (lambda s: s.partition("C.i", "four"), "`four` is not a size(.|\n)*all sizes of this kernel are integers"),
     "an unknown kind": (lambda s: s.set_kind("C.i", "fast"), "unknown loop kind; one of serial, parallel"),
     "an unknown scope": (lambda s: s.cache_read("A", None, "copy", "cache"), "unknown scope `cache`; one of global"),
     "an unknown primitive": (lambda s: s.apply("vectorise", "C.i"), "unknown schedule primitive `vectorise`"),

@@ -1,4 +1,4 @@
-"""Bytes that are no requests, clients that go or hang: refused, with nothing lost for others. Many more of each: tests/serve/soak.py."""
+"""Bytes that are not requests, clients that go or hang: refused, with nothing lost for others. Many more of each: tests/serve/soak.py."""
 
 from __future__ import annotations
 

@@ -38,7 +38,7 @@ def normal(*shape: int) -> np.ndarray:
 
 @cache
 def residual() -> bytes:
-    """A network like ResNet: convolutions, a shortcut, pooling, a classifier. The names are no names in C."""
+    """A network like ResNet: convolutions, a shortcut, pooling, a classifier. The names are not names in C."""
     nodes = [
         ("Conv", ["in put/0", "w0"], ["a"], {"pads": [1, 1, 1, 1]}), ("Relu", ["a"], ["b"]), ("MaxPool", ["b"], ["c"], {"kernel_shape": [2, 2], "strides": [2, 2]}),
         ("Conv", ["c", "w1"], ["d"], {"pads": [1, 1, 1, 1]}), ("Relu", ["d"], ["e"]), ("Conv", ["e", "w1"], ["f"], {"pads": [1, 1, 1, 1]}),

@@ -353,7 +353,7 @@ def test_folders_appear_whole_or_not_at_all(modules, tmp_path: Path) -> None:
         with pytest.raises(TcompError, match="cannot write the folder"):
             write_c_package(artifact, tmp_path / name, "x")
     for version in ("", "1.0b", "1..2", "-1"):
-        with pytest.raises(InputError, match="is no version"):
+        with pytest.raises(InputError, match="is not a version"):
             write_c_package(artifact, tmp_path / "new", "x", version)
     (tmp_path / "file").unlink()
     assert sorted(tmp_path.rglob("*")) == before

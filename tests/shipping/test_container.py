@@ -175,7 +175,7 @@ def test_a_language_model_has_its_tokenizer_and_writes_text(text_folder: Path, t
 
 
 def test_mistakes_with_tokenizers(modules, text_folder: Path, tmp_path: Path) -> None:
-    with pytest.raises(InputError, match="for a model that is no language model"):
+    with pytest.raises(InputError, match="for a model that is not a language model"):
         write_container(modules["residual"][0].artifact, tmp_path / "net", "net", text_folder=text_folder)
     with pytest.raises(InputError, match=r"no tokenizer\.json in"):
         write_container(read_artifact(text_folder / "small.tcomp"), tmp_path / "net", "net", text_folder=tmp_path)

@@ -40,7 +40,7 @@ def test_a_c_package_of_a_model_and_of_its_artifact(here, modules, onnx_file) ->
         (["--format", "c", "-o", "full"], "give another name with -o"), (["--format", "c", "--version", "x"], "numbers with dots"),
         (["--format", "c", "--dim", "n=2"], "`tcomp compile`"), (["--format", "c", "--target", "cpu"], "`tcomp compile`"),
         (["--format", "oci", "--weights", "int8"], "--weights has no effect"), (["--format", "c", "--tokenizer", "full"], "only a server writes text"),
-        (["--format", "oci", "--tokenizer", "full"], "no language model"),
+        (["--format", "oci", "--tokenizer", "full"], "not a language model"),
     ],
 )  # fmt: skip
 def test_mistakes(here, modules, arguments: list[str], message: str) -> None:

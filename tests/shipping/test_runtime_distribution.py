@@ -90,7 +90,7 @@ def test_the_command_runs_files(modules, tmp_path: Path, capsys: pytest.CaptureF
     ("given", "message"),
     [
         (["x.npy"], "1 files for the 3 inputs that have no name"), ([], "missing inputs: x, h, c"), (["nothing.npy"], "it does not exist"),
-        (["x=x.npy", "x=x.npy"], "`x` is given twice"), (["text.npy"], "no .npy or .npz file"), (["x=two.npz"], "several arrays"),
+        (["x=x.npy", "x=x.npy"], "`x` is given twice"), (["text.npy"], "not a .npy or .npz file"), (["x=two.npz"], "several arrays"),
         (["two.npz"], "no input `a`"), (["a=x.npy"], "no input `a`"), (["."], "it is a folder"), (["x.npy", "x.npy", "x.npy"], "input 'h' has the wrong shape"),
     ],
 )  # fmt: skip

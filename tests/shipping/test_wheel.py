@@ -146,7 +146,7 @@ def test_what_cannot_be_a_wheel(modules, tmp_path: Path) -> None:
     for name in ("numpy", "tcomp"):
         with pytest.raises(InputError, match="that of a package"):
             write_wheel(artifact, tmp_path / "x", name)
-    with pytest.raises(InputError, match="no version"):
+    with pytest.raises(InputError, match="not a version"):
         write_wheel(artifact, tmp_path / "x", "net", "1-a")
     for triple in ("cuda", "riscv64-unknown-linux-gnu", "x86_64-pc-windows-msvc"):
         artifact.manifest = replace(artifact.manifest, triple=triple)

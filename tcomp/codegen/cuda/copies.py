@@ -143,7 +143,7 @@ class BulkCopies:
                 raise f.fail(f"`{buffer.name}` is written in a function that copies it in bulk", hint="copy it by threads")
         for phase in filter(bulk_copies, phases(body)):
             if phase not in f.copies:
-                what = "a bulk copy is in one phase with statements that are no copies into shared memory"
+                what = "a bulk copy is in one phase with statements that are not copies into shared memory"
                 raise f.fail(what, f"\n{phase}", "divide the loops")
             if (twice := written_twice(phase)) is not None:
                 why = f"copies in the background arrive in any order\n{phase}"

@@ -158,7 +158,7 @@ class FunctionBuilder(SourceText):
             return found
         if e.op == "var":
             if e not in self.names:
-                raise self.fail(f"`{e.name}` is used but is no parameter and no loop around")
+                raise self.fail(f"`{e.name}` is used, and is neither a parameter nor the variable of a loop around")
             return self.names[e]
         if e.op == "const":
             if not math.isfinite(e.attr):

@@ -73,7 +73,7 @@ class Expressions(Loads):
                 return Value(str(self.constants[e]), e.dtype)
             case "var":
                 if e not in self.bound:
-                    raise self.error(f"`{e.name}` is used but is no parameter and no loop around")
+                    raise self.error(f"`{e.name}` is used, and is neither a parameter nor the variable of a loop around")
                 return self.bound[e]
             case "read":
                 return self.read(e)

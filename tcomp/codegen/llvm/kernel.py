@@ -416,7 +416,7 @@ class Function(Stores):
         unknown = [b.name for b in buffers if b not in self.pointers]
         unknown += [v.name for v in variables if v not in self.bound and v not in self.constants]
         if unknown:
-            raise self.error(f"`{unknown[0]}` is used but is no parameter")
+            raise self.error(f"`{unknown[0]}` is used but is not a parameter")
         values = [v for v in variables if v not in self.constants]
         inner = Function(module, buffers, values)
         inner.inside_parallel = self.inside_parallel

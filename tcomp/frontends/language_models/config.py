@@ -12,7 +12,7 @@ from tcomp.errors import ImportModelError, UnsupportedError
 from tcomp.frontends.language_models.families import FAMILIES
 
 MAX_CONFIG_BYTES = 1 << 20
-MAX_SIZE = 1 << 24  # of anything that is counted: of more, a file is no config
+MAX_SIZE = 1 << 24  # of anything that is counted: of more, a file is not a config
 ACTIVATIONS = ("silu", "gelu", "gelu_new", "gelu_pytorch_tanh", "gelu_fast", "relu")
 MAX_EXPERTS = 1 << 12  # likewise: each is a tensor of its own in files
 MAX_LAYERS = 1 << 10  # each of them has inputs and outputs of the graph, before any weight is looked for
@@ -89,12 +89,12 @@ def read_config(path: Path) -> dict[str, Any]:
     """The JSON object in a file. Raises `ImportModelError` where there is none."""
     try:
         if path.stat().st_size > MAX_CONFIG_BYTES:
-            raise ImportModelError("this is no config", where=str(path), why=f"it has more than {MAX_CONFIG_BYTES} bytes")
+            raise ImportModelError("this is not a config", where=str(path), why=f"it has more than {MAX_CONFIG_BYTES} bytes")
         found = json.loads(path.read_bytes())
     except (OSError, ValueError, RecursionError) as error:
         raise ImportModelError("the config cannot be read", where=str(path), why=str(error)) from None
     if not isinstance(found, dict):
-        raise ImportModelError("the config is no JSON object", where=str(path))
+        raise ImportModelError("the config is not a JSON object", where=str(path))
     return found
 
 
@@ -147,7 +147,7 @@ def decoder_config(found: Mapping[str, Any], where: str = "config.json") -> Deco
         raise UnsupportedError(f"the activation {activation!r:.40}", where=where, hint=f"{', '.join(ACTIVATIONS)} are supported")
     parameters = given.get("rope_parameters") or given.get("rope_scaling") or {}
     if not isinstance(parameters, Mapping):
-        raise ImportModelError("the parameters of rotary positions are no JSON object", where=where)
+        raise ImportModelError("the parameters of rotary positions are not a JSON object", where=where)
     theta = real(parameters if "rope_theta" in parameters else given, "rope_theta", 10000.0)
     kind, scaling = parameters.get("rope_type", parameters.get("type", "default")), None
     if kind == "llama3":

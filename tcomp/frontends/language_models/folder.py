@@ -62,7 +62,7 @@ def _tensors(folder: Path) -> dict[str, Path]:
             with safe_open(path, framework="numpy") as file:
                 found.update(dict.fromkeys(file.keys(), path))
         except (SafetensorError, OSError) as error:
-            raise ImportModelError("this is no file of safetensors", where=str(path), why=str(error)) from None
+            raise ImportModelError("this is not a file of safetensors", where=str(path), why=str(error)) from None
     if not found:
         raise ImportModelError("there are no weights", where=str(folder), hint="one file *.safetensors, or several")
     return found

@@ -58,7 +58,9 @@ def import_gguf(path: str | os.PathLike[str], batch: Dim = 1, drafts: int = 0) -
     except TcompError:
         raise
     except Exception as error:  # noqa: BLE001  the package does not say what it raises for damaged files
-        raise ImportModelError("this is no GGUF file that can be read", where=where, why=f"{type(error).__name__}: {error}"[:200]) from None
+        raise ImportModelError(
+            "this is not a GGUF file that can be read", where=where, why=f"{type(error).__name__}: {error}"[:200]
+        ) from None
 
 
 def _config(reader: Any, tensors: dict[str, Any], where: str) -> DecoderConfig:

@@ -106,7 +106,7 @@ def import_model(
     them; open ones are called `<input>_<axis>`. `values` fixes inputs for good: they are constants of the graph, and shapes may depend on
     them. `own` are operators that the caller has defined, by name: those of the domain `tcomp`.
 
-    Raises `ImportModelError` for what is no valid model, `InputError` for shapes and dims that do not fit it, and `UnsupportedError`
+    Raises `ImportModelError` for what is not a valid model, `InputError` for shapes and dims that do not fit it, and `UnsupportedError`
     naming every node that cannot be compiled.
     """
     graph, records = examine_model(source, shapes, dims, values, own)

@@ -25,7 +25,7 @@ def initializers(proto: GraphProto) -> list[str]:
 
 
 def check_names(proto: GraphProto) -> None:
-    """Raises `ImportModelError` where two values of a graph have one name, or a name is no text."""
+    """Raises `ImportModelError` where two values of a graph have one name, or a name is not text."""
     check_text(proto.name, *(i.name for i in (*proto.input, *proto.output)), *(t.name for t in proto.initializer))
     where, inputs = f"graph `{proto.name}`", [i.name for i in proto.input]
     defaults = set(inputs)  # an initializer of the same name is the default of an input

@@ -54,9 +54,9 @@ def read_model(source: str | os.PathLike[str] | bytes | ModelProto) -> tuple[Mod
     except OSError as error:
         raise ImportModelError("the model cannot be read", where=where, why=error.strerror or str(error)) from error
     except DecodeError as error:
-        raise ImportModelError("this is no ONNX model", where=where, why="it is not a protobuf message of that type") from error
+        raise ImportModelError("this is not an ONNX model", where=where, why="it is not a protobuf message of that type") from error
     if not model.HasField("graph") or not model.opset_import:
-        raise ImportModelError("this is no ONNX model", where=where, why="it has no graph, or does not say which opset it uses")
+        raise ImportModelError("this is not an ONNX model", where=where, why="it has no graph, or does not say which opset it uses")
     if model.ir_version < 1:
         raise ImportModelError("the model has no version of the format (`ir_version`)", where=where)
     if model.ir_version > onnx.IR_VERSION:
@@ -168,10 +168,10 @@ class TensorReader:
             if ".." in parts or location.startswith("/") or not path.is_relative_to(root):
                 raise ImportModelError(f"external data `{location}` lies outside the model's folder", where=where)
             if path == root or not stat.S_ISREG(os.stat(path).st_mode):
-                raise ImportModelError(f"external data `{location}` is no regular file", where=where)
+                raise ImportModelError(f"external data `{location}` is not a regular file", where=where)
             with open(os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_NOFOLLOW | os.O_CLOEXEC), "rb") as file:
                 if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):  # it was replaced meanwhile
-                    raise ImportModelError(f"external data `{location}` is no regular file", where=where)
+                    raise ImportModelError(f"external data `{location}` is not a regular file", where=where)
                 return np.memmap(file, np.uint8, "r") if os.fstat(file.fileno()).st_size else np.zeros(0, np.uint8)
         except (OSError, RuntimeError) as error:  # RuntimeError: a loop of links
             why = getattr(error, "strerror", None) or str(error)

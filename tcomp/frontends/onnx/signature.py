@@ -91,7 +91,7 @@ def signature(
 
 
 def size_in(given: Range, name: str, symbol: str) -> Dim:
-    """The size of a dim for which a range is given, a variable `symbol` where it stays free. Raises `InputError` for what is no range."""
+    """The size of a dim for which a range is given, a variable `symbol` where it stays free. Raises `InputError` for other text."""
     match given:
         case int(size) if size >= 0 and not isinstance(size, bool):
             return size
@@ -108,9 +108,9 @@ def _are_sizes(given: list[int]) -> bool:
 
 
 def formula(text: str, size_of: Callable[[str], Dim]) -> Dim:
-    """The size that a name or a formula of names, integers, `+ - * //` and parentheses stands for. Text that is no formula is a name."""
+    """The size that a name or a formula of names, integers, `+ - * //` and parentheses stands for. Text that is not a formula is a name."""
     try:
-        with warnings.catch_warnings():  # of odd literals in the names of dims: they are no code of the user's
+        with warnings.catch_warnings():  # of odd literals in the names of dims: they are not code of the user's
             warnings.simplefilter("ignore")
             tree = ast.parse(text.strip(), mode="eval").body if len(text) <= MAX_FORMULA else None
         return as_dim(_evaluated(tree, size_of)) if isinstance(tree, ast.BinOp) else size_of(text)

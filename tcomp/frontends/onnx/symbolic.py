@@ -29,14 +29,14 @@ from tcomp.ir.te import Tensor
 
 LIMIT = 256  # elements of a tensor that is propagated
 _MAX_REDUCED = 4096  # iterations of one reduction
-_MAX_NODES, _MAX_DEPTH, MAX_SIZES = 400, 100, 64  # of one element, written out; expressions beyond that are no shapes
+_MAX_NODES, _MAX_DEPTH, MAX_SIZES = 400, 100, 64  # of one element, written out; expressions beyond that are not shapes
 _MAX_STEPS = 200_000  # expression nodes looked at for one operator
 
 Elements = tuple[Expr, ...]
 
 
 class _Unknown(Exception):
-    """An element depends on data, or is no expression we can handle."""
+    """An element depends on data, or is not an expression we can handle."""
 
 
 def literals(array: np.ndarray, dtype: str) -> Elements:

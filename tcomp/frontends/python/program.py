@@ -41,7 +41,7 @@ def program(**arrays: str) -> Callable[[Callable[..., Any]], Program]:
     `A="float64[n, 2 * m + 1]"`; the element of an array without dimensions, `float64[]`, is `A[()]`.
 
     All other parameters are integers, symbolic until `Program.kernel` or a default value fixes them, or, with the annotation `float` or
-    `bool`, numbers that one of these must fix. A name in a shape that is no parameter is a size too. The function may use
+    `bool`, numbers that one of these must fix. A name in a shape that is not a parameter is a size too. The function may use
 
     - `for` over `range` (with a constant step), `while`, `if`, assignments to elements and to local variables, `a, b = b, a`;
     - arithmetic, comparisons, `and`/`or`/`not`, `x if c else y`, `min`, `max`, `abs`, functions of `math` and NumPy, conversions
@@ -66,7 +66,9 @@ class Program:
         if other := [p for p in self.parameters.values() if p.kind not in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)]:
             raise ProgramError(f"`{self.name}` takes `{other[0]}`", hint="a loop program has plain parameters only")
         if unknown := [name for name in arrays if name not in self.parameters]:
-            raise ProgramError(f"`{unknown[0]}` is no parameter of `{self.name}`", hint=f"its parameters are {', '.join(self.parameters)}")
+            raise ProgramError(
+                f"`{unknown[0]}` is not a parameter of `{self.name}`", hint=f"its parameters are {', '.join(self.parameters)}"
+            )
         self.arrays = {name: _Declared(self.name, name, arrays[name]) for name in self.parameters if name in arrays}
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
@@ -84,7 +86,7 @@ class Program:
         names = dict.fromkeys([p for p in self.parameters if p not in self.arrays] + in_shapes)
         if unknown := [name for name in sizes if name not in names]:
             hint = f"its sizes are {', '.join(names)}" if names else "it has none"
-            raise ProgramError(f"`{unknown[0]}` is no size of `{self.name}`", hint=hint)
+            raise ProgramError(f"`{unknown[0]}` is not a size of `{self.name}`", hint=hint)
         numbers = {name: self._number(name, sizes.get(name), 1 if name in in_shapes else None) for name in names}
         buffers = {name: Buffer(name, d.dtype, d.shape(numbers)) for name, d in self.arrays.items()}
         own = {n: v for n, v in numbers.items() if n in self.parameters}
@@ -159,7 +161,7 @@ class _Declared:
                 if isinstance(op, ast.FloorDiv) and not prove(b > 0):
                     self._refuse(f"`{ast.unparse(node)}` divides by what may not be positive")
                 return E.binary(OPERATORS[type(op)], a, b)
-        self._refuse(f"`{ast.unparse(node)}` is no extent")
+        self._refuse(f"`{ast.unparse(node)}` is not an extent")
 
     def _refuse(self, what: str, hint: str = "integers, names of sizes, and +, -, *, // of them: float64[n, 2 * m + 1]") -> NoReturn:
         raise ProgramError(what, where=self.where, hint=hint)

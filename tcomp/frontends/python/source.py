@@ -36,7 +36,7 @@ class Source:
             found = ast.parse(textwrap.dedent("".join(lines))).body[0]
         if not isinstance(found, ast.FunctionDef):
             hint = "decorate a `def`, not a lambda or a coroutine"
-            raise ProgramError(f"`{self.name}` is no plain function", where=f"{self.file}:{self.first}", hint=hint)
+            raise ProgramError(f"`{self.name}` is not a plain function", where=f"{self.file}:{self.first}", hint=hint)
         self.function = found
 
     def refuse(self, node: ast.AST, what: str, why: str = "", hint: str = "") -> NoReturn:

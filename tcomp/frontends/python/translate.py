@@ -321,7 +321,7 @@ class _Translator:
         match node:
             case ast.Constant():
                 if (found := V.number(node.value)) is None:
-                    self.refuse(node, f"`{node.value!r}` is no number")
+                    self.refuse(node, f"`{node.value!r}` is not a number")
                 return found
             case ast.Name():
                 return self.name(node)
@@ -387,7 +387,7 @@ class _Translator:
         if (found := self.arrays.get(node.id)) is None:
             why = f"the arrays here are {', '.join(self.arrays)}" if self.arrays else "there are none here"
             why = "it is made further down" if node.id in self.local_arrays else why
-            self.refuse(node, f"`{node.id}` is no array", why, f'declare it: @program({node.id}="float64[n]")')
+            self.refuse(node, f"`{node.id}` is not an array", why, f'declare it: @program({node.id}="float64[n]")')
         return found
 
     def extent(self, node: ast.expr, array: ast.expr, axis: Expr) -> Value:

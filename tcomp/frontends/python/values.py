@@ -119,7 +119,7 @@ def _computed(function: Callable[[], Any], what: str) -> Value:
     except (ArithmeticError, TypeError, ValueError) as error:
         raise IRError(what, why=str(error)) from None
     if result is None:
-        raise IRError(f"{what} is no real number")
+        raise IRError(f"{what} is not a real number")
     return result
 
 

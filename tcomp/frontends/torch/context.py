@@ -104,11 +104,11 @@ class Dims:
         """The least and the largest value of a symbol; None: there is no largest one."""
         known = self.ranges.get(symbol) or env.var_to_range.get(symbol)
         low, high = (int(b) if b.is_Integer else None for b in (known.lower, known.upper)) if known else (None, None)
-        least = 1 if symbol in self.ranges else 0  # without any limit, what is empty is no input that there is code for
+        least = 1 if symbol in self.ranges else 0  # without any limit, what is empty is not an input that there is code for
         return max(low or 0, least), None if high is None or high >= UNBOUNDED else high
 
     def give(self, size: Any, element: Expr) -> None:
-        """Take the value of the symbol `size`, a `torch.SymInt`, from an element of an input: it is no extent of any."""
+        """Take the value of the symbol `size`, a `torch.SymInt`, from an element of an input: it is not an extent of any."""
         symbol = size.node.expr
         low, high = self._range(symbol, size.node.shape_env)
         self.symbols[str(symbol)] = as_expr(derived(str(symbol), element, low, high, "a size"))

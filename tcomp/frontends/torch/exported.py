@@ -46,7 +46,7 @@ def read_program(path: str | os.PathLike[str]) -> ExportedProgram:
 
 def import_program(program: ExportedProgram) -> Graph:
     """The graph of an exported program. Raises `UnsupportedError` for one that changes its parameters, buffers or inputs, which takes or
-    gives what is no tensor, or which has operators that cannot be compiled."""
+    gives what is not a tensor, or which has operators that cannot be compiled."""
     program = program.run_decompositions(decompositions())
     signature, module = program.graph_signature, program.graph_module
     if changed := [s.target or s.arg.name for s in signature.output_specs if s.kind != OutputKind.USER_OUTPUT]:

@@ -158,7 +158,7 @@ class _Importer:
         if isinstance(tensor, GraphModule):
             return tensor
         if not isinstance(tensor, torch.Tensor):
-            raise UnsupportedError("an attribute is no tensor", where=node.name)
+            raise UnsupportedError("an attribute is not a tensor", where=node.name)
         return self.context.builder.constant(array_of(tensor), node.name, dtype_name(tensor.dtype))
 
     def call(self, node: Node) -> Any:

@@ -198,7 +198,7 @@ class ExpressionParser(Tokens):
                 lambda: self.token.start, self.name, partial(self.bracketed, self.integer, "[]"), ":", self.dtype, self.string
             )
             if not (position := memory.removeprefix("input")).isdecimal() or len(position) > 9:
-                self.fail(f"`{memory}` is no input", start)
+                self.fail(f"`{memory}` is not an input", start)
             return E.Source(None, int(position), number, dtype, what)
         value = self.expression()
         return E.Source(value, what=self.string())

@@ -262,7 +262,7 @@ class _Parser(ExpressionParser):
         base = name.rstrip("0123456789")
         number = name[len(base) :]
         if base not in P.MEMORIES or (base in P.NUMBERED) != bool(number) or len(number) > 9:
-            self.fail(f"`{name}` is no memory", start, hint="one of input0, input1, ..., output0, ..., weights, workspace, dims")
+            self.fail(f"`{name}` is not a memory", start, hint="one of input0, input1, ..., output0, ..., weights, workspace, dims")
         return P.Ref(base, int(number or 0), *self.sequence("[", self.size, "]"))
 
     def graph(self, outermost: bool = False) -> Graph:

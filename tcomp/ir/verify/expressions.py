@@ -54,7 +54,7 @@ def _verify_node(e: Expr, require: Require) -> None:
         case "const":
             kind = float if is_float(e.dtype) else bool if e.dtype == "bool" else int
             fits = not e.args and type(e.attr) is kind and (kind is not int or wrap(int(e.attr), e.dtype) == e.attr)
-            require(fits, "the constant {!r} is no {}", e.attr, e.dtype)
+            require(fits, "the constant {!r} is not of {}", e.attr, e.dtype)
         case "var":
             pass
         case "read":

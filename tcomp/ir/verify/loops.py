@@ -67,7 +67,7 @@ def verify_kernel(kernel: L.Kernel) -> None:
     checker.statement(kernel.body)
 
 
-_NOT_HERE = "it is no parameter and not allocated here"
+_NOT_HERE = "it is not a parameter and not allocated here"
 
 
 class _Loops:

@@ -83,6 +83,6 @@ def _verify_size(size: Dim, known: Collection[Expr], where: str) -> None:
     e = as_expr(size)
     verify_expr(e, where)
     fits, why = e.dtype == INDEX and not E.reads(e), f"a size is an {INDEX} over dims and loops, and looks nothing up"
-    require_at(where, fits, "`{}` is no size", e, why=why)
+    require_at(where, fits, "`{}` is not a size", e, why=why)
     for v in E.variables(e):
         require_at(where, v in known, "the variable `{}` is not bound", v.name, why="it is not a dim, and no loop around binds it")

@@ -31,7 +31,7 @@ def decodable(attributes: DecodeAttributes) -> DecodeAttributes:
 
 
 def decode(arguments: Sequence[Array], attributes: DecodeAttributes) -> list[Array]:
-    """uint8 [bytes of a file] -> uint8 [height, width, channels]. Raises InputError for what is no image of these formats, or too large."""
+    """uint8 [bytes of a file] -> uint8 [height, width, channels]. Raises InputError for other formats, and what is too large."""
     try:
         from PIL import Image  # only where images are decoded
     except ImportError:

@@ -83,7 +83,7 @@ class HostedModel(LoadedModel):
         given = dict(out or {})
         mine = {spec.name for spec in self.inner.outputs}
         if hosted := [name for name in given if name not in mine]:
-            what = f"`out` has an array for {hosted[0]!r}, which is no output of the machine code"
+            what = f"`out` has an array for {hosted[0]!r}, which is not an output of the machine code"
             raise InputError(what, hint="leave it out: results of host steps are new arrays")
         known = self._constants | dict(zip(self._names, admitted, strict=True))
         end = None if timeout is None else time.perf_counter() + timeout

@@ -242,7 +242,7 @@ class _Parser:
             try:
                 return self.exactly(chr(int(digits, 16)))
             except (ValueError, OverflowError):
-                raise self.error(f"`{digits[:20]}` is no hexadecimal number of a character") from None
+                raise self.error(f"`{digits[:20]}` is not a hexadecimal number of a character") from None
         if c.isascii() and c.isalnum():
             raise self.error(f"`\\{c}` is not supported")
         return self.exactly(c)

@@ -100,7 +100,7 @@ def compiled(attributes: MatchAttributes) -> Pattern:
 
 @dataclass(frozen=True)
 class LookUpAttributes:
-    """`values[n]` is the result for `keys[n]`, the first of equal ones; `default` [1] that for what is no key."""
+    """`values[n]` is the result for `keys[n]`, the first of equal ones; `default` [1] that for what is not a key."""
 
     keys: SavedArray
     values: SavedArray
@@ -109,7 +109,7 @@ class LookUpAttributes:
 
 @dataclass(frozen=True)
 class Table:
-    """Values by key, those for all that is no key, and the type of the keys."""
+    """Values by key, those for all that is not a key, and the type of the keys."""
 
     found: dict[Any, Any]
     default: Array
@@ -180,15 +180,15 @@ def _written(number: Any) -> str:
 
 def _float(text: str) -> float:
     if "_" in text:  # Python's own notation
-        raise InputError(f"{text[:40]!r} is no number")
+        raise InputError(f"{text[:40]!r} is not a number")
     try:
         return float(text)
     except ValueError:
-        raise InputError(f"{text[:40]!r} is no number") from None
+        raise InputError(f"{text[:40]!r} is not a number") from None
 
 
 def _integer(text: str) -> int:
     try:
         return int(text) if "_" not in text and len(text) <= 400 else int("")
     except ValueError:
-        raise InputError(f"{text[:40]!r} is no integer") from None
+        raise InputError(f"{text[:40]!r} is not an integer") from None

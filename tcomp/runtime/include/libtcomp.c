@@ -538,7 +538,7 @@ static int load(tcomp_model *m, const char *path, int threads, int flags, errors
   if ((code = read_file(m, path, e)) || (code = read_header(m, e))) return code;
   const char *text = (const char *)m->image + m->manifest.at, *end = text + m->manifest.size;
   json root = {text, skip(text, end, 0)}, f[FIELDS];
-  if (root.end != end || *text != '{') return damaged(e, "its manifest is no JSON object");
+  if (root.end != end || *text != '{') return damaged(e, "its manifest is not a JSON object");
   members(root, FIELD_NAMES, FIELDS, f);
   if (!integer(f[VERSION], LIMIT, &format)) return malformed(e, "format");
   if (format != FORMAT) return fail(e, TCOMP_OTHER_FORMAT, "the manifest has format %d, this library reads %d", (int)format, FORMAT);

@@ -29,7 +29,7 @@ enum {
   TCOMP_STOPPED,       /* tcomp_session_stop was called */
   TCOMP_NO_MEMORY,
   TCOMP_CANNOT_READ,   /* there is no such file, or the system refuses it */
-  TCOMP_DAMAGED,       /* it is no artifact, or not as it was written */
+  TCOMP_DAMAGED,       /* not an artifact, or not as it was written */
   TCOMP_OTHER_FORMAT,  /* by another release of tcomp */
   TCOMP_OTHER_MACHINE, /* for a processor that this one is not */
   TCOMP_CANNOT_LOAD,   /* the system refuses its code */

@@ -192,7 +192,7 @@ def operand_layouts(kernel: Kernel, constants: frozenset[int], target: CpuTarget
         if source is None or not patterns.is_product(source):
             continue
         for r in source.reads:
-            number = names.get(r.attr.name, -1)  # temporaries are no parameters
+            number = names.get(r.attr.name, -1)  # temporaries are not parameters
             if number in constants and (order := contraction.panel_order(source, r)) is not None:
                 whole = isinstance(columns, int) and columns != source.spatial[-1].extent and columns % width  # a group is not cut
                 panels = Layout.blocked(order[0], order[1], patterns.extent_of(columns) if whole else width)

@@ -114,7 +114,7 @@ def _stages(kernel: Kernel) -> dict[str, Nest]:
 
 
 def _needs(stage: Nest, buffer: str, own: Box) -> Box | None:
-    """The part of a buffer that is read where `own` is the part of a stage; None where that is no box, or all of a dimension."""
+    """The part of a buffer that is read where `own` is the part of a stage; None where that is not a box, or all of a dimension."""
     variables = dict(zip(stage.leaf.indices, own, strict=True))
     reduced = {x.var: extent_of(x.extent) for x in stage.reduction_loops}
 

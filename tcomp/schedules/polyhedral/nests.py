@@ -49,7 +49,7 @@ class Nest:
         self.write = E.read(x.stmt.buffer, x.stmt.indices)
         self.reads = E.reads(x.stmt.value)
         rows = [*plan.rows(x.name), *(a.row for a in axes)]
-        outer = [rows[k] for k in _reduced([*zip(*rows, strict=True)])[1]][: -len(axes)]  # those that are no combination of others before
+        outer = [rows[k] for k in _reduced([*zip(*rows, strict=True)])[1]][: -len(axes)]  # those that are not combinations of others before
         inverse = _inverse([*outer, *(a.row for a in axes)])
         self.steps = {e: [self.step(e, column) for column in inverse[len(outer) :]] for e in {self.write, *self.reads}} if inverse else None
         widest = max(itemsize(e.attr.dtype) for e in [self.write, *self.reads])

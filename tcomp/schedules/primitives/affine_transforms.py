@@ -54,7 +54,7 @@ def affine(kernel: L.Kernel, loop: Loop | None, order: str, names: str, parallel
     try:
         relation = isl.UnionMap(order)
     except isl.Error:
-        raise refuse(f"`{order}` is no relation in isl's notation", "for example { S0[i, j] -> [j, i] }") from None
+        raise refuse(f"`{order}` is not a relation in isl's notation", "for example { S0[i, j] -> [j, i] }") from None
     space = relation.get_space()
     sizes = {str(space.get_dim_name(isl.dim_type.param, n)) for n in range(space.dim(isl.dim_type.param))}
     if unknown := sizes - set(m.parameters.values()):

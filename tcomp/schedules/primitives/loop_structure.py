@@ -265,7 +265,7 @@ def _parsed_size(kernel: L.Kernel, loop: Loop, text: str) -> Dim:
     except IRError as error:
         known = f"it may use {', '.join(v.name for v in kernel.scalars)}" if kernel.scalars else "all sizes of this kernel are integers"
         where = f"partition of `{loop}` in kernel `{kernel.name}`"
-        raise ScheduleError(f"`{text}` is no size", where=where, why=error.what, hint=known) from None
+        raise ScheduleError(f"`{text}` is not a size", where=where, why=error.what, hint=known) from None
 
 
 def _parted(kernel: L.Kernel, target: L.For, point: Dim) -> tuple[L.Kernel, str, LoopCopy]:

@@ -240,7 +240,7 @@ def test_what_stands_around() -> None:
     with pytest.raises(CodegenError, match=r"`ring` cannot be copied by `bulk_copy(?s:.)*begins at element 2"):
         emit_kernel(kernel(ring, run(ring, 0, 0, skip=2)), HOPPER)
     beside = loop("t", 2, lambda t: block(run(ring, 0, t), store(OUT, (t,), 1.0)), "thread.x")
-    with pytest.raises(CodegenError, match="a bulk copy is in one phase with statements that are no copies into shared memory"):
+    with pytest.raises(CodegenError, match="a bulk copy is in one phase with statements that are not copies into shared memory"):
         emit_kernel(kernel(ring, beside), HOPPER)
     with pytest.raises(CodegenError, match="`x` is written in a function that copies it in bulk"):
         emit_kernel(kernel(ring, run(ring, 0, 0), store(X, (1, 1), 1.0)), HOPPER)

@@ -148,7 +148,7 @@ def assigns_size(n, x, A, c):
     x[0] = n
 
 
-@refused("x[0] = y[0]", "`y` is no array.*the arrays here are x, A, c.*@program")
+@refused("x[0] = y[0]", "`y` is not an array.*the arrays here are x, A, c.*@program")
 def unknown_array(n, x, A, c):
     x[0] = y[0]
 
@@ -158,7 +158,7 @@ def unknown_name(n, x, A, c):
     x[0] = unknown
 
 
-@refused("x[0] = limits[0]", "`limits` is no array")
+@refused("x[0] = limits[0]", "`limits` is not an array")
 def list_of_the_module(n, x, A, c):
     x[0] = limits[0]
 
@@ -210,7 +210,7 @@ def same_object(n, x, A, c):
         x[0] = 1
 
 
-@refused("if n is None:", "`None` is no number")
+@refused("if n is None:", "`None` is not a number")
 def identity(n, x, A, c):
     if n is None:
         x[0] = 1
@@ -242,7 +242,7 @@ def division_by_zero(n, x, A, c):
     x[0] = 1 // 0
 
 
-@refused('x[0] = "a"', "`'a'` is no number")
+@refused('x[0] = "a"', "`'a'` is not a number")
 def string(n, x, A, c):
     x[0] = "a"
 
@@ -356,17 +356,17 @@ def real(scale: float, x):
     ("make", "message"),
     [
         (lambda: program(x="float64[n]")(some), r"`some` takes `\*rest`"),
-        (lambda: program(y="float64[n]")(one), "`y` is no parameter of `one`.*its parameters are n, x"),
+        (lambda: program(y="float64[n]")(one), "`y` is not a parameter of `one`.*its parameters are n, x"),
         (lambda: program(x="float[n]")(one), "unknown dtype `float`.*float64"),
         (lambda: program(x="float64[n")(one), r'cannot be read.*one: x="float64\[n"'),
-        (lambda: program(x="float64[n / 2]")(one).kernel(), r"`n / 2` is no extent"),
+        (lambda: program(x="float64[n / 2]")(one).kernel(), r"`n / 2` is not an extent"),
         (lambda: program(x="float64[n // 0]")(one).kernel(), "`n // 0` divides by what may not be positive"),
         (lambda: program(x="float64[n - 5]")(one).kernel(n=2), "an extent of `x` is -3"),
-        (lambda: program(x="float64[n]")(one).kernel(m=2), "`m` is no size of `one`.*its sizes are n"),
+        (lambda: program(x="float64[n]")(one).kernel(m=2), "`m` is not a size of `one`.*its sizes are n"),
         (lambda: program(x="float64[n]")(one).kernel(n=2.5), "`n` of `one` is 2.5 instead of an integer.*annotate it"),
         (lambda: program(x="float64[n]")(one).kernel(n=2), r"index 0 of `x` is 2, its extent is 2.*test_python_refusals.py"),
         (lambda: program(x="float64[n]")(real).kernel(), r"`scale` of `real` needs a value.*kernel\(scale="),
-        (lambda: program(x="float64[n]")(lambda n, x: None).kernel(), "is no plain function.*decorate a `def`"),
+        (lambda: program(x="float64[n]")(lambda n, x: None).kernel(), "is not a plain function.*decorate a `def`"),
     ],
     ids=range(12),
 )

@@ -318,7 +318,7 @@ def test_reversed_loops_and_symbolic_sizes() -> None:
 
 
 def test_wrapped_indices_narrow_nothing() -> None:
-    """(x + 1) % 12 is no digit of x."""
+    """(x + 1) % 12 is not a digit of x."""
     shaped = accepted(ELEMENTWISE.replace("C[x] + 1i32", "C[(x + 1) % 12]"), 's.reverse_compute_at("D", "i")')
     assert "for x in 0..12 {\n    if i == (x + 1) % 12 {" in shaped
 

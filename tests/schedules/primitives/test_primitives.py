@@ -70,7 +70,7 @@ def test_no_schedule_makes_a_race(case: tuple[Program, Schedule]) -> None:
 @settings(max_examples=60, deadline=None, derandomize=True)
 @given(scheduled(programs(largest=6, volume=300), 6))
 def test_machine_code_of_random_schedules(case: tuple[Program, Schedule]) -> None:
-    """Some schedules make no code (a vectorized loop inside another, lanes that are no power of two); the others are right."""
+    """Some schedules make no code (a vectorized loop inside another, lanes that are not a power of two); the others are right."""
     program, s = case
     try:
         found = native(program, s.kernel, threads=True)

@@ -28,7 +28,7 @@ from tcomp.ops.recurrent import STACK
 
 ENDLESS = 1 << 62  # iterations: more than any run has
 MAX_APPENDED = 1024  # iterations of a loop that carries a sequence
-MAX_UNROLLED = 32  # iterations of a loop that is no LOOP because shapes change from one to the next; each adds its nodes to the graph
+MAX_UNROLLED = 32  # iterations of a loop that is not a LOOP because shapes change from one to the next; each adds its nodes to the graph
 
 
 def _type(value: Value) -> Type:

@@ -158,7 +158,7 @@ def _feature_vectorizer(ctx: Context) -> Value:
         x = ctx.add(ew.CAST, [ctx.value(n)], dtype="float32")
         x = reshaped(ctx, x, (1, *x.shape)) if len(x.shape) == 1 else x
         if len(x.shape) != 2 or not isinstance(have := x.shape[1], int):
-            raise ctx.unsupported(f"input {n} is no matrix of known width")
+            raise ctx.unsupported(f"input {n} is not a matrix of known width")
         if have < width:
             x = ctx.add(mv.PAD, [x, None], before=(0, 0), after=(0, width - have))
         parts.append(cut(ctx, x, 1, 0, width) if have > width else x)
