@@ -308,7 +308,7 @@ def overhead(requests: int = 2000) -> dict[str, float]:
     from onnx import TensorProto, helper, numpy_helper
 
     import tcomp
-    from tcomp.serve.grpc_messages import MESSAGES
+    from tcomp.serve.grpc.messages import MESSAGES
 
     w = numpy_helper.from_array(np.ones((64, 64), np.float32), "w")
     given, made = ([helper.make_tensor_value_info(n, TensorProto.FLOAT, ["n", 64])] for n in "xy")

@@ -395,7 +395,7 @@ def one_hot(indices: Tensor, values: Tensor, depth: Dim, axis: int) -> Tensor:
 MAX_KEPT = 32  # elements that are kept in order while others pass; each may have to move all of them
 
 
-def top_k(x: Tensor, k: Dim, axis: int, largest: bool) -> tuple[Tensor, Tensor]:
+def top_k(x: Tensor, k: Dim, axis: int, largest: bool) -> tuple[Tensor, ...]:
     """The k extreme elements along `axis`, sorted, and their positions (int64); of equal ones the first comes first. A stable bottom-up
     merge sort of the positions of each lane, O(n log n); few of many elements are kept in order while the others pass, O(n) mostly."""
     n = as_expr(x.shape[axis])
@@ -404,7 +404,8 @@ def top_k(x: Tensor, k: Dim, axis: int, largest: bool) -> tuple[Tensor, Tensor]:
 
     def program(inputs: Sequence[L.Buffer], outputs: Sequence[L.Buffer]) -> L.Stmt:
         (source,), (values, positions) = inputs, outputs
-        order, merged = L.Buffer("order", "int64", (n,)), L.Buffer("merged", "int64", (n,))
+        order, merged = L.Buffer("order", "int64", (k if few else n,)), L.Buffer("merged", "int64", (n,))
+        scratch = (order,) if few else (order, merged)
 
         def lane(outer: Index) -> L.Stmt:
             def at(place: ExprLike) -> tuple[ExprLike, ...]:
@@ -415,54 +416,41 @@ def top_k(x: Tensor, k: Dim, axis: int, largest: bool) -> tuple[Tensor, Tensor]:
                 a, b = source[at(p)], source[at(q)]
                 return b <= a if largest else a <= b
 
+            def before(p: Expr, q: Expr) -> Expr:
+                a, b = source[at(p)], source[at(q)]
+                return (b < a if largest else a < b) | te.not_equal(b, b)  # whatever comes goes before NaN
+
             def take(rank: Expr) -> L.Stmt:
                 return L.block(L.store(values, at(rank), source[at(order[rank])]), L.store(positions, at(rank), order[rank]))
 
             unsorted = L.loop("p", n, lambda p: L.store(order, (p,), p))
-            body = L.block(unsorted, merge_sort(order, merged, n, in_order), L.loop("rank", k, take))
-            return L.Allocate(order, L.Allocate(merged, body)) if n.op == "const" else body
+            ordered = _keep_first(order, as_expr(k), n, before) if few else L.block(unsorted, merge_sort(order, merged, n, in_order))
+            body = L.block(ordered, L.loop("rank", k, take))
+            return L.allocated(scratch, body) if n.op == "const" else body
 
         lanes = L.over([d for m, d in enumerate(x.shape) if m != axis], lane)
-        return lanes if n.op == "const" else L.Allocate(order, L.Allocate(merged, lanes))
+        return lanes if n.op == "const" else L.allocated(scratch, lanes)
 
-    def kept(inputs: Sequence[L.Buffer], outputs: Sequence[L.Buffer]) -> L.Stmt:
-        (source,), (values, positions) = inputs, outputs
-        order = L.Buffer("order", "int64", (k,))
+    return te.externs([(shape, x.dtype), (shape, "int64")], [x], program, "top_k")
 
-        def lane(outer: Index) -> L.Stmt:
-            def at(place: ExprLike) -> tuple[ExprLike, ...]:
-                return (*outer[:axis], place, *outer[axis:])
 
-            def before(a: Expr, b: Expr) -> Expr:
-                return (b < a if largest else a < b) | te.not_equal(b, b)  # whatever comes goes before NaN
+def _keep_first(order: L.Buffer, k: Expr, n: Expr, before: Callable[[Expr, Expr], Expr]) -> L.Stmt:
+    """Writes to `order` which k of n elements come first, in order, as `before(p, q)` says of two positions."""
 
-            def insert(p: Expr, last: ExprLike, name: str) -> L.Stmt:
-                """Element p, where it belongs among those kept; the one at `last` makes room. `name`: of the loop over them."""
+    def insert(p: Expr, last: Expr, name: str) -> L.Stmt:
+        """Element p, where it belongs among those kept; the one at `last` makes room. `name`: of the loop over them."""
 
-                def step(j: Expr) -> L.Stmt:
-                    place = as_expr(last) - j
-                    own, previous = order[place], order[maximum(place - 1, 0)]
-                    goes_up = (place > 0) & before(source[at(p)], source[at(previous)])
-                    here = te.equal(j, 0) | before(source[at(p)], source[at(own)])
-                    return L.store(order, (place,), select(goes_up, previous, select(here, p, own)))
+        def step(j: Expr) -> L.Stmt:
+            place = last - j
+            own, previous = order[place], order[maximum(place - 1, 0)]
+            goes_up, here = (place > 0) & before(p, previous), te.equal(j, 0) | before(p, own)
+            return L.store(order, (place,), select(goes_up, previous, select(here, p, own)))
 
-                return L.loop(name, as_expr(last) + 1, step)
+        return L.loop(name, last + 1, step)
 
-            def take(rank: Expr) -> L.Stmt:
-                return L.block(L.store(values, at(rank), source[at(order[rank])]), L.store(positions, at(rank), order[rank]))
-
-            def passing(i: Expr) -> L.Stmt:
-                worst = source[at(order[as_expr(k) - 1])]
-                return L.If(before(source[at(i + k)], worst), insert(i + k, as_expr(k) - 1, "later"))
-
-            first = L.loop("first", k, lambda i: L.store(order, (i,), i))
-            head = L.loop("head", as_expr(k) - 1, lambda i: insert(i + 1, i + 1, "earlier"))
-            return L.Allocate(order, L.block(first, head, L.loop("p", n - k, passing), L.loop("rank", k, take)))
-
-        return L.over([d for m, d in enumerate(x.shape) if m != axis], lane)
-
-    values, positions = te.externs([(shape, x.dtype), (shape, "int64")], [x], kept if few else program, "top_k")
-    return values, positions
+    first = L.loop("first", k, lambda i: L.store(order, (i,), i))
+    head = L.loop("head", k - 1, lambda i: insert(i + 1, i + 1, "earlier"))
+    return L.block(first, head, L.loop("p", n - k, lambda i: L.If(before(i + k, order[k - 1]), insert(i + k, k - 1, "later"))))
 
 
 def merge_sort(

@@ -34,6 +34,7 @@ from tcomp.schedules.handles import Loop
 from tcomp.schedules.instructions import text_of
 from tcomp.schedules.lowering import lower
 from tcomp.schedules.primitives import affine_transforms, editing, guards, loop_structure, memory_latency, placement, reductions, storage
+from tcomp.schedules.primitives.collapse import collapse
 from tcomp.schedules.primitives.online_softmax import online
 from tcomp.schedules.trace import Step, Trace, read_json
 
@@ -115,7 +116,7 @@ class Primitives:
     shift = _method(affine_transforms.shift)
     fission = _method(affine_transforms.fission)
     fuse_loops = _method(affine_transforms.fuse_loops)
-    collapse = _method(storage.collapse)
+    collapse = _method(collapse)
     expand = _method(storage.expand)
     prefetch = _method(memory_latency.prefetch)
     promote = _method(storage.promote)

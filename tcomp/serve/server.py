@@ -15,8 +15,8 @@ import uvicorn
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 from tcomp.errors import InputError
-from tcomp.serve.grpc_server import GrpcServer
-from tcomp.serve.grpc_service import make_methods
+from tcomp.serve.grpc.server import GrpcServer
+from tcomp.serve.grpc.service import make_methods
 from tcomp.serve.http_app import make_app
 from tcomp.serve.options import ServerOptions, check_server_options
 from tcomp.serve.repository import watched

@@ -9,6 +9,7 @@ from onnx import TensorProto, helper
 
 from tcomp.errors import ImportModelError, InputError, UnsupportedError
 from tcomp.frontends.onnx import check_model, import_model, importer
+from tcomp.frontends.onnx.handlers import tables
 from tcomp.ir.interpreters.graph import evaluate_graph
 
 F = "float32"
@@ -20,7 +21,7 @@ def node(op, inputs, outputs, **attrs):
 
 
 def test_no_operator_has_two_handlers():
-    for families in importer.FAMILIES.values():
+    for families in tables.FAMILIES.values():
         names = [name for family in families for name in family]
         assert len(set(names)) == len(names)
         for versions in (v for family in families for v in family.values() if not callable(v)):

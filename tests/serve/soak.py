@@ -31,7 +31,7 @@ import grpc.aio
 import numpy as np
 
 from tcomp.runtime import load
-from tcomp.serve.grpc_messages import MESSAGES
+from tcomp.serve.grpc.messages import MESSAGES
 from tests.serve.servers import artifact
 from tests.serve.test_garbage import http2_garbage, http_request
 from tests.serve.test_http import binary

@@ -9,7 +9,7 @@ import grpc
 import numpy as np
 import pytest
 
-from tcomp.serve.grpc_messages import MESSAGES
+from tcomp.serve.grpc.messages import MESSAGES
 from tests.serve.servers import Running, W, running
 
 X = np.arange(16, dtype=np.float32).reshape(2, 8) / 8

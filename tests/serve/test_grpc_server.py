@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 from hpack import Decoder, Encoder
 
-from tcomp.serve.grpc_messages import MESSAGES
+from tcomp.serve.grpc.messages import MESSAGES
 from tests.serve.servers import Running, running
 from tests.serve.test_grpc import Client, infer_request, refused
 

@@ -65,7 +65,7 @@ def test_as_bytes(server: Running) -> None:
 def test_by_grpc(server: Running, raw: bool) -> None:
     import grpc
 
-    from tcomp.serve.grpc_messages import MESSAGES
+    from tcomp.serve.grpc.messages import MESSAGES
 
     request = MESSAGES["ModelInferRequest"](model_name="words")
     tensor = request.inputs.add(**TENSOR)

@@ -23,29 +23,12 @@ from onnx import AttributeProto, FunctionProto, GraphProto, ModelProto, NodeProt
 from tcomp.errors import ImportModelError, InputError, TcompError, UnsupportedError
 from tcomp.frontends.onnx import reader
 from tcomp.frontends.onnx.containers import Container, contained, elements, leaves, rebuilt, type_name
-from tcomp.frontends.onnx.context import FOLD_LIMIT, Body, Context, Handler, Scope, Table, Type, check_type
-from tcomp.frontends.onnx.handlers import (
-    arithmetic,
-    control,
-    counting,
-    flex,
-    image,
-    ml,
-    movement,
-    nn,
-    random,
-    recurrent,
-    sequences,
-    signal,
-    svm,
-    text,
-    training,
-    trees,
-)
-from tcomp.frontends.onnx.handlers.microsoft import attention, experts, fused, misc, quantized
+from tcomp.frontends.onnx.context import Body, Context
+from tcomp.frontends.onnx.handlers.tables import find_handler
 from tcomp.frontends.onnx.host_steps import split, title
 from tcomp.frontends.onnx.names import Reads, check_names, initializers, ordered
 from tcomp.frontends.onnx.schema import domain_of, find_schema, opsets_of
+from tcomp.frontends.onnx.scope import FOLD_LIMIT, Scope, Type, check_type
 from tcomp.frontends.onnx.signature import LARGEST, Range, Shape, signature
 from tcomp.ir.broadcasting import HINT
 from tcomp.ir.equations import Contradiction, Sizes
@@ -57,17 +40,6 @@ from tcomp.ops.movement import IDENTITY
 MAX_DEPTH = 24  # functions inside functions, and sub-graphs inside sub-graphs
 MAX_NODES = 100_000  # nodes after expansion
 MAX_ROUNDS = 8  # of imports, each with what the one before found out about sizes
-
-FAMILIES: Mapping[str, tuple[Table, ...]] = {  # by domain; the standard one is ""
-    "": tuple(family.TABLE for family in (arithmetic, control, counting, image, movement, nn, random, recurrent, sequences, signal, text)),
-    "ai.onnx.ml": (ml.TABLE, svm.TABLE, trees.TABLE),
-    "ai.onnx.preview": (flex.TABLE,),
-    "com.microsoft": tuple(family.TABLE for family in (fused, attention, quantized, experts, misc)),
-    "ai.onnx.preview.training": (training.TABLE,),
-}
-HANDLERS: Mapping[str, Table] = {
-    domain: {op: versions for table in tables for op, versions in table.items()} for domain, tables in FAMILIES.items()
-}
 
 LAYOUTS = "it is of a layout that ONNX Runtime chose for one processor: save the model at ORT_ENABLE_EXTENDED or below"
 SUPPORTED, DECOMPOSED, MISSING, UNCHECKED, HOST = "supported", "decomposed", "missing", "unchecked", "host step"
@@ -157,14 +129,6 @@ def _import_graph(
             if len(sizes.values) == solved:
                 return graph, importer.records
     raise UnsupportedError(f"the sizes of the model are not settled after {MAX_ROUNDS} walks over its nodes", hint=HINT)
-
-
-def find_handler(domain: str, op_type: str, opset: int) -> Handler | None:
-    """The handler in force at an opset; None where there is none. The standard domain is ""."""
-    versions = HANDLERS.get(domain, {}).get(op_type, ())
-    if callable(versions):
-        return versions
-    return next((handler for since, handler in reversed(versions) if since <= opset), None)
 
 
 _POISON = Value("unsupported", "bool", ())  # stands for a value whose producer cannot be compiled

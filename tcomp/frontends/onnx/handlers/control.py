@@ -13,9 +13,10 @@ from onnx import GraphProto
 
 from tcomp.errors import UnsupportedError
 from tcomp.frontends.onnx.containers import Container, alike, leaves, rebuilt
-from tcomp.frontends.onnx.context import Body, Context, Scope, Table, Type
+from tcomp.frontends.onnx.context import Body, Context, Table
 from tcomp.frontends.onnx.handlers.movement import cut, reshaped
 from tcomp.frontends.onnx.reader import tensor_type
+from tcomp.frontends.onnx.scope import Scope, Type
 from tcomp.frontends.onnx.signature import LARGEST
 from tcomp.ir.dims import upper_bound
 from tcomp.ir.expr import Dim, Expr, as_expr, bounds, const, maximum, minimum, select, variables

@@ -12,8 +12,8 @@ from google.protobuf.message import DecodeError
 
 from tcomp.errors import TcompError
 from tcomp.serve.batching import Arrays
-from tcomp.serve.grpc_messages import MESSAGES, PACKAGE
-from tcomp.serve.grpc_server import Call, Methods, Status, Streaming, Unary
+from tcomp.serve.grpc.frames import Call, Methods, Status, Streaming, Unary
+from tcomp.serve.grpc.messages import MESSAGES, PACKAGE
 from tcomp.serve.http_tensors import seconds
 from tcomp.serve.refusals import Refusal, as_refusal, bad_request
 from tcomp.serve.served import ServedModel

@@ -16,24 +16,20 @@ import re
 import ssl
 import struct
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from collections.abc import AsyncIterator
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple, TypeAlias, cast
+from typing import Any, cast
 from urllib.parse import quote
 
 from hpack import Decoder, HPACKError, InvalidTableIndex
 
 from tcomp.serve.access import Access
+from tcomp.serve.grpc import frames as F
+from tcomp.serve.grpc.frames import Call, Methods, Status, Streaming, Unary
 from tcomp.serve.options import ServerOptions
 from tcomp.serve.refusals import Refusal
 
 _log = logging.getLogger("tcomp.serve")
-
-# Frames, their flags, settings and errors: RFC 9113, sections 6 and 7.
-_DATA, _HEADERS, _PRIORITY, _RST_STREAM, _SETTINGS, _PUSH_PROMISE, _PING, _GOAWAY, _WINDOW_UPDATE, _CONTINUATION = range(10)
-_END_STREAM, _ACK, _END_HEADERS, _PADDED, _WITH_PRIORITY = 0x1, 0x1, 0x4, 0x8, 0x20
-_MAX_STREAMS, _INITIAL_WINDOW, _MAX_FRAME, _MAX_HEADERS = 3, 4, 5, 6
-_NO_ERROR, _PROTOCOL, _FLOW_CONTROL, _STREAM_CLOSED, _FRAME_SIZE, _REFUSED, _CANCEL, _COMPRESSION, _CALM = 0, 1, 3, 5, 6, 7, 8, 9, 11
 
 _PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"
 _FRAME_LIMIT = 1 << 20  # bytes of a frame that clients may send
@@ -43,36 +39,8 @@ _STREAMS = 1 << 10  # calls of one connection at the same time
 _PATIENCE = 10_000  # frames of one connection in a second for which nothing is to be done
 _STREAM_PATIENCE = 10  # times longer than a request may take, the next one of a stream may be in coming
 _RESET_COST = 20  # of these frames: what a call costs that is begun in vain
-_OK, _CANCELLED, _INVALID, _EXHAUSTED, _UNIMPLEMENTED, _INTERNAL = 0, 1, 3, 8, 12, 13  # codes of gRPC
 _TIMEOUT = re.compile(r"(\d{1,8})([HMSmun])")
 _UNITS = {"H": 3600.0, "M": 60.0, "S": 1.0, "m": 1e-3, "u": 1e-6, "n": 1e-9}  # seconds
-
-
-class Status(Exception):
-    """How a call ends that has no answer: a code of gRPC, a message, and further fields of the trailers."""
-
-    def __init__(self, code: int, message: str, fields: Mapping[str, str] | None = None) -> None:
-        super().__init__(message)
-        self.code, self.message, self.fields = code, message, fields or {}
-
-
-class Call(NamedTuple):
-    """What is known of a call beside its messages: headers, the client's address, and its deadline by time.monotonic."""
-
-    headers: dict[str, str]
-    peer: str
-    deadline: float | None
-
-
-Unary: TypeAlias = Callable[[bytes, Call], Awaitable[bytes]]
-Streaming: TypeAlias = Callable[[AsyncIterator[bytes], Call], AsyncIterator[bytes]]
-
-
-class Methods(NamedTuple):
-    """The methods of a service, by path. They raise Status."""
-
-    unary: Mapping[str, Unary]
-    streaming: Mapping[str, Streaming]
 
 
 class _ConnectionError(Exception):
@@ -95,29 +63,6 @@ class _Stream:
     waiting: bytearray = field(default_factory=bytearray)  # bytes of the answer for which there was no window
     trailers: bytes = b""  # to be sent behind them
     ended: bool = False  # whether the client has said all
-
-
-def _literal(name: str, value: str) -> bytes:
-    """A field of a header that no table has (RFC 7541, section 6.2.2)."""
-    return b"\0" + _text(name.encode()) + _text(value.encode())
-
-
-def _text(content: bytes) -> bytes:
-    if len(content) < 127:
-        return bytes([len(content)]) + content
-    rest, digits = len(content) - 127, bytearray([127])
-    while rest >= 128:
-        digits.append(rest % 128 + 128)
-        rest //= 128
-    return bytes([*digits, rest]) + content
-
-
-def _frame(kind: int, flags: int, stream: int, content: bytes = b"") -> bytes:
-    return struct.pack(">HBBBI", len(content) >> 8, len(content) & 255, kind, flags, stream) + content
-
-
-_BEGIN = b"\x88" + _literal("content-type", "application/grpc")  # 0x88 is `:status: 200`
-_DONE = _literal("grpc-status", "0")
 
 
 class _Connection(asyncio.Protocol):
@@ -144,9 +89,9 @@ class _Connection(asyncio.Protocol):
             self.transport.abort()
             return
         self.server.connections.add(self)
-        settings = {_MAX_STREAMS: _STREAMS, _INITIAL_WINDOW: _WINDOW, _MAX_FRAME: _FRAME_LIMIT, _MAX_HEADERS: _HEADER_LIMIT}
+        settings = {F.MAX_STREAMS: _STREAMS, F.INITIAL_WINDOW: _WINDOW, F.MAX_FRAME: _FRAME_LIMIT, F.MAX_HEADERS: _HEADER_LIMIT}
         content = b"".join(struct.pack(">HI", *pair) for pair in settings.items())
-        self.transport.write(_frame(_SETTINGS, 0, 0, content) + _frame(_WINDOW_UPDATE, 0, 0, struct.pack(">I", _WINDOW - 65535)))
+        self.transport.write(F.frame(F.SETTINGS, 0, 0, content) + F.frame(F.WINDOW_UPDATE, 0, 0, struct.pack(">I", _WINDOW - 65535)))
         self._alarm: asyncio.TimerHandle | None = self.loop.call_later(self.server.options.receive_timeout, self.transport.abort)
 
     def connection_lost(self, error: Exception | None) -> None:
@@ -176,7 +121,7 @@ class _Connection(asyncio.Protocol):
         try:
             if not self._greeted:
                 if not _PREFACE.startswith(bytes(buffer[: len(_PREFACE)])):
-                    raise _ConnectionError(_PROTOCOL, "it speaks no HTTP/2")
+                    raise _ConnectionError(F.PROTOCOL, "it speaks no HTTP/2")
                 if len(buffer) < len(_PREFACE):
                     return
                 self._greeted = True
@@ -187,7 +132,7 @@ class _Connection(asyncio.Protocol):
             while end - start >= 9:
                 size = int.from_bytes(buffer[start : start + 3])
                 if size > _FRAME_LIMIT:
-                    raise _ConnectionError(_FRAME_SIZE, "a frame is too large")
+                    raise _ConnectionError(F.FRAME_SIZE, "a frame is too large")
                 if end - start < 9 + size:
                     break
                 number = int.from_bytes(buffer[start + 5 : start + 9]) & 0x7FFFFFFF
@@ -197,10 +142,10 @@ class _Connection(asyncio.Protocol):
         except _ConnectionError as problem:
             self._give_up(problem.code)
         except (HPACKError, InvalidTableIndex, UnicodeDecodeError, struct.error, IndexError):
-            self._give_up(_COMPRESSION)
+            self._give_up(F.COMPRESSION)
 
     def _give_up(self, code: int) -> None:
-        self.transport.write(_frame(_GOAWAY, 0, 0, struct.pack(">II", self._last, code)))
+        self.transport.write(F.frame(F.GOAWAY, 0, 0, struct.pack(">II", self._last, code)))
         self.transport.close()
         self._buffer.clear()
 
@@ -208,120 +153,120 @@ class _Connection(asyncio.Protocol):
         """Take no more calls; end when the last is answered."""
         if not self._closing:
             self._closing = True
-            self.transport.write(_frame(_GOAWAY, 0, 0, struct.pack(">II", self._last, _NO_ERROR)))
+            self.transport.write(F.frame(F.GOAWAY, 0, 0, struct.pack(">II", self._last, F.NO_ERROR)))
         if not self.streams:
             self.transport.close()
 
     # ------------------------------------------------------------ frames
 
     def _handle(self, kind: int, flags: int, number: int, content: bytes) -> None:
-        if self._block is not None and kind != _CONTINUATION:
-            raise _ConnectionError(_PROTOCOL, "headers are interrupted")
-        if kind not in (_DATA, _HEADERS) or not content:
+        if self._block is not None and kind != F.CONTINUATION:
+            raise _ConnectionError(F.PROTOCOL, "headers are interrupted")
+        if kind not in (F.DATA, F.HEADERS) or not content:
             self._idling(1)
-        if kind == _DATA:
+        if kind == F.DATA:
             self._data(flags, number, content)
-        elif kind == _HEADERS:
+        elif kind == F.HEADERS:
             content = self._unpadded(flags, content)
-            self._headers(number, flags, content[5:] if flags & _WITH_PRIORITY else content)
-        elif kind == _CONTINUATION:
+            self._headers(number, flags, content[5:] if flags & F.WITH_PRIORITY else content)
+        elif kind == F.CONTINUATION:
             if self._block is None or self._block[0] != number:
-                raise _ConnectionError(_PROTOCOL, "a continuation of nothing")
+                raise _ConnectionError(F.PROTOCOL, "a continuation of nothing")
             first, before, block = self._block
             self._block = None
-            self._headers(first, before & ~_END_HEADERS | flags & _END_HEADERS, bytes(block) + content)
-        elif kind == _RST_STREAM:
+            self._headers(first, before & ~F.END_HEADERS | flags & F.END_HEADERS, bytes(block) + content)
+        elif kind == F.RST_STREAM:
             if len(content) != 4 or not number:
-                raise _ConnectionError(_FRAME_SIZE, "a reset of four bytes was expected")
+                raise _ConnectionError(F.FRAME_SIZE, "a reset of four bytes was expected")
             if (stream := self.streams.get(number)) is not None:
                 self._idling(_RESET_COST)
                 self._drop(stream)
-        elif kind == _SETTINGS:
+        elif kind == F.SETTINGS:
             self._settings(flags, number, content)
-        elif kind == _PING:
+        elif kind == F.PING:
             if len(content) != 8 or number:
-                raise _ConnectionError(_FRAME_SIZE, "a ping of eight bytes was expected")
-            if not flags & _ACK:
-                self.transport.write(_frame(_PING, _ACK, 0, content))
-        elif kind == _WINDOW_UPDATE:
+                raise _ConnectionError(F.FRAME_SIZE, "a ping of eight bytes was expected")
+            if not flags & F.ACK:
+                self.transport.write(F.frame(F.PING, F.ACK, 0, content))
+        elif kind == F.WINDOW_UPDATE:
             self._window_update(number, content)
-        elif kind == _PUSH_PROMISE:
-            raise _ConnectionError(_PROTOCOL, "clients do not push")
+        elif kind == F.PUSH_PROMISE:
+            raise _ConnectionError(F.PROTOCOL, "clients do not push")
 
     def _idling(self, cost: int) -> None:
         self._idle += cost
         if self._idle > _PATIENCE:
             now = time.monotonic()
             if now < self._since + 1:
-                raise _ConnectionError(_CALM, "too many frames that ask for nothing")
+                raise _ConnectionError(F.CALM, "too many frames that ask for nothing")
             self._idle, self._since = 0, now
 
     @staticmethod
     def _unpadded(flags: int, content: bytes) -> bytes:
-        if not flags & _PADDED:
+        if not flags & F.PADDED:
             return content
         if not content or content[0] >= len(content):
-            raise _ConnectionError(_PROTOCOL, "there is more padding than content")
+            raise _ConnectionError(F.PROTOCOL, "there is more padding than content")
         return content[1 : len(content) - content[0]]
 
     def _settings(self, flags: int, number: int, content: bytes) -> None:
-        if number or len(content) % 6 or (flags & _ACK and content):
-            raise _ConnectionError(_FRAME_SIZE, "settings of six bytes each were expected")
-        if flags & _ACK:
+        if number or len(content) % 6 or (flags & F.ACK and content):
+            raise _ConnectionError(F.FRAME_SIZE, "settings of six bytes each were expected")
+        if flags & F.ACK:
             return
         for key, value in struct.iter_unpack(">HI", content):
-            if key == _INITIAL_WINDOW:
+            if key == F.INITIAL_WINDOW:
                 if value > _WINDOW:
-                    raise _ConnectionError(_FLOW_CONTROL, "the window is too large")
+                    raise _ConnectionError(F.FLOW_CONTROL, "the window is too large")
                 change, self._stream_window = value - self._stream_window, value
                 for stream in self.streams.values():
                     stream.window += change
-            elif key == _MAX_FRAME:
+            elif key == F.MAX_FRAME:
                 if not 16384 <= value < 1 << 24:
-                    raise _ConnectionError(_PROTOCOL, "the size of frames is out of range")
+                    raise _ConnectionError(F.PROTOCOL, "the size of frames is out of range")
                 self._frame_size = value
-        self.transport.write(_frame(_SETTINGS, _ACK, 0))
+        self.transport.write(F.frame(F.SETTINGS, F.ACK, 0))
         self._flush()
 
     def _window_update(self, number: int, content: bytes) -> None:
         if len(content) != 4:
-            raise _ConnectionError(_FRAME_SIZE, "an update of four bytes was expected")
+            raise _ConnectionError(F.FRAME_SIZE, "an update of four bytes was expected")
         more = int.from_bytes(content) & 0x7FFFFFFF
         if not number:
             self._window += more
             if not more or self._window > _WINDOW:
-                raise _ConnectionError(_FLOW_CONTROL, "the window is out of range")
+                raise _ConnectionError(F.FLOW_CONTROL, "the window is out of range")
         elif (stream := self.streams.get(number)) is not None:
             stream.window += more
             if not more or stream.window > _WINDOW:
-                self._reset(stream, _FLOW_CONTROL)
+                self._reset(stream, F.FLOW_CONTROL)
         self._flush()
 
     # ------------------------------------------------------------ calls
 
     def _headers(self, number: int, flags: int, block: bytes) -> None:
         if len(block) > _HEADER_LIMIT:
-            raise _ConnectionError(_CALM, "the headers are too large")
-        if not flags & _END_HEADERS:
+            raise _ConnectionError(F.CALM, "the headers are too large")
+        if not flags & F.END_HEADERS:
             self._block = number, flags, bytearray(block)
             return
         fields = self._decoder.decode(block)  # also of what is refused: it changes the table
         if (known := self.streams.get(number)) is not None:  # trailers
-            if not flags & _END_STREAM or known.ended:
-                raise _ConnectionError(_PROTOCOL, "headers in the middle of a call")
+            if not flags & F.END_STREAM or known.ended:
+                raise _ConnectionError(F.PROTOCOL, "headers in the middle of a call")
             self._end(known)
             return
         if number % 2 == 0 or number <= self._last:
             if number % 2 and number:  # of a call that was answered or reset in the meantime
                 return
-            raise _ConnectionError(_PROTOCOL, "a stream of the wrong number")
+            raise _ConnectionError(F.PROTOCOL, "a stream of the wrong number")
         self._last = number
         if self._closing or len(self.streams) >= _STREAMS:
-            self.transport.write(_frame(_RST_STREAM, 0, number, struct.pack(">I", _REFUSED)))
+            self.transport.write(F.frame(F.RST_STREAM, 0, number, struct.pack(">I", F.REFUSED)))
             return
         headers = {_string(name): _string(value) for name, value in fields}
         stream = self._begin(number, headers)
-        if stream is not None and flags & _END_STREAM:
+        if stream is not None and flags & F.END_STREAM:
             self._end(stream)
 
     def _begin(self, number: int, headers: dict[str, str]) -> _Stream | None:
@@ -331,10 +276,10 @@ class _Connection(asyncio.Protocol):
         deadline = time.monotonic() + int(timeout[1]) * _UNITS[timeout[2]] if timeout else None
         stream = _Stream(number, self._stream_window, Call(headers, self.peer, deadline))
         if headers.get(":method") != "POST" or not headers.get("content-type", "").startswith("application/grpc"):
-            self.transport.write(_frame(_HEADERS, _END_HEADERS | _END_STREAM, number, _literal(":status", "415")))
+            self.transport.write(F.frame(F.HEADERS, F.END_HEADERS | F.END_STREAM, number, F.literal(":status", "415")))
             return None
         if self.server.calls >= options.max_connections:
-            self._refuse(number, Status(_EXHAUSTED, "too many calls at the same time"))
+            self._refuse(number, Status(F.EXHAUSTED, "too many calls at the same time"))
             return None
         if (streaming := self.server.methods.streaming.get(path)) is not None:
             stream.messages = asyncio.Queue()
@@ -343,42 +288,42 @@ class _Connection(asyncio.Protocol):
             stream.unary = unary
             stream.alarm = self.loop.call_later(options.receive_timeout, self._too_slow, stream)
         else:
-            self._refuse(number, Status(_UNIMPLEMENTED, f"there is no method {path[:100]}"))
+            self._refuse(number, Status(F.UNIMPLEMENTED, f"there is no method {path[:100]}"))
             return None
         self.server.calls += 1
         self.streams[number] = stream
         return stream
 
     def _too_slow(self, stream: _Stream) -> None:
-        self._fail(stream, Status(_CANCELLED, f"the request did not come within {self.server.options.receive_timeout:g} seconds"))
+        self._fail(stream, Status(F.CANCELLED, f"the request did not come within {self.server.options.receive_timeout:g} seconds"))
 
     def _data(self, flags: int, number: int, content: bytes) -> None:
         self._owed += len(content)
         if self._owed > 1 << 20:
-            self.transport.write(_frame(_WINDOW_UPDATE, 0, 0, struct.pack(">I", self._owed)))
+            self.transport.write(F.frame(F.WINDOW_UPDATE, 0, 0, struct.pack(">I", self._owed)))
             self._owed = 0
         if not number or (number > self._last and number % 2) or number % 2 == 0:
-            raise _ConnectionError(_PROTOCOL, "data of no stream")
+            raise _ConnectionError(F.PROTOCOL, "data of no stream")
         stream = self.streams.get(number)
         if stream is None:  # answered or reset in the meantime
             return
         if stream.ended:
-            self._reset(stream, _STREAM_CLOSED)
+            self._reset(stream, F.STREAM_CLOSED)
             return
         content = self._unpadded(flags, content)
         try:
             self.server.access.take(len(content))
         except Refusal as refusal:
-            self._fail(stream, Status(_EXHAUSTED, refusal.message, {"retry-after": "1"}))
+            self._fail(stream, Status(F.EXHAUSTED, refusal.message, {"retry-after": "1"}))
             return
         stream.body += content
         stream.counted += len(content)
         if len(stream.body) > self.server.options.max_request + 5:
-            self._fail(stream, Status(_EXHAUSTED, f"the message is larger than {self.server.options.max_request} bytes"))
+            self._fail(stream, Status(F.EXHAUSTED, f"the message is larger than {self.server.options.max_request} bytes"))
             return
         if stream.messages is not None:
             self._split(stream, stream.messages)
-        if flags & _END_STREAM and number in self.streams:
+        if flags & F.END_STREAM and number in self.streams:
             self._end(stream)
 
     def _split(self, stream: _Stream, messages: asyncio.Queue[bytes | None]) -> None:
@@ -386,7 +331,7 @@ class _Connection(asyncio.Protocol):
         while len(stream.body) >= 5:
             size = int.from_bytes(stream.body[1:5])
             if stream.body[0] or size > self.server.options.max_request:
-                self._fail(stream, Status(_UNIMPLEMENTED if stream.body[0] else _EXHAUSTED, "a message is compressed, or too large"))
+                self._fail(stream, Status(F.UNIMPLEMENTED if stream.body[0] else F.EXHAUSTED, "a message is compressed, or too large"))
                 return
             if len(stream.body) < 5 + size:
                 return
@@ -407,7 +352,7 @@ class _Connection(asyncio.Protocol):
         if len(body) < 5 or body[0] or int.from_bytes(body[1:5]) != len(body) - 5:
             compressed = bool(body) and body[0] == 1
             why = "compressed messages are not supported" if compressed else "the request is not one message"
-            self._fail(stream, Status(_UNIMPLEMENTED if compressed else _INVALID, why))
+            self._fail(stream, Status(F.UNIMPLEMENTED if compressed else F.INVALID, why))
             return
         stream.task = self.loop.create_task(self._answer(stream, stream.unary, bytes(memoryview(body)[5:])))
 
@@ -420,11 +365,11 @@ class _Connection(asyncio.Protocol):
         if stream.number not in self.streams:  # reset while the answer was made
             return
         size, number = 5 + len(answer), stream.number
-        begin = _frame(_HEADERS, _END_HEADERS, number, _BEGIN)
-        trailers = _frame(_HEADERS, _END_HEADERS | _END_STREAM, number, _DONE)
+        begin = F.frame(F.HEADERS, F.END_HEADERS, number, F.BEGIN)
+        trailers = F.frame(F.HEADERS, F.END_HEADERS | F.END_STREAM, number, F.DONE)
         if size <= self._frame_size and size <= stream.window and size <= self._window:
             self._window -= size
-            self.transport.write(b"".join((begin, _frame(_DATA, 0, number, struct.pack(">BI", 0, len(answer)) + answer), trailers)))
+            self.transport.write(b"".join((begin, F.frame(F.DATA, 0, number, struct.pack(">BI", 0, len(answer)) + answer), trailers)))
             self._forget(stream)
             return
         self.transport.write(begin)
@@ -443,14 +388,14 @@ class _Connection(asyncio.Protocol):
                     async with asyncio.timeout(_STREAM_PATIENCE * self.server.options.receive_timeout):
                         message = await messages.get()
                 except TimeoutError:
-                    raise Status(_CANCELLED, "no further request came") from None
+                    raise Status(F.CANCELLED, "no further request came") from None
                 if message is None:
                     return
                 yield message
                 self._give(stream, 5 + len(message))  # the next one is asked for: this one is answered
 
-        self.transport.write(_frame(_HEADERS, _END_HEADERS, number, _BEGIN))
-        code = Status(_OK, "")
+        self.transport.write(F.frame(F.HEADERS, F.END_HEADERS, number, F.BEGIN))
+        code = Status(F.OK, "")
         try:
             async for answer in method(given(), stream.call):
                 stream.waiting += struct.pack(">BI", 0, len(answer)) + answer
@@ -461,8 +406,8 @@ class _Connection(asyncio.Protocol):
                     await asyncio.sleep(0.01)  # the client does not read
         except Exception as error:  # noqa: BLE001  one call must not end the connection
             code = _status(error)
-        fields = b"".join(_literal(name, value) for name, value in _trailers(code).items())
-        stream.trailers = _frame(_HEADERS, _END_HEADERS | _END_STREAM, number, fields)
+        fields = b"".join(F.literal(name, value) for name, value in _trailers(code).items())
+        stream.trailers = F.frame(F.HEADERS, F.END_HEADERS | F.END_STREAM, number, fields)
         self._flush()
 
     def _flush(self) -> None:
@@ -472,7 +417,7 @@ class _Connection(asyncio.Protocol):
                 size = min(len(stream.waiting), stream.window, self._window, self._frame_size)
                 if size <= 0:
                     break
-                self.transport.write(_frame(_DATA, 0, stream.number, bytes(stream.waiting[:size])))
+                self.transport.write(F.frame(F.DATA, 0, stream.number, bytes(stream.waiting[:size])))
                 del stream.waiting[:size]
                 stream.window -= size
                 self._window -= size
@@ -490,13 +435,13 @@ class _Connection(asyncio.Protocol):
         if stream.alarm is not None:
             stream.alarm.cancel()
         if stream.number in self.streams:
-            stream.alarm = self.loop.call_later(self.server.options.receive_timeout, self._reset, stream, _CANCEL)
+            stream.alarm = self.loop.call_later(self.server.options.receive_timeout, self._reset, stream, F.CANCEL)
 
     def _refuse(self, number: int, status: Status) -> None:
         """Answer a call that has not begun."""
         fields = {"content-type": "application/grpc", **_trailers(status)}
-        block = b"\x88" + b"".join(_literal(name, value) for name, value in fields.items())
-        self.transport.write(_frame(_HEADERS, _END_HEADERS | _END_STREAM, number, block))
+        block = b"\x88" + b"".join(F.literal(name, value) for name, value in fields.items())
+        self.transport.write(F.frame(F.HEADERS, F.END_HEADERS | F.END_STREAM, number, block))
 
     def _fail(self, stream: _Stream, status: Status) -> None:
         """End a call, before any message of its answer, with an error."""
@@ -505,14 +450,14 @@ class _Connection(asyncio.Protocol):
         if stream.messages is None:
             self._refuse(stream.number, status)
         else:  # its headers were sent
-            block = b"".join(_literal(name, value) for name, value in _trailers(status).items())
-            self.transport.write(_frame(_HEADERS, _END_HEADERS | _END_STREAM, stream.number, block))
+            block = b"".join(F.literal(name, value) for name, value in _trailers(status).items())
+            self.transport.write(F.frame(F.HEADERS, F.END_HEADERS | F.END_STREAM, stream.number, block))
         if not stream.ended:  # the client need not send the rest
-            self.transport.write(_frame(_RST_STREAM, 0, stream.number, struct.pack(">I", _NO_ERROR)))
+            self.transport.write(F.frame(F.RST_STREAM, 0, stream.number, struct.pack(">I", F.NO_ERROR)))
         self._drop(stream)
 
     def _reset(self, stream: _Stream, code: int) -> None:
-        self.transport.write(_frame(_RST_STREAM, 0, stream.number, struct.pack(">I", code)))
+        self.transport.write(F.frame(F.RST_STREAM, 0, stream.number, struct.pack(">I", code)))
         self._drop(stream)
 
     def _drop(self, stream: _Stream) -> None:
@@ -545,7 +490,7 @@ def _status(error: Exception) -> Status:
     if isinstance(error, Status):
         return error
     _log.error("a call failed", exc_info=error)
-    return Status(_INTERNAL, "internal error")
+    return Status(F.INTERNAL, "internal error")
 
 
 def _trailers(status: Status) -> dict[str, str]:
