@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import datetime
-import json
 import os
-from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import TYPE_CHECKING, Any
 
 from tcomp.errors import ArtifactError, InputError
+from tcomp.generation.chat_template import ChatTemplate
 from tcomp.runtime.schema import load_json
 
 if TYPE_CHECKING:
@@ -19,7 +17,6 @@ TOKENIZER = "tokenizer.json"
 _TEMPLATE, _TOKENIZER_CONFIG, _CONFIGS = "chat_template.jinja", "tokenizer_config.json", ("generation_config.json", "config.json")
 TEXT_FILES = (TOKENIZER, _TOKENIZER_CONFIG, _TEMPLATE, *_CONFIGS)  # all that text needs of a folder besides the model
 _MAX_BYTES = 1 << 20  # of a file of JSON, or of a template
-_MAX_PROMPT = 1 << 22  # characters that a template may write
 
 
 def read_tokenizer(path: str | os.PathLike[str]) -> Tokenizer:
@@ -42,55 +39,6 @@ def end_tokens(folder: Path) -> list[int]:
         if tokens := [t for t in listed if isinstance(t, int) and not isinstance(t, bool)]:
             return tokens
     return []
-
-
-class ChatTemplate:
-    """How the messages of a chat become one text: a template of Jinja, in whose sandbox it reaches nothing but what it is given."""
-
-    def __init__(self, source: str, names: Mapping[str, str]) -> None:
-        """`names` are special tokens, bos_token and the like. Raises `InputError` for a template that is none."""
-        try:
-            from jinja2 import TemplateError
-            from jinja2.exceptions import SecurityError
-            from jinja2.sandbox import ImmutableSandboxedEnvironment
-        except ImportError as error:
-            raise InputError("chats need a package to become text", why=str(error), hint="pip install 'tcomp[generate]'") from error
-
-        class Sandbox(ImmutableSandboxedEnvironment):
-            """Also without products, which make long strings of short templates."""
-
-            intercepted_binops = frozenset({"*", "**", "%"})
-
-            def call_binop(self, context: Any, operator: str, left: Any, right: Any) -> Any:
-                if not all(isinstance(x, int) and abs(x) < 1 << 31 for x in (left, right)) or operator == "**":
-                    raise SecurityError(f"`{operator}` of {type(left).__name__} and {type(right).__name__}")
-                return super().call_binop(context, operator, left, right)
-
-        def refuse(message: str) -> NoReturn:
-            raise TemplateError(str(message)[:200])
-
-        sandbox = Sandbox(trim_blocks=True, lstrip_blocks=True, extensions=["jinja2.ext.loopcontrols"])
-        sandbox.filters["tojson"] = lambda value, indent=None: json.dumps(value, ensure_ascii=False, indent=indent)
-        sandbox.globals |= {"raise_exception": refuse, "strftime_now": lambda form: datetime.datetime.now().strftime(form)}
-        self._names = dict(names)
-        try:
-            self._template = sandbox.from_string(source)
-        except Exception as error:  # noqa: BLE001  whatever the package makes of text that is not a template
-            raise InputError("the template of chats cannot be read", why=str(error)[:200]) from None
-
-    def text(self, messages: Sequence[Mapping[str, Any]]) -> str:
-        """The prompt for an answer to messages, each with a `role` and `content`. Raises `InputError` where the template refuses them."""
-        parts, size = [], 0
-        try:
-            for part in self._template.generate(messages=list(messages), add_generation_prompt=True, tools=None, **self._names):
-                parts.append(part)
-                if (size := size + len(part)) > _MAX_PROMPT:
-                    raise InputError("the template of chats writes too much", why=f"more than {_MAX_PROMPT} characters")
-        except InputError:
-            raise
-        except Exception as error:  # noqa: BLE001  templates of unknown origin may raise whatever Python does
-            raise InputError("the template of chats refuses these messages", why=str(error)[:200]) from None
-        return "".join(parts)
 
 
 def chat_template(folder: Path) -> ChatTemplate | None:

@@ -11,8 +11,9 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from tcomp.errors import InputError
+from tcomp.generation.chat_template import ChatTemplate
 from tcomp.generation.drafts import Draft, from_text
-from tcomp.generation.folder import TOKENIZER, ChatTemplate, chat_template, end_tokens, read_tokenizer
+from tcomp.generation.folder import TOKENIZER, chat_template, end_tokens, read_tokenizer
 from tcomp.generation.grammar import Constraint, Grammar, Grammars
 from tcomp.generation.request import Finish, Piece, Request
 from tcomp.generation.sampling import Sampling

@@ -8,6 +8,7 @@ import json
 import threading
 import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
@@ -223,7 +224,7 @@ def test_openais_client(texts: Running) -> None:
 
 def test_chats_need_a_template_that_behaves() -> None:
     from tcomp.errors import InputError
-    from tcomp.generation.folder import ChatTemplate
+    from tcomp.generation.chat_template import ChatTemplate
 
     assert (
         ChatTemplate("{{ bos_token }}{{ messages[0].content | tojson }}", {"bos_token": "<s>"}).text([{"role": "user", "content": "é<"}])
@@ -242,3 +243,43 @@ def test_chats_need_a_template_that_behaves() -> None:
         ChatTemplate("{% if %}", {})
     with pytest.raises(InputError, match="no template"):
         Generator(small_model()).chat_prompt([{"role": "user", "content": "x"}])
+
+
+def test_templates_that_take_for_ever_are_ended() -> None:
+    from tcomp.errors import InputError
+    from tcomp.generation.chat_template import ChatTemplate
+
+    message = [{"role": "user", "content": "x"}]
+    loop = "{% if messages[0].content != 'quick' %}{% for i in range(99999) %}{% for j in range(99999) %}{% endfor %}{% endfor %}{% endif %}{{ bos }}"
+    template = ChatTemplate(loop, {"bos": "b"}, seconds=1)
+    start = time.monotonic()
+    with pytest.raises(InputError, match="more than 1 s"):
+        template.text(message)
+    assert time.monotonic() - start < 10
+    assert template.text([{"role": "user", "content": "quick"}]) == "b"  # by a process anew
+    growing = "{% set n = namespace(x=[1]) %}{% for i in range(60) %}{% set n.x = GROW %}{% endfor %}{{ n.x }}"
+    for grow in ("n.x + n.x", "[n.x, n.x]", "n.x ~ n.x", "n.x | string | replace('1', '11')"):
+        with pytest.raises(InputError, match="refuses these messages"):
+            ChatTemplate(growing.replace("GROW", grow), {}, seconds=3).text(message)
+    with pytest.raises(InputError, match="not JSON"):
+        template.text([{"role": "user", "content": object()}])
+
+
+def test_a_template_that_takes_for_ever_to_read() -> None:
+    from tcomp.errors import InputError
+    from tcomp.generation.chat_template import ChatTemplate
+
+    with pytest.raises(InputError, match="cannot be read"):
+        ChatTemplate("{{ 'a' | center(99999999999) }}{% if %}", {}, seconds=1)
+
+
+def test_processes_of_templates_end_with_them() -> None:
+    from tcomp.generation.chat_template import ChatTemplate
+
+    template = ChatTemplate("{{ messages[0].content }}", {})
+    assert template._process is not None
+    process = template._process._process
+    with ThreadPoolExecutor(8) as pool:
+        assert [*pool.map(template.text, ([{"content": f"{n}"}] for n in range(50)))] == [f"{n}" for n in range(50)]
+    del template
+    assert process.wait(20) == 0
