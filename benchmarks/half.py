@@ -121,10 +121,7 @@ def main() -> None:
             )
         known = [ratio for ratio in ratios if not math.isnan(ratio)]
         if known:
-            print(
-                f"{dtype}: geomean of {len(known)} networks {geomean(known):.3f} of the best peer",
-                flush=True,
-            )
+            print(f"{dtype}: geomean of {len(known)} networks {geomean(known):.3f} of the best peer", flush=True)
 
 
 if __name__ == "__main__":

@@ -224,8 +224,7 @@ def looked_up_in_a_triangle(n, m, A, B, C):
 
 
 @pytest.mark.parametrize(
-    ("program", "n"),
-    [(looked_up_once, 2000), (looked_up_by_remainders, 16), (looked_up_at_one_place, 2000), (looked_up_in_a_triangle, 20)],
+    ("program", "n"), [(looked_up_once, 2000), (looked_up_by_remainders, 16), (looked_up_at_one_place, 2000), (looked_up_in_a_triangle, 20)]
 )
 def test_guards_cost_no_instructions(program: Program, n: int) -> None:
     """Of those that more elements take: what a call takes besides is the same."""

@@ -53,10 +53,7 @@ def test_mistakes():
 
 def test_nodes_of_onnx_models():
     graph = helper.make_graph(
-        [
-            helper.make_node("gated", ["x", "w"], ["y", "m"], domain="tcomp"),
-            helper.make_node("Neg", ["y"], ["z"]),
-        ],
+        [helper.make_node("gated", ["x", "w"], ["y", "m"], domain="tcomp"), helper.make_node("Neg", ["y"], ["z"])],
         "g",
         [helper.make_tensor_value_info("x", TensorProto.FLOAT, ["n", 4]), helper.make_tensor_value_info("w", TensorProto.FLOAT, [4, 5])],
         [helper.make_tensor_value_info("z", TensorProto.FLOAT, ["n", 5]), helper.make_tensor_value_info("m", TensorProto.FLOAT, ["n"])],

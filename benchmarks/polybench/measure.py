@@ -25,14 +25,7 @@ def measure(name: str, dataset: str, threads: int, rounds: int) -> Result:
     """Times of one kernel in ms by contender, and the largest deviation from gcc's results."""
     benchmark = BENCHMARKS[name]
     kernel = benchmark.kernel(benchmark.sizes(dataset))
-    result: Result = {
-        "kernel": name,
-        "sizes": benchmark.sizes(dataset),
-        "min_ms": {},
-        "median_ms": {},
-        "errors": {},
-        "regions": {},
-    }
+    result: Result = {"kernel": name, "sizes": benchmark.sizes(dataset), "min_ms": {}, "median_ms": {}, "errors": {}, "regions": {}}
     runs: dict[str, Run] = {}
     with tempfile.TemporaryDirectory(prefix="polybench-") as folder:
         gcc = compiled_c(kernel, GCC, Path(folder), "gcc", threads)

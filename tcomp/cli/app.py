@@ -164,7 +164,7 @@ _COMMANDS: dict[str, dict[Callable[..., None], str]] = {  # by groups of the hel
     "This machine": {
         doctor: """
             tcomp doctor
-            tcomp doctor --json""",
+            tcomp doctor --json"""
     },
 }
 _DATABASE_COMMANDS: dict[Callable[..., None], str] = {

@@ -120,12 +120,7 @@ class Generator:
         yield from self._pieces(self.request(prompt, max_tokens, sampling, stop, top_logprobs, grammar), draft, timeout)
 
     def complete(
-        self,
-        prompt: str | Sequence[int],
-        max_tokens: int = 128,
-        draft: Draft = from_text,
-        timeout: float | None = None,
-        **options: Any,
+        self, prompt: str | Sequence[int], max_tokens: int = 128, draft: Draft = from_text, timeout: float | None = None, **options: Any
     ) -> Completion:
         """As `stream`, all at once."""
         request = self.request(prompt, max_tokens, **options)

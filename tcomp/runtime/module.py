@@ -49,11 +49,7 @@ class Module(LoadedModel):
     """
 
     def __init__(
-        self,
-        artifact: Artifact,
-        threads: int | None = None,
-        code_path: str | os.PathLike[str] | None = None,
-        max_memory: int | None = None,
+        self, artifact: Artifact, threads: int | None = None, code_path: str | os.PathLike[str] | None = None, max_memory: int | None = None
     ) -> None:
         """Prefer `Module.load`. Raises ArtifactError if this machine cannot run the code, InputError for a bad number of threads."""
         check_target(artifact.manifest.triple, artifact.manifest.features)

@@ -35,10 +35,7 @@ def write_c_package(
     InputError for a folder that exists, a bad version, weights too large to be inside, or a model with host steps or state; TargetError for
     what is not a CPU's; CodegenError for an artifact of an older release."""
     if artifact.manifest.triple == "cuda":
-        why, hint = (
-            "a C package is for CPUs; the artifact is for GPUs",
-            "compile the model for a CPU (--target cpu)",
-        )
+        why, hint = "a C package is for CPUs; the artifact is for GPUs", "compile the model for a CPU (--target cpu)"
         raise TargetError(f"the model cannot be packaged for {artifact.manifest.triple}", why=why, hint=hint)
     check_alone(artifact.manifest, "C")
     check_version(version)

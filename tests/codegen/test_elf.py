@@ -171,11 +171,7 @@ class Image:
         self.relocations = {}
         for index in range(tags.get(8, 0) // 24):
             place, info, addend = self.read("<QQq", tags[7] + 24 * index)
-            self.relocations[place] = (
-                info & 0xFFFFFFFF,
-                list(self.symbols)[(info >> 32) - 1] if info >> 32 else None,
-                addend,
-            )
+            self.relocations[place] = (info & 0xFFFFFFFF, list(self.symbols)[(info >> 32) - 1] if info >> 32 else None, addend)
 
     def bytes(self, address: int, size: int) -> bytes:
         for _, start, data in self.segments:

@@ -263,8 +263,7 @@ def test_strided_access(stride: int) -> None:
     body = vec(
         16,
         lambda v: block(
-            store(b, (v,), a[v * stride + first]),
-            Accumulate(c, (v * stride + first,), a[v * stride + first], reducer(te.sum, "int16")),
+            store(b, (v,), a[v * stride + first]), Accumulate(c, (v * stride + first,), a[v * stride + first], reducer(te.sum, "int16"))
         ),
     )
     x = at_page_end(rng.integers(-99, 99, size, dtype=np.int16))
@@ -280,10 +279,7 @@ def test_strided_access(stride: int) -> None:
 def test_gather_scatter_and_symbolic_stride() -> None:
     n = E.dim("n")
     table, index, out = Buffer("t", "float32", (n, 3)), Buffer("i", "int32", (16,)), Buffer("o", "float32", (3, n))
-    body = vec(
-        16,
-        lambda v: unroll(3, lambda c: store(out, (c, cast(index[v], "int64")), table[cast(index[v], "int64"), c] * 2.0), "c"),
-    )
+    body = vec(16, lambda v: unroll(3, lambda c: store(out, (c, cast(index[v], "int64")), table[cast(index[v], "int64"), c] * 2.0), "c"))
     x, i, y = floats(20, 3), rng.permutation(20)[:16].astype(np.int32), np.zeros((3, 20), np.float32)
     compile_kernel(kernel("k", [table, index], [out], body, [n]))(x, i, y, 20)
     expected = np.zeros((20, 3), np.float32)
@@ -391,11 +387,7 @@ def test_parallel_loop_through_the_pool_and_without() -> None:
 
 def test_parallel_loop_inside_serial_and_unrolled_loops() -> None:
     a = Buffer("a", "int64", (3, 2, 8))
-    body = loop(
-        "i",
-        3,
-        lambda i: unroll(2, lambda u: loop("p", 8, lambda p: store(a, (i, u, p), i * 100 + u * 10 + p), "parallel"), "u"),
-    )
+    body = loop("i", 3, lambda i: unroll(2, lambda u: loop("p", 8, lambda p: store(a, (i, u, p), i * 100 + u * 10 + p), "parallel"), "u"))
     pool, chunks, _keep = python_pool(4)
     y = np.zeros((3, 2, 8), np.int64)
     compile_kernel(kernel("k", [], [a], body))(y, pool=ctypes.addressof(pool))
@@ -531,12 +523,7 @@ def test_float_arithmetic(dtype: str) -> None:
 def test_predicates_and_comparisons(dtype: str) -> None:
     x = special_values(dtype)
     y = np.where(rng.random(64) < 0.5, x, special_values(dtype)[::-1]).astype(x.dtype)
-    cases = [
-        (lambda a, b: a < b, np.less),
-        (lambda a, b: a <= b, np.less_equal),
-        (E.equal, np.equal),
-        (E.not_equal, np.not_equal),
-    ]
+    cases = [(lambda a, b: a < b, np.less), (lambda a, b: a <= b, np.less_equal), (E.equal, np.equal), (E.not_equal, np.not_equal)]
     if is_float(dtype):
         cases += [(lambda a, b: te.isnan(a), lambda a, b: np.isnan(a)), (lambda a, b: te.isinf(a), lambda a, b: np.isinf(a))]
     for function, reference in cases:
@@ -607,9 +594,7 @@ def test_index_arithmetic_in_lanes() -> None:
     """Flattened index back to coordinates, odd sizes: // and % by constants on vectors of 64-bit integers."""
     o = Buffer("o", "int64", (6 * 64,))
     body = loop(
-        "i",
-        6,
-        lambda i: vec(64, lambda v: store(o, (i * 64 + v,), (i * 64 + v) // 7 % 5 * 1000 + (i * 64 + v) % 7 - (i * 64 - v) // 3)),
+        "i", 6, lambda i: vec(64, lambda v: store(o, (i * 64 + v,), (i * 64 + v) // 7 % 5 * 1000 + (i * 64 + v) % 7 - (i * 64 - v) // 3))
     )
     y = np.zeros(6 * 64, np.int64)
     compile_kernel(kernel("k", [], [o], body))(y)

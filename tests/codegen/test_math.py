@@ -27,12 +27,7 @@ BASELINE = CpuTarget.parse("cpu -mcpu=x86-64")  # neither FMA nor rounding nor h
 HASWELL = CpuTarget.parse("cpu -mcpu=haswell")
 NAMES = {"asin": "arcsin", "acos": "arccos", "atan": "arctan", "asinh": "arcsinh", "acosh": "arccosh", "atanh": "arctanh"}
 FUNCTIONS = sorted(ELEMENTARY - {"pow"})
-SINGLE = {
-    "exp": 0.95,
-    "log": 0.9,
-    "tanh": 4.7,
-    "erf": 5.5,
-}  # ulp; all others of float32 are correctly rounded but for rare near-ties
+SINGLE = {"exp": 0.95, "log": 0.9, "tanh": 4.7, "erf": 5.5}  # ulp; all others of float32 are correctly rounded but for rare near-ties
 DOUBLE = {
     "exp": 1.8, "log": 1.0, "tanh": 1.5, "erf": 4.2, "sin": 1.5, "cos": 1.5, "tan": 3.0, "asin": 2.2, "acos": 1.5, "atan": 1.2,
     "sinh": 2.2, "cosh": 2.2, "asinh": 3.7, "acosh": 3.2, "atanh": 1.5,
@@ -47,11 +42,7 @@ def apply(function: Callable[..., Expr], *arrays: np.ndarray, target: CpuTarget 
     def point(i: Expr) -> Expr:
         return function(*(b[i] for b in ins))
 
-    body = loop(
-        "i",
-        size // lanes,
-        lambda i: loop("v", lanes, lambda v: store(out, (i * lanes + v,), point(i * lanes + v)), "vectorized"),
-    )
+    body = loop("i", size // lanes, lambda i: loop("v", lanes, lambda v: store(out, (i * lanes + v,), point(i * lanes + v)), "vectorized"))
     result = np.zeros_like(arrays[0])
     compile_kernel(kernel("k", ins, [out], body), target)(*arrays, result)
     return result
@@ -69,22 +60,7 @@ def samples(dtype: str, count: int) -> np.ndarray:
     usual = rng.uniform(-1, 1, count - len(anything)) * 10.0 ** rng.uniform(-3, 3, count - len(anything))
     values = np.concatenate([anything, usual.astype(dtype)])
     info = np.finfo(dtype)
-    special = [
-        0.0,
-        -0.0,
-        np.inf,
-        -np.inf,
-        np.nan,
-        1,
-        -1,
-        info.tiny,
-        -info.tiny,
-        info.smallest_subnormal,
-        info.max,
-        -info.max,
-        0.5,
-        -0.5,
-    ]
+    special = [0.0, -0.0, np.inf, -np.inf, np.nan, 1, -1, info.tiny, -info.tiny, info.smallest_subnormal, info.max, -info.max, 0.5, -0.5]
     values[: len(special)] = special
     return values
 
@@ -213,8 +189,7 @@ def test_power(dtype: str, target: CpuTarget) -> None:
     )
     with np.errstate(all="ignore"):
         want = np.power(
-            x.astype(np.float64 if dtype == "float32" else np.longdouble),
-            y.astype(np.float64 if dtype == "float32" else np.longdouble),
+            x.astype(np.float64 if dtype == "float32" else np.longdouble), y.astype(np.float64 if dtype == "float32" else np.longdouble)
         )
     check(apply(lambda a, b: E.binary("pow", a, b), x, y, target=target, lanes=4), want, 0.51 if dtype == "float32" else 3.0)
 
@@ -269,9 +244,7 @@ def test_half_precision_conversion(target: CpuTarget) -> None:
     halves = np.arange(1 << 16, dtype=np.uint16).view(np.float16)
     size, out = Buffer("a", "float16", (1 << 16,)), Buffer("o", "float32", (1 << 16,))
     body = loop(
-        "i",
-        1 << 12,
-        lambda i: loop("v", 16, lambda v: store(out, (i * 16 + v,), E.cast(size[i * 16 + v], "float32")), "vectorized"),
+        "i", 1 << 12, lambda i: loop("v", 16, lambda v: store(out, (i * 16 + v,), E.cast(size[i * 16 + v], "float32")), "vectorized")
     )
     wide = np.zeros(1 << 16, np.float32)
     compile_kernel(kernel("k", [size], [out], body), target)(halves, wide)

@@ -62,11 +62,7 @@ class Model:
         return sizes.tolist()
 
     def run(
-        self,
-        inputs: Sequence[np.ndarray],
-        outputs: Sequence[np.ndarray],
-        dims: Sequence[int] = (),
-        ticks: np.ndarray | None = None,
+        self, inputs: Sequence[np.ndarray], outputs: Sequence[np.ndarray], dims: Sequence[int] = (), ticks: np.ndarray | None = None
     ) -> list[int]:
         values = np.array([*dims, 0], np.int64)
         wanted = [a.copy() for a in outputs]
@@ -140,10 +136,7 @@ def test_repeat_finds_slices_and_counts() -> None:
         Repeat(
             i,
             N,
-            (
-                Call("double", (data(0, (N - 1 - i) * row), out(0, i * row)), (E.const(2),), "row"),
-                SetIndex(out(1, i * 8), i * 3),
-            ),
+            (Call("double", (data(0, (N - 1 - i) * row), out(0, i * row)), (E.const(2),), "row"), SetIndex(out(1, i * 8), i * 3)),
             None,
         ),
     )

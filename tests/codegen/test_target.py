@@ -11,14 +11,7 @@ from hypothesis import given, settings, strategies as st
 from tcomp.errors import TargetError
 from tcomp.target import CpuTarget
 
-LINES = [
-    "cpu -mcpu=skylake-avx512",
-    "cpu -mcpu=haswell",
-    "cpu -mcpu=x86-64",
-    "aarch64",
-    "cpu -march=aarch64 -mcpu=neoverse-n1",
-    "arm64",
-]
+LINES = ["cpu -mcpu=skylake-avx512", "cpu -mcpu=haswell", "cpu -mcpu=x86-64", "aarch64", "cpu -march=aarch64 -mcpu=neoverse-n1", "arm64"]
 
 
 @pytest.mark.parametrize("line", LINES)
@@ -56,12 +49,7 @@ def test_what_instruction_sets_offer() -> None:
         (512, 32, True), (256, 16, True), (128, 16, False), (128, 32, True),
     ]  # fmt: skip
     assert [t.lanes(32) for t in (avx512, haswell, arm)] == [16, 8, 4]
-    assert (haswell.half_conversion, haswell.half_arithmetic, baseline.half_conversion, arm.half_arithmetic) == (
-        True,
-        False,
-        False,
-        True,
-    )
+    assert (haswell.half_conversion, haswell.half_arithmetic, baseline.half_conversion, arm.half_arithmetic) == (True, False, False, True)
     assert haswell.runs_on(avx512) and not avx512.runs_on(haswell) and not arm.runs_on(haswell)
     assert CpuTarget.parse("cpu -mcpu=sapphirerapids").half_arithmetic
     assert CpuTarget.parse("cpu -mcpu=haswell -l1=48K").l1 == 48 << 10

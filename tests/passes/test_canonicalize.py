@@ -119,10 +119,7 @@ MOVES = {
     ),
     "blocks": (
         (1, 8, 2, 2),
-        [
-            (DEPTH_TO_SPACE, {"block": 2, "channels_first": True}),
-            (SPACE_TO_DEPTH, {"block": 2, "channels_first": True}),
-        ],
+        [(DEPTH_TO_SPACE, {"block": 2, "channels_first": True}), (SPACE_TO_DEPTH, {"block": 2, "channels_first": True})],
         [],
     ),
     "no single operator": (

@@ -36,14 +36,7 @@ def test_equal_constants_merge(unchanged):
     b = GraphBuilder()
     x = b.input("x", "float32", (2, 2))
     shared = np.arange(4, dtype=np.float32).reshape(2, 2)
-    arrays = [
-        shared,
-        shared,
-        np.asfortranarray(shared),
-        -shared,
-        np.zeros((2, 2), np.float32),
-        -np.zeros((2, 2), np.float32),
-    ]
+    arrays = [shared, shared, np.asfortranarray(shared), -shared, np.zeros((2, 2), np.float32), -np.zeros((2, 2), np.float32)]
     for array in arrays:
         (x,) = b.add(ADD, [x, b.constant(array)])
     before = b.build([x])

@@ -65,14 +65,7 @@ def loop(needed):
     g = GraphBuilder()
     inputs = [g.input(n, "float32", (4, 2) if n in "st" else (2,)) for n in "abdstuw"]
     outputs = tuple(Value(f"o{n}", "float32", (2,) if n < 3 else (4, 2)) for n in range(5))
-    attrs = {
-        "trips": 4,
-        "carried": 3,
-        "scanned": 2,
-        "reverse_in": (False, True),
-        "reverse_out": (True, False),
-        "condition": False,
-    }
+    attrs = {"trips": 4, "carried": 3, "scanned": 2, "reverse_in": (False, True), "reverse_out": (True, False), "condition": False}
     g.append(Node(LOOP, tuple(inputs), outputs, attrs, "loop", (body_of(types, make),)))
     return g.build([outputs[n] for n in needed])
 
@@ -81,12 +74,7 @@ def test_a_loop_keeps_the_states_that_needed_ones_read(unchanged):
     before = loop([0])
     (node,) = unchanged(before, eliminate_dead(before)).nodes
     assert [v.name for v in node.inputs] == ["a", "b", "u"] and [v.name for v in node.outputs] == ["o0", "o1"]
-    assert (node.attrs["carried"], node.attrs["scanned"], node.attrs["reverse_in"], node.attrs["reverse_out"]) == (
-        2,
-        0,
-        (),
-        (),
-    )
+    assert (node.attrs["carried"], node.attrs["scanned"], node.attrs["reverse_in"], node.attrs["reverse_out"]) == (2, 0, (), ())
     before = loop([4, 2])
     (node,) = unchanged(before, eliminate_dead(before)).nodes
     assert [v.name for v in node.inputs] == ["d", "t", "w"] and [v.name for v in node.outputs] == ["o2", "o4"]

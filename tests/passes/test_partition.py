@@ -49,10 +49,7 @@ def parts(unchanged):
 
 def convolution(b, x, channels, kernel=1, name=""):
     (y,) = b.add(
-        CONV,
-        [x, b.constant(random(channels, int(x.shape[1]), kernel, kernel))],
-        {"strides": (1, 1), "dilations": (1, 1), "group": 1},
-        name,
+        CONV, [x, b.constant(random(channels, int(x.shape[1]), kernel, kernel))], {"strides": (1, 1), "dilations": (1, 1), "group": 1}, name
     )
     return b.add(ADD_CHANNELS, [y, b.constant(random(channels))])[0]
 

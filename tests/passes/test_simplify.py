@@ -36,10 +36,7 @@ def chain(shape, *steps):
 LINEAR = {
     "conv": ((2, 3, 5, 5), (CONV, [array(4, 3, 3, 3)], CONV2D)),
     "depthwise": ((2, 4, 5, 5), (CONV, [array(4, 1, 3, 3)], {**CONV2D, "group": 4})),
-    "transposed": (
-        (2, 3, 5, 5),
-        (CONV_TRANSPOSE, [array(3, 4, 3, 3)], {**CONV2D, "strides": (2, 2), "before": (1, 1), "shape": (9, 9)}),
-    ),
+    "transposed": ((2, 3, 5, 5), (CONV_TRANSPOSE, [array(3, 4, 3, 3)], {**CONV2D, "strides": (2, 2), "before": (1, 1), "shape": (9, 9)})),
     "1d": ((2, 3, 9), (CONV, [array(4, 3, 3)], {"strides": (2,), "dilations": (2,), "group": 1})),
 }
 

@@ -207,21 +207,10 @@ define void @tcomp_plan(ptr %dims, ptr %sizes) {
 """
 
 W = np.array([0.5, -1.0, 2.0, 4.0], np.float32)
-_COMMON: dict[str, Any] = {
-    "producer": "tests",
-    "triple": TRIPLE,
-    "cpu": "generic",
-    "features": [],
-    "threads": 2,
-    "errors": [],
-    "notes": {},
-}
+_COMMON: dict[str, Any] = {"producer": "tests", "triple": TRIPLE, "cpu": "generic", "features": [], "threads": 2, "errors": [], "notes": {}}
 AFFINE_MANIFEST: dict[str, Any] = {
     **_COMMON,
-    "inputs": [
-        {"name": "x", "dtype": "float32", "shape": ["n", 4]},
-        {"name": "s", "dtype": "float32", "shape": []},
-    ],
+    "inputs": [{"name": "x", "dtype": "float32", "shape": ["n", 4]}, {"name": "s", "dtype": "float32", "shape": []}],
     "outputs": [{"name": "y", "dtype": "float32", "shape": ["n", 4]}],
     "dims": [{"name": "n", "min": 0, "max": 4000000, "data_dependent": False}],
 }
@@ -230,10 +219,7 @@ FILTER_MANIFEST: dict[str, Any] = {
     "threads": 1,
     "inputs": [{"name": "x", "dtype": "float32", "shape": ["n"]}],
     "outputs": [{"name": "positive", "dtype": "float32", "shape": [2, "m"]}],
-    "dims": [
-        {"name": "n", "min": 1, "max": None, "data_dependent": False},
-        {"name": "m", "min": 0, "max": None, "data_dependent": True},
-    ],
+    "dims": [{"name": "n", "min": 1, "max": None, "data_dependent": False}, {"name": "m", "min": 0, "max": None, "data_dependent": True}],
     "errors": ["NaN in x"],
 }
 

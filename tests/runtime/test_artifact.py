@@ -43,12 +43,7 @@ def test_round_trip_through_path_bytes_and_open_file(tmp_path: Path) -> None:
     write_artifact(path, CODE, weights, models.AFFINE_MANIFEST)
     with tempfile.TemporaryFile() as file:
         write_artifact(file, CODE, weights, models.AFFINE_MANIFEST)
-        artifacts = [
-            read_artifact(path),
-            read_artifact(str(path)),
-            read_artifact(path.read_bytes()),
-            read_artifact(file),
-        ]
+        artifacts = [read_artifact(path), read_artifact(str(path)), read_artifact(path.read_bytes()), read_artifact(file)]
     for artifact in artifacts:
         artifact.verify()
         assert artifact.code == CODE
@@ -272,10 +267,7 @@ def test_manifest_fields_are_checked() -> None:
     tensor = {"name": "y", "dtype": "float32", "shape": [1]}
     for changes, message in (
         ({"dims": [{"name": "n", "min": 5, "max": 2, "data_dependent": False}]}, r"dims\[0\]\.max"),
-        (
-            {"dims": [*models.AFFINE_MANIFEST["dims"], {"name": "k", "min": 1, "max": 2, "data_dependent": False}]},
-            "'k'",
-        ),
+        ({"dims": [*models.AFFINE_MANIFEST["dims"], {"name": "k", "min": 1, "max": 2, "data_dependent": False}]}, "'k'"),
         ({"dims": [{"name": "n", "min": 0, "max": 2, "data_dependent": True}]}, "not data-dependent"),
         ({"inputs": [{"name": "x", "dtype": "float32", "shape": ["m"]}]}, r"shape\[0\]"),
         ({"inputs": [{"name": "x", "dtype": "float32", "shape": [1.5]}]}, r"shape\[0\]"),
@@ -324,15 +316,7 @@ def test_a_hostile_manifest_cannot_exhaust_memory_or_the_stack() -> None:
     import hashlib
     import struct
 
-    for text in (
-        b"[" * 100000,
-        b'{"a":' * 100000,
-        b'{"format":' + b"9" * 10000 + b"}",
-        b"\xff",
-        b"{}",
-        b'{"format":1}',
-        b'{"format":3}',
-    ):
+    for text in (b"[" * 100000, b'{"a":' * 100000, b'{"format":' + b"9" * 10000 + b"}", b"\xff", b"{}", b'{"format":1}', b'{"format":3}'):
         end = -(-(192 + len(text)) // 64) * 64
         weights_at = -(-end // 4096) * 4096
         for offset in (weights_at, 1 << 62, 0):

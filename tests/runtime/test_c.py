@@ -62,17 +62,7 @@ def test_a_c_program_runs_a_model(language: str, affine: bytes, tmp_path: Path) 
     (tmp_path / "main").with_suffix(".c").write_text(source)
     include = Path(tcomp.runtime.__file__).parent / "include"
     warnings = ["-Wall", "-Wextra", "-Werror", "-Wno-unused-parameter"]
-    command = [
-        compiler,
-        "-x",
-        language,
-        *warnings,
-        f"-I{include}",
-        "-o",
-        tmp_path / "main",
-        tmp_path / "main.c",
-        "-ldl",
-    ]
+    command = [compiler, "-x", language, *warnings, f"-I{include}", "-o", tmp_path / "main", tmp_path / "main.c", "-ldl"]
     subprocess.run(command, check=True)
     read_artifact(affine).extract(tmp_path / "model")
     x = np.arange(4000, dtype=np.float32).reshape(1000, 4)

@@ -29,14 +29,7 @@ def write(root: Path, files: dict[str, str]) -> Path:
         ({"proc/self/cgroup": "0::/\n", "sys/fs/cgroup/cpu.max": "max 100000\n"}, None),
         ({"proc/self/cgroup": "0::/\n", "sys/fs/cgroup/cpu.max": "150000 100000\n"}, 1.5),
         # The tightest group on the way up counts.
-        (
-            {
-                "proc/self/cgroup": "0::/a/b\n",
-                "sys/fs/cgroup/a/cpu.max": "100000 100000",
-                "sys/fs/cgroup/a/b/cpu.max": "300000 100000",
-            },
-            1.0,
-        ),
+        ({"proc/self/cgroup": "0::/a/b\n", "sys/fs/cgroup/a/cpu.max": "100000 100000", "sys/fs/cgroup/a/b/cpu.max": "300000 100000"}, 1.0),
         # In a container, the host's path is not visible.
         ({"proc/self/cgroup": "0::/docker/123\n", "sys/fs/cgroup/cpu.max": "250000 100000"}, 2.5),
         (
@@ -48,11 +41,7 @@ def write(root: Path, files: dict[str, str]) -> Path:
             0.5,
         ),
         (
-            {
-                "proc/self/cgroup": "1:cpu:/\n",
-                "sys/fs/cgroup/cpu/cpu.cfs_quota_us": "-1",
-                "sys/fs/cgroup/cpu/cpu.cfs_period_us": "100000",
-            },
+            {"proc/self/cgroup": "1:cpu:/\n", "sys/fs/cgroup/cpu/cpu.cfs_quota_us": "-1", "sys/fs/cgroup/cpu/cpu.cfs_period_us": "100000"},
             None,
         ),
         ({"proc/self/cgroup": "0::/\n", "sys/fs/cgroup/cpu.max": "garbage"}, None),
@@ -63,13 +52,7 @@ def test_cpu_quota(files: dict[str, str], quota: float | None, tmp_path: Path) -
 
 
 def test_default_threads_obey_affinity_and_quota(monkeypatch: pytest.MonkeyPatch) -> None:
-    for cpus, quota, expected in (
-        ({0}, None, 1),
-        ({0, 1, 2, 3}, None, 4),
-        ({0, 1, 2, 3}, 1.5, 2),
-        ({0, 1}, 8.0, 2),
-        ({0}, 0.1, 1),
-    ):
+    for cpus, quota, expected in (({0}, None, 1), ({0, 1, 2, 3}, None, 4), ({0, 1, 2, 3}, 1.5, 2), ({0, 1}, 8.0, 2), ({0}, 0.1, 1)):
         monkeypatch.setattr(os, "sched_getaffinity", lambda pid, cpus=cpus: cpus)
         monkeypatch.setattr(host, "cpu_quota", lambda quota=quota: quota)
         monkeypatch.setattr(host, "physical_cores", lambda cpus=cpus: len(cpus))
@@ -84,10 +67,7 @@ def test_default_threads_obey_affinity_and_quota(monkeypatch: pytest.MonkeyPatch
 def test_feature_names_of_llvm_and_of_the_kernel(monkeypatch: pytest.MonkeyPatch) -> None:
     flags = ["fpu", "pni", "bmi1", "ssse3", "sse4_1", "sse4_2", "avx512f", "avx512_vnni", "amx_int8", "abm", "pclmulqdq", "sha_ni"]
     monkeypatch.setattr(host, "_cpu_flags", lambda: frozenset(map(host._plain, flags)))
-    host.check_target(
-        TRIPLE,
-        ("x87", "sse3", "bmi", "sse4.1", "+avx512f", "avx512vnni", "amx-int8", "lzcnt", "pclmul", "sha", "crc32"),
-    )
+    host.check_target(TRIPLE, ("x87", "sse3", "bmi", "sse4.1", "+avx512f", "avx512vnni", "amx-int8", "lzcnt", "pclmul", "sha", "crc32"))
     with pytest.raises(ArtifactError, match=r": avx512bf16, fma\n(.|\n)*compile the model") as caught:
         host.check_target(TRIPLE, ("sse3", "avx512bf16", "fma"))
     assert "sse3" not in str(caught.value)

@@ -207,18 +207,11 @@ def test_refusals_name_the_input_and_both_sides(module: Module) -> None:
         ((x, x), r"'s' has the wrong shape: expected \(\)"),
         ((x,), r"expected 2 inputs \(x, s\), got 1"),
         ((object(), s), r"'x' is not an array"),
-        (
-            (np.lib.stride_tricks.as_strided(x, (4000001, 4), (0, 4)), s),
-            "n is 4000001, outside its range of 0 to 4000000",
-        ),
+        ((np.lib.stride_tricks.as_strided(x, (4000001, 4), (0, 4)), s), "n is 4000001, outside its range of 0 to 4000000"),
     ):
         with pytest.raises(InputError, match=message):
             module(*arguments)
-    for inputs, message in (
-        ({"x": x}, r"missing s"),
-        ({"x": x, "s": s, "t": s}, "unknown t"),
-        ({"x": x, "S": s}, "missing s; unknown S"),
-    ):
+    for inputs, message in (({"x": x}, r"missing s"), ({"x": x, "s": s, "t": s}, "unknown t"), ({"x": x, "S": s}, "missing s; unknown S")):
         for call in (module.run, module.facts):
             with pytest.raises(InputError, match=message):
                 call(inputs)
@@ -311,11 +304,7 @@ def test_unloading_frees_descriptors_threads_and_mappings(affine: bytes, tmp_pat
     def resources() -> tuple[int, int, int]:
         gc.collect()
         maps = Path("/proc/self/maps").read_text()
-        return (
-            len(os.listdir("/proc/self/fd")),
-            len(os.listdir("/proc/self/task")),
-            maps.count("tcomp-model") + maps.count(str(path)),
-        )
+        return (len(os.listdir("/proc/self/fd")), len(os.listdir("/proc/self/task")), maps.count("tcomp-model") + maps.count(str(path)))
 
     Module.load(path)  # the first one of a process makes what answers interrupts
     before = resources()
@@ -329,14 +318,8 @@ def test_unloading_frees_descriptors_threads_and_mappings(affine: bytes, tmp_pat
 
 def test_other_machines_are_refused_before_loading(affine_code: bytes) -> None:
     for target, message in (
-        (
-            {"triple": "sparc64-unknown-linux-gnu", "cpu": "", "features": []},
-            "compiled for sparc64(.|\n)*runs code for Linux",
-        ),
-        (
-            {"triple": models.TRIPLE, "cpu": "future", "features": ["teleport"]},
-            "lacks instructions that the artifact uses: teleport",
-        ),
+        ({"triple": "sparc64-unknown-linux-gnu", "cpu": "", "features": []}, "compiled for sparc64(.|\n)*runs code for Linux"),
+        ({"triple": models.TRIPLE, "cpu": "future", "features": ["teleport"]}, "lacks instructions that the artifact uses: teleport"),
     ):
         with pytest.raises(ArtifactError, match=message):
             Module.load(models.packed(affine_code, models.AFFINE_MANIFEST, [("w", W)], **target))

@@ -320,9 +320,7 @@ def imperative(m: Maker) -> Program:
             "i2",
             as_dim(rows),
             lambda i: loop(
-                "j2",
-                as_dim(columns - 1),
-                lambda j: block(store(y, (i, j + 1), y[i, j]), Accumulate(y, (i, j + 1), x[i, j + 1], add)),
+                "j2", as_dim(columns - 1), lambda j: block(store(y, (i, j + 1), y[i, j]), Accumulate(y, (i, j + 1), x[i, j + 1], add))
             ),
         )
         return block(first, rest)

@@ -97,10 +97,7 @@ _RISCV = "rv64,v=true,vlen={},elen=64,zba=true,zbb=true,zbs=true"
 PLATFORMS = {
     "wasm32": Emulated("wasm32", ("node",), in_node),
     "aarch64": Emulated(
-        "aarch64",
-        ("aarch64-linux-gnu-gcc", "qemu-aarch64"),
-        _c(["aarch64-linux-gnu-gcc", "-static"], ["qemu-aarch64"]),
-        linked=False,
+        "aarch64", ("aarch64-linux-gnu-gcc", "qemu-aarch64"), _c(["aarch64-linux-gnu-gcc", "-static"], ["qemu-aarch64"]), linked=False
     ),
     "riscv64": Emulated(
         "riscv64",

@@ -205,10 +205,8 @@ class Cluster:
     def connect(self, timeout: float) -> Any:
         """A client of the cluster. Raises `InputError` if there is none within `timeout` seconds, it is not to be trusted, or the package
         `distributed` is not installed."""
-        files, encrypted = (
-            {"--cluster-ca": self.ca, "--cluster-cert": self.certificate, "--cluster-key": self.key},
-            self.address.startswith("tls://"),
-        )
+        files = {"--cluster-ca": self.ca, "--cluster-cert": self.certificate, "--cluster-key": self.key}
+        encrypted = self.address.startswith("tls://")
         if missing := [name for name, file in files.items() if not file and any(files.values())]:
             raise InputError(f"{', '.join(missing)} is missing", why="TLS takes an authority, a certificate and a key")
         if any(files.values()) and not encrypted:

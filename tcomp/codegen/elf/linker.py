@@ -168,10 +168,8 @@ class _Linker:
                     continue
                 if (patch := self.processor.patches.get(kind)) is None:
                     where = f"{section.where}, reference to {symbol.name or 'a section'!r}"
-                    why, hint = (
-                        "it is unknown, or not position independent",
-                        "compile objects with the relocation model 'pic' and the small code model",
-                    )
+                    why = "it is unknown, or not position independent"
+                    hint = "compile objects with the relocation model 'pic' and the small code model"
                     raise CodegenError(f"relocation type {kind} is not supported", where=where, why=why, hint=hint)
                 target, output, place = self.target(symbol), self.out[section.output], section.address + offset
                 address = self.got[target] if patch.got else self.stubs[target] if isinstance(target, str) else target.address

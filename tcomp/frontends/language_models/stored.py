@@ -76,11 +76,9 @@ def packing(config: Mapping[str, Any], where: str) -> Packing | None:
     if given is None:
         return None
     given = given if isinstance(given, Mapping) else {}
-    method, bits, group = (
-        given.get("quant_method"),
-        given.get("bits", given.get("w_bit")),
-        given.get("group_size", given.get("q_group_size")),
-    )
+    method = given.get("quant_method")
+    bits = given.get("bits", given.get("w_bit"))
+    group = given.get("group_size", given.get("q_group_size"))
     known = (method == "gptq" and bits in (2, 4, 8)) or (method == "awq" and bits == 4 and given.get("version", "gemm") == "gemm")
     if not known or not isinstance(group, int) or isinstance(group, bool) or not (group == -1 or 1 <= group <= 1 << 20):
         why = f"quantization by {method!r:.40} of {bits!r:.10} bits in groups of {group!r:.20}"

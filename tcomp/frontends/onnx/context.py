@@ -27,11 +27,7 @@ from tcomp.ir import shape_operands
 from tcomp.ir.broadcasting import HINT
 from tcomp.ir.dtypes import is_float, to_numpy
 from tcomp.ir.expr import Dim, Expr, as_expr, const
-from tcomp.ir.graph import (
-    Inputs,
-    Operator,
-    Value,
-)  # fmt: skip
+from tcomp.ir.graph import Inputs, Operator, Value  # fmt: skip
 from tcomp.ir.simplify import as_dim, prove, same_dim
 
 T = TypeVar("T")

@@ -106,10 +106,7 @@ def div(x: Pair, y: Pair) -> Pair:
     large, small = jnp.where(wide, y[0], y[1]), jnp.where(wide, y[1], y[0])
     r = small / large
     d = large + small * r
-    return (
-        jnp.where(wide, x[0] + x[1] * r, x[0] * r + x[1]) / d,
-        jnp.where(wide, x[1] - x[0] * r, x[1] * r - x[0]) / d,
-    )
+    return (jnp.where(wide, x[0] + x[1] * r, x[0] * r + x[1]) / d, jnp.where(wide, x[1] - x[0] * r, x[1] * r - x[0]) / d)
 
 
 def size(x: Pair) -> Any:

@@ -308,11 +308,9 @@ def _batched_scan(ctx: Context) -> tuple[Value, ...]:
             ctx.require_same(v.shape[1], trips)
     parts = [(v.dtype, v.shape[1 if n < count else 2 :]) for n, v in enumerate(values)]
     body = ctx.bodies.closed(proto, parts, repeated=True)
-    number, captured, item = (
-        body.scope.builder.input("iteration", "int64", ()),
-        list(body.captured),
-        Scope(f"{ctx.name}.item", None, ctx.scope),
-    )
+    number = body.scope.builder.input("iteration", "int64", ())
+    captured = list(body.captured)
+    item = Scope(f"{ctx.name}.item", None, ctx.scope)
     formal = [item.builder.input("item", "int64", ())]
     formal += [item.builder.input(v.name, v.dtype, v.shape[1:]) for v in values]
     formal += [item.builder.input(v.name, v.dtype, v.shape) for v in captured]

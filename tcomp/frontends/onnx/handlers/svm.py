@@ -58,11 +58,9 @@ def _classifier(ctx: Context) -> tuple[Value, Value]:
         raise ctx.invalid(f"support vectors are given for {len(counts)} classes, labels for {classes}")
     coefficients = np.asarray(ctx.attrs["coefficients"], np.float32)[: (classes - 1) * sum(counts)].reshape(classes - 1, sum(counts))
     owner, pairs = np.repeat(np.arange(classes), counts), list(combinations(range(classes), 2))
-    weights, ballot, second = (
-        np.zeros((len(pairs), len(owner)), np.float32),
-        np.zeros((len(pairs), classes), np.float32),
-        np.zeros(classes, np.float32),
-    )
+    weights = np.zeros((len(pairs), len(owner)), np.float32)
+    ballot = np.zeros((len(pairs), classes), np.float32)
+    second = np.zeros(classes, np.float32)
     for n, (i, j) in enumerate(pairs):
         weights[n] = np.where(owner == i, coefficients[j - 1], np.where(owner == j, coefficients[i], 0))
         ballot[n, i], ballot[n, j] = 1, -1

@@ -128,11 +128,9 @@ def _listed(ctx: Context, kind: str) -> tuple[_Forest, np.ndarray, _Weights]:
                 children = at[trees[n], yes[n]], at[trees[n], no[n]]
                 forest.branch(n, short, feature[n], float(values[n]), (), bool(missing and missing[n]), *children)
         owners = list(zip(ints(f"{kind}_treeids"), ints(f"{kind}_nodeids"), strict=True))
-        leaf, targets, weight = (
-            np.array([at[o] for o in owners], np.int64),
-            np.array(ints(f"{kind}_ids"), np.int64),
-            _numbers(ctx, f"{kind}_weights"),
-        )
+        leaf = np.array([at[o] for o in owners], np.int64)
+        targets = np.array(ints(f"{kind}_ids"), np.int64)
+        weight = _numbers(ctx, f"{kind}_weights")
     except (KeyError, ValueError) as error:
         raise ctx.invalid(f"a node that does not exist is named: {error}") from None
     if len(at) != count or not len(leaf) == len(targets) == len(weight):

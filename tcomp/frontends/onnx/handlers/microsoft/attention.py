@@ -10,15 +10,7 @@ from typing import NamedTuple
 import numpy as np
 
 from tcomp.frontends.onnx.context import Context, Table
-from tcomp.frontends.onnx.handlers.microsoft.common import (
-    cast,
-    halves,
-    known,
-    merge_heads,
-    split_heads,
-    total,
-    wide,
-)
+from tcomp.frontends.onnx.handlers.microsoft.common import cast, halves, known, merge_heads, split_heads, total, wide
 from tcomp.frontends.onnx.handlers.movement import cut, padded, reshaped
 from tcomp.frontends.onnx.handlers.nn import product
 from tcomp.ir.dtypes import lowest
