@@ -62,7 +62,7 @@ def test_what_instruction_sets_offer() -> None:
     [
         ("", "unknown target"), ("gpu", "unknown target"), ("cpu -mcpu=i486", "skylake-avx512"), ("cpu -march=mips", "x86_64, aarch64"),
         ("cpu -mcpu=haswell -mattr=+sse9", "avx512f"), ("cpu -mcpu=haswell -mattr=fma", "unknown feature"), ("cpu -fast", "-mcpu="),
-        ("cpu -mcpu=haswell -l1=0", "no size"), ("cpu -mcpu=haswell -l2=lots", "no size"), ("cpu -mcpu=haswell -cores=-1", "no count"),
+        ("cpu -mcpu=haswell -l1=0", "not a size"), ("cpu -mcpu=haswell -l2=lots", "not a size"), ("cpu -mcpu=haswell -cores=-1", "not a count"),
         ("cpu -march=aarch64 -mcpu=haswell", "neoverse-n1"),
     ],
 )  # fmt: skip

@@ -78,7 +78,7 @@ def test_every_accepted_request_is_answered(models: Path) -> None:
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["missing"], "there are no models"), (["model.onnx"], "tcomp compile model.onnx"), ([".", "--preferred", "x"], "no list of sizes"), ([".", "--certificate", "c.pem"], "belong together"),
+        (["missing"], "there are no models"), (["model.onnx"], "tcomp compile model.onnx"), ([".", "--preferred", "x"], "not a list of sizes"), ([".", "--certificate", "c.pem"], "belong together"),
         ([".", "--max-batch", "2", "--preferred", "3"], "preferred sizes"), ([".", "--host", "192.0.2.1", "--port", "0"], "cannot listen"),
     ],
 )  # fmt: skip

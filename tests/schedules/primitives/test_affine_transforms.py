@@ -96,7 +96,7 @@ NEST = loop("i", 8, lambda i: loop("j", 8, lambda j: store(B, (i + 1, j + 1), B[
         ("{ S0[i, j] -> [i, j]; S0[i, j] -> [i, j + 1] }", "a b", "not a function of all instances"),
         ("{ S1[i, j] -> [i, j] }", "a b", "0 time vectors for S0"),
         ("{ S0[i, j] -> [i, j] }", "a", "names"),
-        ("nonsense", "a b", "no relation"),
+        ("nonsense", "a b", "not a relation"),
     ],
 )
 def test_orders_that_are_refused(order: str, names: str, why: str) -> None:
