@@ -112,7 +112,10 @@ class Expr:
     __or__, __ror__ = _infix("or")
     __lt__, __gt__ = _infix("lt")
     __le__, __ge__ = _infix("le")
-    __pow__, __xor__, __lshift__, __rshift__ = (_infix(op)[0] for op in ("pow", "xor", "shl", "shr"))
+    __pow__, __rpow__ = _infix("pow")
+    __xor__, __rxor__ = _infix("xor")
+    __lshift__, __rlshift__ = _infix("shl")
+    __rshift__, __rrshift__ = _infix("shr")
     __neg__, __abs__, __invert__ = _prefix("neg"), _prefix("abs"), _prefix("not")
 
     def __bool__(self) -> bool:

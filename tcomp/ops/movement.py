@@ -246,8 +246,7 @@ def valid_index(index: Expr, extent: Dim) -> Expr:
 
 
 def _from_end(index: Expr, extent: Dim) -> Expr:
-    index = cast(index, "int64")
-    return select(index < 0, index + as_expr(extent), index)
+    return select((index := cast(index, "int64")) < 0, index + as_expr(extent), index)
 
 
 def _require_elements(x: Tensor, *axes: int) -> None:
@@ -412,7 +411,6 @@ def top_k(x: Tensor, k: Dim, axis: int, largest: bool) -> tuple[Tensor, ...]:
                 return (*outer[:axis], place, *outer[axis:])
 
             def in_order(p: Expr, q: Expr) -> Expr:
-                """Whether the element at position p may stay in front of the one at q."""
                 a, b = source[at(p)], source[at(q)]
                 return b <= a if largest else a <= b
 
@@ -487,17 +485,15 @@ def merge_sort(
     return L.Allocate(width, L.Allocate(left, L.Allocate(right, body)))
 
 
-WITH_SHAPE = Operator("with_shape", with_shape)
 TRANSPOSE, RESHAPE, VIEW = Operator("transpose", transpose), Operator("reshape", reshape), Operator("view", view)
-BROADCAST_TO, ARANGE_FROM = Operator("broadcast_to", broadcast_to), Operator("arange_from", arange_from)
+WITH_SHAPE, BROADCAST_TO = Operator("with_shape", with_shape), Operator("broadcast_to", broadcast_to)
 EXPAND, TILE, SLICE = Operator("expand", expand), Operator("tile", tile), Operator("slice", slice_)
 CONCAT, PAD, TRILU = Operator("concat", concat), Operator("pad", pad), Operator("trilu", trilu)
 DEPTH_TO_SPACE, SPACE_TO_DEPTH = Operator("depth_to_space", depth_to_space), Operator("space_to_depth", space_to_depth)
-REVERSE_SEQUENCE, EYE = Operator("reverse_sequence", reverse_sequence), Operator("eye", eye)
-ARANGE, DIMS = Operator("arange", arange), Operator("dims", dims)
+REVERSE_SEQUENCE, EYE, ARANGE = Operator("reverse_sequence", reverse_sequence), Operator("eye", eye), Operator("arange", arange)
 IDENTITY = Operator("identity", lambda x: te.compute(x.shape, lambda *i: x[i], name="identity"))
 GATHER, GATHER_ELEMENTS = Operator("gather", gather), Operator("gather_elements", gather_elements)
-GATHER_ND, TENSOR_SCATTER = Operator("gather_nd", gather_nd), Operator("tensor_scatter", tensor_scatter)
+GATHER_ND, ARANGE_FROM = Operator("gather_nd", gather_nd), Operator("arange_from", arange_from)
 SCATTER_ELEMENTS, SCATTER_ND = Operator("scatter_elements", scatter_elements), Operator("scatter_nd", scatter_nd)
-ENDS, AT_MOST = Operator("ends", ends), Operator("at_most", at_most)
-ONE_HOT, TOP_K = Operator("one_hot", one_hot), Operator("top_k", top_k)
+ENDS, AT_MOST, TENSOR_SCATTER = Operator("ends", ends), Operator("at_most", at_most), Operator("tensor_scatter", tensor_scatter)
+ONE_HOT, TOP_K, DIMS = Operator("one_hot", one_hot), Operator("top_k", top_k), Operator("dims", dims)

@@ -28,7 +28,7 @@ from tcomp.serve.batching import Arrays
 from tcomp.serve.http_app import make_app
 from tcomp.serve.options import ServerOptions, check_server_options
 from tcomp.serve.refusals import Refusal
-from tcomp.serve.repository import watched
+from tcomp.serve.repository import every
 from tcomp.serve.state import ServerState
 
 
@@ -53,7 +53,7 @@ class _App:
         self._app = make_app(self.state)
         await self.state.repository.refresh()
         self.state.started = True
-        async with watched(self.state.repository, self._options.poll):
+        async with every(self._options.poll, self.state.repository.look):
             await send({"type": "lifespan.startup.complete"})
             await receive()
         self.state.stopping = True

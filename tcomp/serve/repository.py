@@ -14,7 +14,7 @@ import asyncio
 import logging
 import os
 import re
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from contextlib import asynccontextmanager, contextmanager, suppress
 from dataclasses import dataclass
 from http import HTTPStatus
@@ -148,6 +148,13 @@ class Repository:
             if not self._looked:
                 self._looked, self._missing = True, set(self._failures)
 
+    async def look(self) -> None:
+        """As `refresh`; a folder that cannot be read is logged."""
+        try:
+            await self.refresh()
+        except InputError as problem:
+            _log.error("the folder of models cannot be read", extra={"why": str(problem)})
+
     async def load(self, name: str) -> None:
         """Load all versions of a model anew. Raises Refusal if there is none, or one could not be loaded."""
         async with self._changing:
@@ -234,18 +241,15 @@ class Repository:
 
 
 @asynccontextmanager
-async def watched(repository: Repository, seconds: float) -> AsyncIterator[None]:
-    """The folder is looked at every so many seconds while the block runs; never, if they are 0."""
+async def every(seconds: float, work: Callable[[], Awaitable[None]]) -> AsyncIterator[None]:
+    """`work` is done every so many seconds while the block runs; never, if they are 0."""
 
-    async def watching() -> None:
+    async def working() -> None:
         while True:
             await asyncio.sleep(seconds)
-            try:
-                await repository.refresh()
-            except InputError as problem:
-                _log.error("the folder of models cannot be read", extra={"why": str(problem)})
+            await work()
 
-    task = asyncio.create_task(watching()) if seconds else None
+    task = asyncio.create_task(working()) if seconds else None
     try:
         yield
     finally:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import time
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -58,24 +59,26 @@ class Loaded:
         self.inputs = {spec.name: WireType(spec) for spec in self.model.inputs}
         self.outputs = {spec.name: WireType(spec) for spec in self.model.outputs}
         self.not_batched = self._why_not_batched()
+        if self.not_batched:
+            self._warm()
+        elif not options.independent_rows:
+            self.not_batched = self._trial()
         self.batched = not self.not_batched
         self.rows = self._best_rows() if self.batched and not options.preferred else options.max_batch
 
     def _why_not_batched(self) -> str:
         if self.options.max_batch == 1 or self.options.independent_rows is False:
-            self._warm()
             return "the configuration says so"
         if self.model.manifest.host is not None:
-            self._warm()
             return "the runtime computes steps of it, on strings or images"
         if self.generator is not None:
-            self._warm()
             return "texts grow together instead"
-        if (dim := batch_dim(self.model.manifest)) is None:
-            self._warm()
-            return "inputs and outputs do not all begin with one free axis, the same for all"
-        if self.options.independent_rows:
-            return ""
+        return "" if batch_dim(self.model.manifest) else "inputs and outputs do not all begin with one free axis, the same for all"
+
+    def _trial(self) -> str:
+        """Why rows cannot be computed together, by running some."""
+        dim = batch_dim(self.model.manifest)
+        assert dim is not None
         try:
             return "" if rows_are_independent(self.model, dim) else "rows of a batch have an effect on each other"
         except TcompError as problem:
@@ -104,10 +107,8 @@ class Loaded:
     def _warm(self) -> None:
         """One run, so that the first request does not wait for pages and plans. Whether the model likes the inputs does not matter."""
         code = self.model.machine_code
-        try:
+        with suppress(InputError):
             code.run(_trial_inputs(code, {}, np.random.default_rng(0)), timeout=_TRIAL_SECONDS)
-        except InputError:
-            pass
 
 
 def _thread_seconds(model: LoadedModel, inputs: Arrays) -> float:

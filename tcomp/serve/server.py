@@ -7,8 +7,8 @@ import logging
 import signal
 import socket
 import ssl
-from collections.abc import AsyncIterator, Callable, Iterator
-from contextlib import ExitStack, asynccontextmanager, contextmanager, suppress
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager, suppress
 from typing import cast
 
 import uvicorn
@@ -19,7 +19,7 @@ from tcomp.serve.grpc.server import GrpcServer
 from tcomp.serve.grpc.service import make_methods
 from tcomp.serve.http_app import make_app
 from tcomp.serve.options import ServerOptions, check_server_options
-from tcomp.serve.repository import watched
+from tcomp.serve.repository import every
 from tcomp.serve.state import ServerState
 
 _log = logging.getLogger("tcomp.serve")
@@ -105,7 +105,7 @@ async def serve(
             _log.info("serving", extra={"host": options.host, "port": ports[0], "grpc_port": ports[1]})
             if started is not None:
                 started(*ports)
-            async with watched(state.repository, options.poll), _sampled(state):
+            async with every(options.poll, state.repository.look), every(1.0, state.sample):
                 stopping = asyncio.create_task(stop.wait())
                 await asyncio.wait((serving, stopping), return_when=asyncio.FIRST_COMPLETED)
                 stopping.cancel()
@@ -187,20 +187,3 @@ def _set_by_signals(stop: asyncio.Event) -> Iterator[None]:
     finally:
         with suppress(ValueError, RuntimeError):
             remove()
-
-
-@asynccontextmanager
-async def _sampled(state: ServerState) -> AsyncIterator[None]:
-    """Every second while the block runs enters the history of the status page."""
-
-    async def sampling() -> None:
-        while True:
-            await asyncio.sleep(1)
-            for model in state.repository.models:
-                model.metrics.sample(model.waiting)
-
-    task = asyncio.create_task(sampling())
-    try:
-        yield
-    finally:
-        task.cancel()

@@ -72,6 +72,11 @@ class ServerState:
         if not self.options.management:
             raise Refusal(HTTPStatus.FORBIDDEN, "clients may not load or unload models here", hint="start the server with --management")
 
+    async def sample(self) -> None:
+        """Enter this second in the history of the status page."""
+        for model in self.repository.models:
+            model.metrics.sample(model.waiting)
+
     def metadata(self) -> dict[str, Any]:
         """What the server says of itself."""
         return {"name": "tcomp", "version": tcomp.__version__, "extensions": list(EXTENSIONS)}

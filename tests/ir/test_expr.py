@@ -72,6 +72,12 @@ def test_folding_keeps_float_semantics():
     assert E.minimum(E.const(3), 5) is E.const(3)
 
 
+def test_numbers_may_stand_on_the_left():
+    f, k = A[X], te.placeholder((10,), "int32", "K")[X]
+    found = [2.0**f, 5 ^ k, 1 << k, 64 >> k]
+    assert [(e.op, e.args[0].attr, e.args[1]) for e in found] == [("pow", 2.0, f), ("xor", 5, k), ("shl", 1, k), ("shr", 64, k)]
+
+
 def test_substitute_is_simultaneous():
     y = E.var("y")
     assert E.substitute(X - y, {X: y, y: X}) is y - X

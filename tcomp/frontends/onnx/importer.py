@@ -22,20 +22,20 @@ from onnx import AttributeProto, FunctionProto, GraphProto, ModelProto, NodeProt
 
 from tcomp.errors import ImportModelError, InputError, TcompError, UnsupportedError
 from tcomp.frontends.onnx import reader
-from tcomp.frontends.onnx.containers import Container, contained, elements, leaves, rebuilt, type_name
+from tcomp.frontends.onnx.containers import contained, elements, leaves, rebuilt, type_name
 from tcomp.frontends.onnx.context import Body, Context
 from tcomp.frontends.onnx.handlers.tables import find_handler
 from tcomp.frontends.onnx.host_steps import split, title
 from tcomp.frontends.onnx.names import Reads, check_names, initializers, ordered
+from tcomp.frontends.onnx.outputs import renamable, with_outputs
 from tcomp.frontends.onnx.schema import domain_of, find_schema, opsets_of
 from tcomp.frontends.onnx.scope import FOLD_LIMIT, Scope, Type, check_type
 from tcomp.frontends.onnx.signature import LARGEST, Range, Shape, signature
 from tcomp.ir.broadcasting import HINT
 from tcomp.ir.equations import Contradiction, Sizes
 from tcomp.ir.expr import Dim, Expr, bounds, variables
-from tcomp.ir.graph import Graph, Inputs, Node, Value
+from tcomp.ir.graph import Graph, Inputs, Value
 from tcomp.ops.expression import EXPRESSION, TensorFunction
-from tcomp.ops.movement import IDENTITY
 
 MAX_DEPTH = 24  # functions inside functions, and sub-graphs inside sub-graphs
 MAX_NODES = 100_000  # nodes after expansion
@@ -235,7 +235,7 @@ class _Importer:
             raise InputError(f"the model has no dim, and no loop without a trip count, of the name `{wrong[0]}`")
         if any(value is _POISON for value in results):
             return None
-        return replace(_finish(frame.scope, results, proto), checks=self.sizes.conditions())
+        return replace(with_outputs(frame.scope, results, proto), checks=self.sizes.conditions())
 
     def graph(self, frame: Frame, proto: GraphProto, reserved: frozenset[str] = frozenset()) -> list[Value]:
         """Import the initializers and nodes of a graph; returns its outputs. Formal inputs are already in `frame.values`."""
@@ -299,7 +299,7 @@ class _Importer:
             if value is None:
                 raise ImportModelError(f"output {i} (`{output}`) is not computed by `{node.op_type}`", where=f"node `{name}`")
             untitled = value not in self.titled or (output in reserved and value.name not in reserved)
-            if untitled and _renamable(frame.scope, value):
+            if untitled and renamable(frame.scope, value):
                 value.name = output if output in reserved else frame.scope.builder.fresh(frame.prefix + output)
                 self.titled.add(value)
             frame.values[output] = value
@@ -475,10 +475,6 @@ def _reason(error: UnsupportedError) -> str:
     return "; ".join(text for text in (error.what, error.why) if text)
 
 
-def _renamable(scope: Scope, value: Value) -> bool:
-    return value not in scope.builder.constants and all(value is not i for i in scope.builder.inputs)
-
-
 def _check_declared(info: ValueInfoProto, value: Value) -> None:
     """Raises `ImportModelError` where the type that a model declares for a value is not the one that its nodes give it."""
     declared, shape = info.type.tensor_type, [d.dim_value if d.HasField("dim_value") else None for d in info.type.tensor_type.shape.dim]
@@ -493,39 +489,3 @@ def _check_declared(info: ValueInfoProto, value: Value) -> None:
     if declared.HasField("shape") and not (len(shape) == len(value.shape) and all(map(may_be, value.shape, shape))):
         what = f"it is declared with the shape {['?' if d is None else d for d in shape]}"
         raise ImportModelError(what, where=where, why=f"its nodes give it the shape [{', '.join(map(str, value.shape))}]")
-
-
-def _returned(scope: Scope, results: Sequence[Value], proto: GraphProto) -> Iterator[tuple[ValueInfoProto, Value]]:
-    """The tensors that are returned, and as what: those of a sequence `y` as `y.0`, `y.1`, ..., that of an optional by its name."""
-    for info, value in zip(proto.output, results, strict=True):
-        where = f"output `{info.name}`"
-        maps = info.type.sequence_type.elem_type.HasField("map_type")  # of ZipMap, which gives a tensor instead
-        declared = info.type.tensor_type.elem_type or info.type.WhichOneof("value") not in (None, "tensor_type")
-        kind = type_name(info.type, where) if declared and not maps else value.dtype
-        if kind != value.dtype and (isinstance(value, Container) or not info.type.HasField("tensor_type")):
-            raise ImportModelError(f"it is declared as {kind}, its nodes give it the type {value.dtype}", where=where)
-        while isinstance(value, Container) and value.is_optional:
-            if not value.items:
-                raise UnsupportedError("an output is an optional that holds nothing", where=where, hint="remove this output")
-            value = value.items[0]
-        if not isinstance(value, Container):
-            yield ValueInfoProto(name=info.name, type=info.type if info.type.HasField("tensor_type") else None), value
-            continue
-        if not value.items:
-            raise UnsupportedError("an output is a sequence without elements", where=where, hint="remove this output")
-        yield from ((ValueInfoProto(name=scope.builder.fresh(f"{info.name}.{n}")), v) for n, v in enumerate(value.items))
-
-
-def _finish(scope: Scope, results: Sequence[Value], proto: GraphProto) -> Graph:
-    """The pruned graph with the model's output names; an output that is an input, a constant or another output is copied."""
-    outputs: list[Value] = []
-    for info, value in _returned(scope, results, proto):
-        kind = info.type.tensor_type.elem_type
-        if kind and reader.DTYPES.get(kind) != value.dtype:
-            raise ImportModelError(f"output `{info.name}` is declared with another element type than the {value.dtype} it has")
-        if value.name != info.name or not _renamable(scope, value) or value in outputs:
-            copy = Value(info.name, value.dtype, value.shape)
-            scope.builder.append(Node(IDENTITY, (value,), (copy,), {}, info.name))
-            value = copy
-        outputs.append(value)
-    return scope.finish(scope.builder.inputs, outputs)

@@ -12,20 +12,17 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import re
 import ssl
 import struct
 import time
 from collections.abc import AsyncIterator
-from dataclasses import dataclass, field
 from typing import Any, cast
-from urllib.parse import quote
 
 from hpack import Decoder, HPACKError, InvalidTableIndex
 
 from tcomp.serve.access import Access
 from tcomp.serve.grpc import frames as F
-from tcomp.serve.grpc.frames import Call, Methods, Status, Streaming, Unary
+from tcomp.serve.grpc.frames import Call, Methods, Status, Stream, Streaming, Unary
 from tcomp.serve.options import ServerOptions
 from tcomp.serve.refusals import Refusal
 
@@ -39,8 +36,6 @@ _STREAMS = 1 << 10  # calls of one connection at the same time
 _PATIENCE = 10_000  # frames of one connection in a second for which nothing is to be done
 _STREAM_PATIENCE = 10  # times longer than a request may take, the next one of a stream may be in coming
 _RESET_COST = 20  # of these frames: what a call costs that is begun in vain
-_TIMEOUT = re.compile(r"(\d{1,8})([HMSmun])")
-_UNITS = {"H": 3600.0, "M": 60.0, "S": 1.0, "m": 1e-3, "u": 1e-6, "n": 1e-9}  # seconds
 
 
 class _ConnectionError(Exception):
@@ -49,28 +44,12 @@ class _ConnectionError(Exception):
         self.code = code
 
 
-@dataclass(slots=True)
-class _Stream:
-    number: int
-    window: int  # bytes that the peer takes
-    call: Call
-    unary: Unary | None = None
-    messages: asyncio.Queue[bytes | None] | None = None  # of a method that streams
-    body: bytearray = field(default_factory=bytearray)
-    counted: int = 0  # bytes of it that count as pending
-    task: asyncio.Task[None] | None = None
-    alarm: asyncio.TimerHandle | None = None
-    waiting: bytearray = field(default_factory=bytearray)  # bytes of the answer for which there was no window
-    trailers: bytes = b""  # to be sent behind them
-    ended: bool = False  # whether the client has said all
-
-
 class _Connection(asyncio.Protocol):
     """One client. What it sends is handled as it comes; each call is a task."""
 
     def __init__(self, server: GrpcServer) -> None:
         self.server, self.loop = server, asyncio.get_running_loop()
-        self.streams: dict[int, _Stream] = {}
+        self.streams: dict[int, Stream] = {}
         self._buffer, self._greeted, self._closing = bytearray(), False, False
         self._decoder = Decoder(max_header_list_size=_HEADER_LIMIT)
         self._block: tuple[int, int, bytearray] | None = None  # stream, flags and content of headers that go on in the next frame
@@ -264,17 +243,17 @@ class _Connection(asyncio.Protocol):
         if self._closing or len(self.streams) >= _STREAMS:
             self.transport.write(F.frame(F.RST_STREAM, 0, number, struct.pack(">I", F.REFUSED)))
             return
-        headers = {_string(name): _string(value) for name, value in fields}
+        headers = {F.text_of(name): F.text_of(value) for name, value in fields}
         stream = self._begin(number, headers)
         if stream is not None and flags & F.END_STREAM:
             self._end(stream)
 
-    def _begin(self, number: int, headers: dict[str, str]) -> _Stream | None:
+    def _begin(self, number: int, headers: dict[str, str]) -> Stream | None:
         """The stream of a new call; None if it was refused."""
         path, options = headers.get(":path", ""), self.server.options
-        timeout = _TIMEOUT.fullmatch(headers.get("grpc-timeout", ""))
-        deadline = time.monotonic() + int(timeout[1]) * _UNITS[timeout[2]] if timeout else None
-        stream = _Stream(number, self._stream_window, Call(headers, self.peer, deadline))
+        timeout = F.seconds(headers.get("grpc-timeout", ""))
+        deadline = None if timeout is None else time.monotonic() + timeout
+        stream = Stream(number, self._stream_window, Call(headers, self.peer, deadline))
         if headers.get(":method") != "POST" or not headers.get("content-type", "").startswith("application/grpc"):
             self.transport.write(F.frame(F.HEADERS, F.END_HEADERS | F.END_STREAM, number, F.literal(":status", "415")))
             return None
@@ -294,7 +273,7 @@ class _Connection(asyncio.Protocol):
         self.streams[number] = stream
         return stream
 
-    def _too_slow(self, stream: _Stream) -> None:
+    def _too_slow(self, stream: Stream) -> None:
         self._fail(stream, Status(F.CANCELLED, f"the request did not come within {self.server.options.receive_timeout:g} seconds"))
 
     def _data(self, flags: int, number: int, content: bytes) -> None:
@@ -326,7 +305,7 @@ class _Connection(asyncio.Protocol):
         if flags & F.END_STREAM and number in self.streams:
             self._end(stream)
 
-    def _split(self, stream: _Stream, messages: asyncio.Queue[bytes | None]) -> None:
+    def _split(self, stream: Stream, messages: asyncio.Queue[bytes | None]) -> None:
         """Hand on the complete messages of a method that streams."""
         while len(stream.body) >= 5:
             size = int.from_bytes(stream.body[1:5])
@@ -338,7 +317,7 @@ class _Connection(asyncio.Protocol):
             messages.put_nowait(bytes(stream.body[5 : 5 + size]))
             del stream.body[: 5 + size]
 
-    def _end(self, stream: _Stream) -> None:
+    def _end(self, stream: Stream) -> None:
         """The client has sent all of a call."""
         stream.ended = True
         if stream.alarm is not None:
@@ -356,7 +335,7 @@ class _Connection(asyncio.Protocol):
             return
         stream.task = self.loop.create_task(self._answer(stream, stream.unary, bytes(memoryview(body)[5:])))
 
-    async def _answer(self, stream: _Stream, method: Unary, message: bytes) -> None:
+    async def _answer(self, stream: Stream, method: Unary, message: bytes) -> None:
         try:
             answer = await method(message, stream.call)
         except Exception as error:  # noqa: BLE001  one call must not end the connection
@@ -378,7 +357,7 @@ class _Connection(asyncio.Protocol):
         self._flush()
         self._wait_for_window(stream)
 
-    async def _answer_stream(self, stream: _Stream, method: Streaming) -> None:
+    async def _answer_stream(self, stream: Stream, method: Streaming) -> None:
         assert stream.messages is not None
         number, messages = stream.number, stream.messages
 
@@ -406,7 +385,7 @@ class _Connection(asyncio.Protocol):
                     await asyncio.sleep(0.01)  # the client does not read
         except Exception as error:  # noqa: BLE001  one call must not end the connection
             code = _status(error)
-        fields = b"".join(F.literal(name, value) for name, value in _trailers(code).items())
+        fields = b"".join(F.literal(name, value) for name, value in F.trailers(code).items())
         stream.trailers = F.frame(F.HEADERS, F.END_HEADERS | F.END_STREAM, number, fields)
         self._flush()
 
@@ -430,7 +409,7 @@ class _Connection(asyncio.Protocol):
                 self.transport.write(stream.trailers)
                 self._forget(stream)
 
-    def _wait_for_window(self, stream: _Stream) -> None:
+    def _wait_for_window(self, stream: Stream) -> None:
         """Reset a stream for whose answer the client opens no window in time."""
         if stream.alarm is not None:
             stream.alarm.cancel()
@@ -439,34 +418,34 @@ class _Connection(asyncio.Protocol):
 
     def _refuse(self, number: int, status: Status) -> None:
         """Answer a call that has not begun."""
-        fields = {"content-type": "application/grpc", **_trailers(status)}
+        fields = {"content-type": "application/grpc", **F.trailers(status)}
         block = b"\x88" + b"".join(F.literal(name, value) for name, value in fields.items())
         self.transport.write(F.frame(F.HEADERS, F.END_HEADERS | F.END_STREAM, number, block))
 
-    def _fail(self, stream: _Stream, status: Status) -> None:
+    def _fail(self, stream: Stream, status: Status) -> None:
         """End a call, before any message of its answer, with an error."""
         if stream.number not in self.streams:
             return
         if stream.messages is None:
             self._refuse(stream.number, status)
         else:  # its headers were sent
-            block = b"".join(F.literal(name, value) for name, value in _trailers(status).items())
+            block = b"".join(F.literal(name, value) for name, value in F.trailers(status).items())
             self.transport.write(F.frame(F.HEADERS, F.END_HEADERS | F.END_STREAM, stream.number, block))
         if not stream.ended:  # the client need not send the rest
             self.transport.write(F.frame(F.RST_STREAM, 0, stream.number, struct.pack(">I", F.NO_ERROR)))
         self._drop(stream)
 
-    def _reset(self, stream: _Stream, code: int) -> None:
+    def _reset(self, stream: Stream, code: int) -> None:
         self.transport.write(F.frame(F.RST_STREAM, 0, stream.number, struct.pack(">I", code)))
         self._drop(stream)
 
-    def _drop(self, stream: _Stream) -> None:
+    def _drop(self, stream: Stream) -> None:
         """Nobody waits for this call any more."""
         if stream.task is not None and stream.task is not asyncio.current_task(self.loop):
             stream.task.cancel()
         self._forget(stream)
 
-    def _forget(self, stream: _Stream) -> None:
+    def _forget(self, stream: Stream) -> None:
         if self.streams.pop(stream.number, None) is not None:
             self.server.calls -= 1
             self._give(stream, stream.counted)
@@ -475,15 +454,11 @@ class _Connection(asyncio.Protocol):
         if self._closing and not self.streams:
             self.transport.close()
 
-    def _give(self, stream: _Stream, size: int) -> None:
+    def _give(self, stream: Stream, size: int) -> None:
         """Bytes of a call do not count as pending any more; none do once it has ended."""
         size = min(size, stream.counted)
         stream.counted -= size
         self.server.access.give(size)
-
-
-def _string(text: str | bytes) -> str:
-    return text if isinstance(text, str) else text.decode(errors="replace")
 
 
 def _status(error: Exception) -> Status:
@@ -491,11 +466,6 @@ def _status(error: Exception) -> Status:
         return error
     _log.error("a call failed", exc_info=error)
     return Status(F.INTERNAL, "internal error")
-
-
-def _trailers(status: Status) -> dict[str, str]:
-    message = {"grpc-message": quote(status.message, safe=" !#$&'()*+,/:;=?@[]")} if status.message else {}
-    return {"grpc-status": str(status.code), **message, **status.fields}
 
 
 class GrpcServer:
