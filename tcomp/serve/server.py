@@ -9,7 +9,7 @@ import socket
 import ssl
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager, suppress
-from typing import cast
+from typing import Any, cast
 
 import uvicorn
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
@@ -26,6 +26,33 @@ _log = logging.getLogger("tcomp.serve")
 _KEEP_ALIVE = 75  # seconds that an idle connection stays: longer than most clients and proxies keep theirs
 
 
+class _Gathering:
+    """A transport that sends what is written in one turn of the event loop at once: uvicorn writes the headers of an answer apart from its
+    body, which would be a call of the system, a packet and a wake of the client for each."""
+
+    def __init__(self, transport: asyncio.Transport, loop: asyncio.AbstractEventLoop) -> None:
+        self._transport, self._loop, self._parts = transport, loop, list[bytes]()
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._transport, name)
+
+    def write(self, data: bytes) -> None:
+        """Send bytes, soon."""
+        if not self._parts:
+            self._loop.call_soon(self._send)
+        self._parts.append(data)
+
+    def close(self) -> None:
+        """Close the connection once all is sent."""
+        self._send()
+        self._transport.close()
+
+    def _send(self) -> None:
+        if self._parts:
+            parts, self._parts = self._parts, []
+            self._transport.writelines(parts)
+
+
 class _HttpProtocol(HttpToolsProtocol):
     """A connection of HTTP that ends where the headers of a request do not come in time; uvicorn would wait for ever."""
 
@@ -34,7 +61,7 @@ class _HttpProtocol(HttpToolsProtocol):
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         """A client has come, and is to say something."""
-        super().connection_made(cast(asyncio.Transport, transport))
+        super().connection_made(cast(asyncio.Transport, _Gathering(cast(asyncio.Transport, transport), self.loop)))
         self._wait()
 
     def data_received(self, data: bytes) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import json
+import socket
 
 import numpy as np
 import pytest
@@ -46,6 +47,17 @@ def test_tensors_as_bytes(server: Running) -> None:
     np.testing.assert_allclose(np.frombuffer(answer[length:], np.float32).reshape(2, 5), X @ W, rtol=1e-5)
     _, answer, _ = server.ask("POST", "/v2/models/mlp/infer", *binary(X, False))
     assert len(answer["outputs"][0]["data"]) == 10
+
+
+def test_an_answer_is_sent_at_once(server: Running) -> None:
+    """Its headers and its body in one packet, also of the last answer of a connection."""
+    body, headers = binary(X)
+    for last in ("keep-alive", "close"):
+        lines = [f"{name}: {value}" for name, value in {"Host": "x", "Content-Length": len(body), "Connection": last, **headers}.items()]
+        with socket.create_connection(("127.0.0.1", server.port), timeout=20) as client:
+            client.sendall("\r\n".join(["POST /v2/models/mlp/infer HTTP/1.1", *lines, "\r\n"]).encode() + body)
+            head, _, content = client.recv(1 << 16).partition(b"\r\n\r\n")
+        assert head.startswith(b"HTTP/1.1 200") and f"content-length: {len(content)}".encode() in head and content
 
 
 def test_outputs_that_are_wanted(server: Running) -> None:
