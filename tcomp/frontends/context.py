@@ -87,6 +87,3 @@ class GraphContext(ABC):
     def wide(self, x: Any) -> Any:
         """A value of 16-bit floats in float32; whatever else as it is."""
         return self.cast(x, "float32") if isinstance(x, Value) and x.dtype in HALF else x
-
-
-__all__ = ["GraphContext", "Values"]

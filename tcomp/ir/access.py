@@ -386,7 +386,7 @@ def _out_of_bounds(roots: Sequence[Expr], loops: frozenset[Expr], bounded: froze
 
 def _constrained(condition: Expr) -> frozenset[Expr]:
     """The variables in a condition, but for those that it only uses to read something."""
-    return frozenset(x for x in E.walk(condition, operands=lambda x: () if x.op == "read" else x.args) if x.op == "var")
+    return frozenset(x for x in E.walk(condition, operands=E.value_operands) if x.op == "var")
 
 
 def _needed(index: Expr, extent: Dim, loops: frozenset[Expr], bounded: frozenset[Expr]) -> Dim | None:

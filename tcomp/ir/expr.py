@@ -509,6 +509,11 @@ def walk(*roots: Expr, operands: Callable[[Expr], Sequence[Expr]] = operator.att
     return postorder(roots, operands)
 
 
+def value_operands(e: Expr) -> tuple[Expr, ...]:
+    """The operands whose values count: indices of reads do not."""
+    return () if e.op == "read" else e.args
+
+
 def written_size(e: Expr) -> tuple[int, int]:
     """(operators, depth) of an expression written out as a tree, where what is shared counts each time."""
     found: dict[Expr, tuple[int, int]] = {}

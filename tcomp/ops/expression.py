@@ -80,6 +80,3 @@ class TensorFunction:
         """Of inputs that have a batch along these axes (None: they have none): results with a batch along axis 0."""
         key = ("batched", *axes)
         return self._derived.setdefault(key, TensorFunction(f"{self.name}_batched", vmap(self.function, list(axes))))
-
-
-__all__ = ["EXPRESSION", "TensorFunction"]

@@ -86,7 +86,7 @@ def _made_of(operators: Collection[str], body: Body | None, dtype: str) -> bool:
     number = to_numpy(dtype)
     return body is not None and all(
         float(number.type(e.attr)) == e.attr if e.op == "const" and is_float(e.dtype) else e.op in operators or not is_float(e.dtype)
-        for e in E.walk(body.expr, operands=lambda e: () if e.op == "read" else e.args)
+        for e in E.walk(body.expr, operands=E.value_operands)
     )
 
 

@@ -204,8 +204,3 @@ def decomposed(function: Callable[..., Any]) -> Handler:
         return ctx.cast(found, half) if half and isinstance(found, Value) and found.dtype == "float32" else found
 
     return handle
-
-
-__all__ = [
-    "Context", "Handler", "Operand", "Parts", "Table", "decomposed", "is_complex", "is_key", "leaves", "part_types", "rebuilt",
-]  # fmt: skip

@@ -74,6 +74,3 @@ def primitive_of(function: TensorFunction, run: Run) -> Primitive:
 def _moves(x: Any) -> bool:
     """Whether it has a tangent."""
     return is_float(np.dtype(x.dtype).name)
-
-
-__all__ = ["FUNCTIONS", "primitive_of"]

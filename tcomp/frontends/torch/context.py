@@ -200,9 +200,3 @@ class Context(GraphContext):
 def widened(handler: Handler) -> Handler:
     """A handler that gets 16-bit operands as float32 numbers, since each of the operators that it is made of would round."""
     return lambda ctx, *args, **others: handler(ctx, *map(ctx.wide, args), **{k: ctx.wide(x) for k, x in others.items()})
-
-
-__all__ = [
-    "DTYPES", "KIND", "TORCH_DTYPES", "Context", "Dims", "Handler", "Operand", "Table", "array_of", "contiguous", "dtype_name", "tensor_of",
-    "widened",
-]  # fmt: skip

@@ -97,6 +97,3 @@ def _nll_loss_backward(
     factor = factor if weight is None else factor * weight.reshape(shape)
     classes = torch.arange(x.shape[axis], device=x.device).reshape(shape)
     return torch.where((classes == target) & (target != ignored), factor, 0.0).to(x.dtype)
-
-
-__all__ = ["decompositions"]

@@ -66,6 +66,3 @@ def import_program(program: ExportedProgram) -> Graph:
         what = f"a result is {others[0]}" if others else "an input is a number"
         raise UnsupportedError(f"{what}, and artifacts have only tensors", hint="export a module of tensors alone")
     return imported.graph
-
-
-__all__ = ["exported", "import_program", "read_program"]

@@ -56,6 +56,3 @@ def operator_of(function: TensorFunction, run: Run) -> Any:
     FUNCTIONS[operator] = function
     _operators[function] = operator
     return operator
-
-
-__all__ = ["FUNCTIONS", "operator_of"]

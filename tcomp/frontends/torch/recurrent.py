@@ -124,6 +124,3 @@ def with_scans(module: GraphModule) -> GraphModule:
             node.target = RECURRENCES[node.target]
     module.recompile()
     return module
-
-
-__all__ = ["with_scans"]

@@ -78,7 +78,7 @@ def _active(body: Stmt, start: Iterable[Buffer]) -> set[Buffer]:
 
 def _value_reads(e: Expr) -> list[Expr]:
     """The reads whose values an expression is computed from; those in indices are left out."""
-    return [x for x in E.walk(e, operands=lambda x: () if x.op == "read" else x.args) if x.op == "read"]
+    return [x for x in E.walk(e, operands=E.value_operands) if x.op == "read"]
 
 
 def _stored(s: Store | Accumulate) -> Expr:

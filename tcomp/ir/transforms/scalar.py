@@ -126,14 +126,9 @@ def _of_function(e: Expr, x: Expr) -> Linear | None:
     return derivatives[e.op]
 
 
-def _values(e: Expr) -> Sequence[Expr]:
-    """Operands whose values count; indices do not."""
-    return () if e.op == "read" else e.args
-
-
 def _active(body: Expr, wanted: Callable[[Expr], bool]) -> tuple[list[Expr], set[Expr]]:
     """The sub-expressions, operands first, and which of them have a derivative by a wanted read."""
-    order, active = list(E.walk(body, operands=_values)), set[Expr]()
+    order, active = list(E.walk(body, operands=E.value_operands)), set[Expr]()
     for e in order:
         if is_float(e.dtype) and (wanted(e) if e.op == "read" else any(a in active for a in e.args)):
             active.add(e)

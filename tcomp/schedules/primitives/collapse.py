@@ -76,7 +76,7 @@ def _mergeable(stmt: L.Stmt, failed: set[Pair], apart: int | None) -> Closure | 
                 if isinstance(body, L.For) and kind == body.kind and v not in E.variables(as_expr(body.extent)):
                     neighbours[v, body.var] = None
             case L.Store(_, _, value) | L.Accumulate(_, _, value):
-                pinned.update(e for e in E.walk(value, operands=lambda e: () if e.op == "read" else e.args) if e.op == "var")
+                pinned.update(e for e in E.walk(value, operands=E.value_operands) if e.op == "var")
 
     def closure(start: Pair) -> Closure | None:
         """The loop pairs and buffer dimensions that have to be merged together with `start`; None if some access forbids it."""

@@ -8,8 +8,9 @@ from functools import partial
 from typing import Any
 
 import torch
+from torch._prims_common import ELEMENTWISE_TYPE_PROMOTION_KIND as KIND
 
-from tcomp.frontends.torch.context import KIND, Context, Handler, Operand, Table, dtype_name, widened
+from tcomp.frontends.torch.context import Context, Handler, Operand, Table, dtype_name, widened
 from tcomp.ir.dtypes import is_float
 from tcomp.ir.graph import Operator, Value
 from tcomp.ops import elementwise as ops
