@@ -45,7 +45,4 @@ def clean(as_json: opt.Json = False) -> None:
     """Remove all that the cache holds. Whoever is compiling meanwhile compiles some kernels again."""
     with _usable():
         removed, size = cache.clean()
-    if as_json:
-        output.print_json({"files": removed, "bytes": size})
-    else:
-        output.line(f"removed {output.count(removed, 'file')}, {output.size(size)}")
+    output.answer(f"removed {output.count(removed, 'file')}, {output.size(size)}", {"files": removed, "bytes": size}, as_json)

@@ -66,6 +66,14 @@ def facts(title: str, rows: Mapping[str, object]) -> None:
     console().print(grid)
 
 
+def answer(text: str, record: Mapping[str, Any], as_json: bool) -> None:
+    """A result that is one line, or its record as JSON."""
+    if as_json:
+        print_json(record)
+    else:
+        line(text)
+
+
 def print_json(value: Any) -> None:
     """`value` as JSON on stdout. NumPy scalars become numbers, paths text, infinities and NaN text."""
     text = json.dumps(_plain(value), indent=2, ensure_ascii=False, allow_nan=False)

@@ -28,6 +28,4 @@ def sign(
     out = out or model
     artifact = read_artifact(model)
     artifact.save(out, sign(artifact, key))
-    if as_json:
-        return output.print_json({"artifact": out})
-    output.line(f"wrote {out}, signed")
+    output.answer(f"wrote {out}, signed", {"artifact": out}, as_json)

@@ -276,10 +276,7 @@ def _seconds(value: float | None) -> str:
 
 
 def _tell(what: str, number: int, as_json: bool) -> None:
-    if as_json:
-        output.print_json({"entries": number})
-    else:
-        output.line(f"{what}: {number} {'entry' if number == 1 else 'entries'}")
+    output.answer(f"{what}: {number} {'entry' if number == 1 else 'entries'}", {"entries": number}, as_json)
 
 
 def export(database: DatabaseFile, out: Annotated[Path, opt.out_file("The file to write.")], as_json: opt.Json = False) -> None:
@@ -329,7 +326,4 @@ def report(
     opt.check_writable(out)
     with _opened(database) as entries, replacing(out, error=InputError) as (file,):
         file.write(page(entries).encode())
-    if as_json:
-        output.print_json({"report": out})
-    else:
-        output.line(f"wrote {out}")
+    output.answer(f"wrote {out}", {"report": out}, as_json)

@@ -35,26 +35,11 @@ class ReshapeAttributes:
     allow_zero: bool
 
 
-def identity(arguments: Sequence[Array], attributes: object) -> list[Array]:
-    """Identity."""
-    return [arguments[0]]
-
-
 def reshape(arguments: Sequence[Array], attributes: ReshapeAttributes) -> list[Array]:
     """Reshape."""
     x, shape = arguments
     sizes = [x.shape[n] if d == 0 and not attributes.allow_zero else int(d) for n, d in enumerate(shape)]
     return [x.reshape(sizes)]
-
-
-def squeeze(arguments: Sequence[Array], attributes: object) -> list[Array]:
-    """Squeeze, of all axes of size 1 where none are given."""
-    return [np.squeeze(arguments[0], tuple(map(int, arguments[1])) if len(arguments) > 1 else None)]
-
-
-def unsqueeze(arguments: Sequence[Array], attributes: object) -> list[Array]:
-    """Unsqueeze."""
-    return [np.expand_dims(arguments[0], tuple(map(int, arguments[1])))]
 
 
 def flatten(arguments: Sequence[Array], attributes: AxisAttributes) -> list[Array]:
@@ -69,11 +54,6 @@ class TransposeAttributes:
     """`perm`: empty for the reversed order of axes."""
 
     perm: tuple[int, ...]
-
-
-def transpose(arguments: Sequence[Array], attributes: TransposeAttributes) -> list[Array]:
-    """Transpose."""
-    return [np.ascontiguousarray(arguments[0].transpose(attributes.perm or None))]
 
 
 def concat(arguments: Sequence[Array], attributes: AxisAttributes) -> list[Array]:
@@ -183,23 +163,8 @@ class ShapeAttributes:
     end: int | None
 
 
-def shape_of(arguments: Sequence[Array], attributes: ShapeAttributes) -> list[Array]:
-    """Shape."""
-    return [np.array(arguments[0].shape[attributes.start : attributes.end], np.int64)]
-
-
-def size_of(arguments: Sequence[Array], attributes: object) -> list[Array]:
-    """Size."""
-    return [np.array(arguments[0].size, np.int64)]
-
-
 @dataclass(frozen=True)
 class CompressAttributes:
     """`axis`: none for the flattened array."""
 
     axis: int | None
-
-
-def compress(arguments: Sequence[Array], attributes: CompressAttributes) -> list[Array]:
-    """Compress."""
-    return [np.compress(arguments[1], arguments[0], attributes.axis)]

@@ -6,6 +6,8 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
+
 from tcomp.runtime.host_steps import image, movement as mv, text
 from tcomp.runtime.host_steps.steps import Array, SavedArray, restored_array
 
@@ -20,11 +22,6 @@ class ConstantAttributes:
     """`value`: the array."""
 
     value: SavedArray
-
-
-def constant(arguments: Sequence[Array], value: Array) -> list[Array]:
-    """A constant."""
-    return [value]
 
 
 @dataclass(frozen=True)
@@ -43,7 +40,7 @@ class Operator:
 MANY = 1 << 16  # inputs of a Concat
 
 OPERATORS: Mapping[str, Operator] = {
-    "Constant": Operator(constant, 0, 0, ConstantAttributes, prepare=lambda a: restored_array(a.value)),
+    "Constant": Operator(lambda _, value: [value], 0, 0, ConstantAttributes, prepare=lambda a: restored_array(a.value)),
     "StringNormalizer": Operator(text.normalize, 1, 1, text.NormalizeAttributes),
     "StringConcat": Operator(text.concatenate, 2, 2),
     "StringSplit": Operator(text.split, 1, 1, text.SplitAttributes, outputs=2),
@@ -51,12 +48,12 @@ OPERATORS: Mapping[str, Operator] = {
     "LookUp": Operator(text.look_up, 1, 1, text.LookUpAttributes, prepare=text.tabulated),
     "Cast": Operator(text.cast, 1, 1, text.CastAttributes, prepare=text.castable),
     "ImageDecoder": Operator(image.decode, 1, 1, image.DecodeAttributes, prepare=image.decodable),
-    "Identity": Operator(mv.identity, 1, 1),
+    "Identity": Operator(lambda xs, _: [xs[0]], 1, 1),
     "Reshape": Operator(mv.reshape, 2, 2, mv.ReshapeAttributes),
-    "Squeeze": Operator(mv.squeeze, 1, 2),
-    "Unsqueeze": Operator(mv.unsqueeze, 2, 2),
+    "Squeeze": Operator(lambda xs, _: [np.squeeze(xs[0], tuple(map(int, xs[1])) if len(xs) > 1 else None)], 1, 2),
+    "Unsqueeze": Operator(lambda xs, _: [np.expand_dims(xs[0], tuple(map(int, xs[1])))], 2, 2),
     "Flatten": Operator(mv.flatten, 1, 1, mv.AxisAttributes),
-    "Transpose": Operator(mv.transpose, 1, 1, mv.TransposeAttributes),
+    "Transpose": Operator(lambda xs, a: [np.ascontiguousarray(xs[0].transpose(a.perm or None))], 1, 1, mv.TransposeAttributes),
     "Concat": Operator(mv.concat, 1, MANY, mv.AxisAttributes),
     "Gather": Operator(mv.gather, 2, 2, mv.AxisAttributes),
     "GatherElements": Operator(mv.gather_elements, 2, 2, mv.AxisAttributes),
@@ -67,7 +64,7 @@ OPERATORS: Mapping[str, Operator] = {
     "Tile": Operator(mv.tile, 2, 2),
     "Where": Operator(mv.where, 3, 3),
     "Equal": Operator(mv.equal, 2, 2),
-    "Shape": Operator(mv.shape_of, 1, 1, mv.ShapeAttributes),
-    "Size": Operator(mv.size_of, 1, 1),
-    "Compress": Operator(mv.compress, 2, 2, mv.CompressAttributes),
+    "Shape": Operator(lambda xs, a: [np.array(xs[0].shape[a.start : a.end], np.int64)], 1, 1, mv.ShapeAttributes),
+    "Size": Operator(lambda xs, _: [np.array(xs[0].size, np.int64)], 1, 1),
+    "Compress": Operator(lambda xs, a: [np.compress(xs[1], xs[0], a.axis)], 2, 2, mv.CompressAttributes),
 }
