@@ -19,6 +19,7 @@ import numpy as np
 import numpy.typing as npt
 
 from tcomp.errors import InputError, StoppedError
+from tcomp.serve.batch_sizes import BatchSizes
 from tcomp.serve.metrics import ModelMetrics
 from tcomp.serve.options import ModelOptions
 from tcomp.serve.refusals import Refusal
@@ -52,15 +53,14 @@ class Batcher:
     """The queue and the instances of one model. It belongs to the event loop in which it was made; its methods are called there."""
 
     def __init__(
-        self, name: str, models: tuple[Runs, Runs], most: int, instances: int, options: ModelOptions, metrics: ModelMetrics
+        self, name: str, models: tuple[Runs, Runs], sizes: BatchSizes, instances: int, options: ModelOptions, metrics: ModelMetrics
     ) -> None:
-        """`models` are the model for a run that is alone, and for several at the same time; `most` rows, along the first axis of all inputs
-        and outputs, may be computed together."""
+        """`models` are the model for a run that is alone, and for several at the same time; `sizes` says how many rows, along the first
+        axis of all inputs and outputs, may be computed together."""
         self._model, self._crowded = models
-        self._options, self._metrics, self._instances, self._most = options, metrics, instances, most
-        self._batched = most > 1
+        self._options, self._metrics, self._instances, self._sizes = options, metrics, instances, sizes
+        self._batched = sizes.most > 1
         self._preferred = sorted(options.preferred) if self._batched else []
-        self._full = self._preferred[-1] if self._preferred else self._most
         self._delay = options.max_delay_us / 1e6 if self._batched else 0.0
         self._loop = asyncio.get_running_loop()
         self._queue: deque[Pending] = deque()
@@ -134,7 +134,7 @@ class Batcher:
             return 1, ()
         rows = {array.shape[0] if array.ndim else -1 for array in inputs.values()}
         if len(rows) != 1 or -1 in rows:  # which the model will refuse
-            return self._most, ()
+            return self._sizes.most, ()
         return rows.pop(), tuple([array.shape[1:] for array in inputs.values()])
 
     def _take(self) -> tuple[list[Pending], Runs] | None:
@@ -149,9 +149,9 @@ class Batcher:
                         return None
                     self._changed.wait()
                     continue
-                batch, rows = self._fitting()
+                batch, full = self._fitting()
                 patience = batch[0].arrived + self._delay - now
-                if rows < self._full and patience > 0 and not self._closing:
+                if not full and patience > 0 and not self._closing:
                     self._changed.wait(patience)
                     continue
                 chosen = set(map(id, batch))
@@ -163,15 +163,17 @@ class Batcher:
                     pending.queued = now - pending.arrived
                 return batch, self._crowded if self._queue or self._busy > 1 else self._model
 
-    def _fitting(self) -> tuple[list[Pending], int]:
-        """The oldest request and those behind it that can be computed with it, and their rows."""
+    def _fitting(self) -> tuple[list[Pending], bool]:
+        """The oldest request and those behind it that can be computed with it, and whether there is no use in waiting for more."""
         oldest = self._queue[0]
         batch, rows = [oldest], oldest.rows
-        share = -(-sum(p.rows for p in self._queue) // (self._instances - self._busy)) if self._instances > 1 else self._most
-        most = self._most if self._delay else min(self._most, share)  # who waits for others means to have them
-        cut, cut_rows = 1, rows
         if not self._batched or oldest.signature == ():
-            return batch, max(rows, self._full)  # there is nothing to wait for
+            return batch, True
+        limit = self._sizes.rows(sum(a.nbytes for a in oldest.inputs.values()) // max(1, rows))
+        full = self._preferred[-1] if self._preferred else limit
+        share = -(-sum(p.rows for p in self._queue) // (self._instances - self._busy)) if self._instances > 1 else limit
+        most = limit if self._delay else min(limit, share)  # who waits for others means to have them
+        cut, cut_rows = 1, rows
         for pending in self._queue:
             if pending is oldest or pending.abandoned or pending.signature != oldest.signature or rows + pending.rows > most:
                 continue
@@ -182,8 +184,8 @@ class Batcher:
             if rows >= most:
                 break
         if self._preferred and rows > cut_rows and cut_rows in self._preferred:
-            return batch[:cut], cut_rows
-        return batch, rows
+            return batch[:cut], cut_rows >= full
+        return batch, rows >= full
 
     def _work(self) -> None:
         staging = _Staging()

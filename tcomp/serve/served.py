@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import math
 import time
 from contextlib import suppress
 from pathlib import Path
@@ -17,6 +18,7 @@ from tcomp.generation.folder import TOKENIZER
 from tcomp.generation.slots import is_language_model
 from tcomp.runtime import LoadedModel, Manifest, load, numpy_dtype
 from tcomp.runtime.loaded_model import random_array
+from tcomp.serve.batch_sizes import BatchSizes, measure
 from tcomp.serve.batching import Arrays, Batcher
 from tcomp.serve.metrics import Metrics
 from tcomp.serve.options import ModelOptions
@@ -27,8 +29,8 @@ from tcomp.serve.wire import WireType
 _log = logging.getLogger("tcomp.serve")
 _TRIAL_SECONDS = 60.0  # that a run of a trial may take
 _TRIAL_SIZE = 8  # of dims that are free, where the model allows it
-_MEASURING = 3.0  # seconds after which no further size of a batch is tried
-_WORSE, _ALIKE = 1.15, 1.03  # times of a row, in those of the best, that end the search, and that are as good
+_TRIAL_MEMORY, _TRIAL_ELEMENTS = 1 << 30, 1 << 24  # bytes of a run, and elements of its inputs, for which batches are measured
+_SCALES = (8, 32, 128)  # of other free dims, for which sizes of batches are measured
 _INSTANCES = 8  # of a model, unless options say more: each has memory of its own
 _TRACE_EVERY = 60.0  # seconds between two traces of slow runs
 _TRACED_KERNELS = 10  # of a slow run, the longest, are logged
@@ -41,7 +43,7 @@ class Loaded:
     instances: how many these are at most
     inputs, outputs: by name, as clients see them
     batched: whether rows of several requests are computed together; `not_batched` says why they are not
-    rows: how many at most
+    sizes: how many
     generator: what writes text with a language model whose tokenizer lies beside it; None for other models
     """
 
@@ -64,7 +66,12 @@ class Loaded:
         elif not options.independent_rows:
             self.not_batched = self._trial()
         self.batched = not self.not_batched
-        self.rows = self._best_rows() if self.batched and not options.preferred else options.max_batch
+        self.sizes = self._best_sizes() if self.batched and not options.preferred else BatchSizes(options.max_batch)
+
+    @property
+    def rows(self) -> int:
+        """How many rows are computed together at most."""
+        return self.sizes.largest
 
     def _why_not_batched(self) -> str:
         if self.options.max_batch == 1 or self.options.independent_rows is False:
@@ -84,25 +91,26 @@ class Loaded:
         except TcompError as problem:
             return f"the trial failed: {problem.what}"
 
-    def _best_rows(self) -> int:
-        """The size of a batch, a power of two or the largest, from which on a row takes no less time: larger batches leave the caches.
-        Measured is the time of this thread's processor, which says the same where other models run at the same time."""
-        most, dims = self.options.max_batch, [d for d in self.model.manifest.dims if not d.data_dependent and not d.what]
-        if len(dims) != 1:  # what sizes the others will have is not known
-            return most
-        most = min(most, dims[0].max or most)
-        sizes = [1 << n for n in range(most.bit_length()) if 1 << n >= max(1, dims[0].min)]
-        generator, begin, found = np.random.default_rng(0), time.monotonic(), dict[int, float]()
-        alone = self.crowded if self.crowded.threads == 1 else load(self.model.artifact, 1, max_memory=self.options.max_memory)
-        for rows in sizes:
-            inputs = _trial_inputs(self.model, {dims[0].name: rows}, generator)
+    def _best_sizes(self) -> BatchSizes:
+        """Measured is the time of this thread's processor, which says the same where other models run at the same time."""
+        model, batch = self.model, batch_dim(self.model.manifest)
+        dims = {d.name: d for d in model.manifest.dims if not d.data_dependent and not d.what}
+        if batch is None:  # that rows are independent, the configuration says
+            return BatchSizes(self.options.max_batch)
+        most = min(self.options.max_batch, dims[batch].max or self.options.max_batch)
+        generator = np.random.default_rng(0)
+        memory = _TRIAL_MEMORY if self.options.max_memory is None else min(_TRIAL_MEMORY, self.options.max_memory)
+        alone = load(model.artifact, 1, max_memory=memory)
+
+        def run(scale: int, rows: int) -> tuple[float, int]:
+            sizes = {d.name: max(d.min, scale if d.max is None else min(scale, d.max)) for d in model.manifest.dims} | {batch: rows}
+            if sum(map(math.prod, _trial_shapes(model, sizes).values())) > _TRIAL_ELEMENTS:
+                raise InputError("the inputs of a trial are too large")
+            inputs = _trial_inputs(model, sizes, generator)
             alone.run(inputs, timeout=_TRIAL_SECONDS)
-            found[rows] = min(_thread_seconds(alone, inputs) for _ in range(2)) / rows
-            if time.monotonic() > begin + _MEASURING or found[rows] > _WORSE * min(found.values()):
-                break
-        best = min(found.values(), default=0.0)
-        chosen = next((rows for rows, seconds in found.items() if seconds <= _ALIKE * best), most)
-        return most if chosen == sizes[-1] else chosen
+            return min(_thread_seconds(alone, inputs) for _ in range(2)), sum(a.nbytes for a in inputs.values()) // rows
+
+        return measure(most, dims[batch].min, (_TRIAL_SIZE,) if len(dims) == 1 else _SCALES, run)
 
     def _warm(self) -> None:
         """One run, so that the first request does not wait for pages and plans. Whether the model likes the inputs does not matter."""
@@ -147,9 +155,13 @@ def _alike(one: npt.NDArray[Any], other: npt.NDArray[Any]) -> bool:
     return bool(np.allclose(a, b, rtol=1e-2, atol=1e-3 * scale, equal_nan=True))
 
 
-def _trial_inputs(model: LoadedModel, sizes: dict[str, int], generator: np.random.Generator) -> Arrays:
+def _trial_shapes(model: LoadedModel, sizes: dict[str, int]) -> dict[str, tuple[int, ...]]:
     dims = {d.name: sizes.get(d.name, max(d.min, min(_TRIAL_SIZE, _TRIAL_SIZE if d.max is None else d.max))) for d in model.manifest.dims}
-    shapes = {spec.name: tuple(dims[e] if isinstance(e, str) else e for e in spec.shape) for spec in model.inputs}
+    return {spec.name: tuple(dims[e] if isinstance(e, str) else e for e in spec.shape) for spec in model.inputs}
+
+
+def _trial_inputs(model: LoadedModel, sizes: dict[str, int], generator: np.random.Generator) -> Arrays:
+    shapes = _trial_shapes(model, sizes)
     return {spec.name: random_array(generator, shapes[spec.name], numpy_dtype(spec.dtype)) for spec in model.inputs}
 
 
@@ -168,8 +180,8 @@ class ServedModel:
         self.name, self.version, self.loaded, self.options = name, version, loaded, loaded.options
         self.inputs, self.outputs = loaded.inputs, loaded.outputs
         self.metrics = metrics.of(name, version, loaded.instances)
-        most, how = loaded.rows if loaded.batched else 1, (loaded.model, loaded.crowded)
-        self.batcher = Batcher(f"{name}-{version}", how, most, loaded.instances, loaded.options, self.metrics)
+        sizes, how = loaded.sizes if loaded.batched else BatchSizes(1), (loaded.model, loaded.crowded)
+        self.batcher = Batcher(f"{name}-{version}", how, sizes, loaded.instances, loaded.options, self.metrics)
         self.texts = None if loaded.generator is None else TextQueue(f"{name}-{version}", loaded.generator, loaded.options, self.metrics)
         self.users, self.since = 0, time.monotonic()
         self._slow, self._traced = slow, -_TRACE_EVERY

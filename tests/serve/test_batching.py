@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 
 from tcomp.errors import InputError, StoppedError
+from tcomp.serve.batch_sizes import BatchSizes, measure
 from tcomp.serve.batching import Batcher
 from tcomp.serve.metrics import Metrics
 from tcomp.serve.options import ModelOptions
@@ -45,11 +46,17 @@ def row(*first: float, width: int = 3) -> dict[str, np.ndarray]:
 
 
 def with_batcher(
-    work: Callable[[Batcher, Doubling], Coroutine[Any, Any, None]], model: Doubling, crowded: Doubling | None = None, **options: Any
+    work: Callable[[Batcher, Doubling], Coroutine[Any, Any, None]],
+    model: Doubling,
+    crowded: Doubling | None = None,
+    sizes: BatchSizes | None = None,
+    **options: Any,
 ) -> None:
     async def main() -> None:
         settings = ModelOptions(**{"instances": 1, **options})
-        batcher = Batcher("m", (model, crowded or model), settings.max_batch, settings.instances, settings, Metrics().of("m", "1", 1))
+        batcher = Batcher(
+            "m", (model, crowded or model), sizes or BatchSizes(settings.max_batch), settings.instances, settings, Metrics().of("m", "1", 1)
+        )
         batcher._mean = 1.0  # no run is so quick that the event loop computes it
         try:
             await asyncio.wait_for(work(batcher, model), 20)
@@ -94,6 +101,33 @@ def test_batches_have_limits_and_one_shape() -> None:
         assert model.batches == [[100], [1, 3, 4, 5], [2, 6], [7], [*range(8, 15)]]
 
     with_batcher(work, Doubling(), max_batch=4)
+
+
+def test_batches_are_as_large_as_their_rows_allow() -> None:
+    async def work(batcher: Batcher, model: Doubling) -> None:
+        wide = [row(n, width=300) for n in range(1, 6)]
+        tasks = await held(batcher, model, *wide, *(row(n) for n in range(6, 14)))
+        model.gate.set()
+        await asyncio.gather(*tasks)
+        assert model.batches == [[100], [1, 2], [3, 4], [5], [*range(6, 14)]]
+
+    with_batcher(work, Doubling(), sizes=BatchSizes(32, ((12, 8), (1000, 2))))
+
+
+def test_sizes_of_batches_are_measured_by_what_a_row_has() -> None:
+    """A row takes a time of its own, and more where a batch has more than 1000 bytes."""
+
+    def run(scale: int, rows: int) -> tuple[float, int]:
+        if scale == 5:
+            raise InputError("no such size")
+        size = scale * rows
+        return 1.0 + size / 100 + max(0, size - 1000), scale
+
+    sizes = measure(32, 1, (5, 100, 500, 2000), run)
+    assert sizes.measured == ((100, 8), (500, 2), (2000, 1)) and sizes.largest == 8
+    assert [sizes.rows(n) for n in (1, 90, 200, 300, 900, 1100, 1 << 30)] == [8, 8, 8, 2, 2, 1, 1]
+    assert measure(32, 1, (5,), run) == BatchSizes(32) and BatchSizes(32).rows(7) == 32
+    assert measure(24, 4, (1,), lambda scale, rows: (1.0, 4)).rows(4) == 24  # the larger, the better
 
 
 def test_batches_are_cut_to_preferred_sizes() -> None:
