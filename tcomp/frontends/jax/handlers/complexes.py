@@ -255,12 +255,8 @@ def _conj(ctx: Context, x: Operand, **params: Any) -> Parts:
     return Parts((x.values[0], ctx.add(ew.NEG, x.values[1])), dtype)
 
 
-def _complex(ctx: Context, x: Value, y: Value) -> Parts:
-    return Parts((x, y), ctx.eqn.outvars[0].aval.dtype)
-
-
 TABLE: Table = {
-    "real": lambda ctx, x: x.values[0], "imag": lambda ctx, x: x.values[1], "complex": _complex, "conj": _conj,
+    "real": lambda ctx, x: x.values[0], "imag": lambda ctx, x: x.values[1], "conj": _conj,
     "convert_element_type": convert, "mul": _function(mul), "div": _function(div), "abs": _function(size),
     "exp": _function(exp), "log": _function(log), "sqrt": _function(sqrt), "sin": _function(sin), "cos": _function(cos),
     "sinh": _function(sinh), "cosh": _function(cosh), "tanh": _function(tanh), "tan": _function(tan), "pow": _function(power),
@@ -272,4 +268,5 @@ TABLE: Table = {
     **{f"{kind}{name}": make(f) for name, f in (("max", _extreme(True)), ("min", _extreme(False)), ("prod", mul))
        for kind, make in (("", _function), ("cum", _running), ("reduce_", _reduced)) if name != "prod" or kind},
     "is_finite": _function(lambda x: jnp.isfinite(x[0]) & jnp.isfinite(x[1])),
+    "complex": lambda ctx, x, y: Parts((x, y), ctx.eqn.outvars[0].aval.dtype),
 }  # fmt: skip

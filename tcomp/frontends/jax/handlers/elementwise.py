@@ -62,10 +62,6 @@ def _compare_in_order(op: Operator, ctx: Context, x: Value, y: Value) -> Value:
     return _compare(op, ctx, *((total_order(ctx, x), total_order(ctx, y)) if is_float(x.dtype) else (x, y)))
 
 
-def _not_equal(ctx: Context, x: Value, y: Value) -> Value:
-    return ctx.add(ops.NOT, _compare(ops.EQUAL, ctx, x, y))
-
-
 def _is_finite(ctx: Context, x: Value) -> Value:
     return ctx.add(ops.NOT, ctx.add(ops.OR, ctx.add(ops.ISNAN, x), ctx.add(ops.ISINF, x, positive=True, negative=True)))
 
@@ -121,10 +117,6 @@ def _select(ctx: Context, which: Value, *cases: Value) -> Value:
     return found
 
 
-def _clamp(ctx: Context, low: Value, x: Value, high: Value) -> Value:
-    return ctx.add(ops.MIN, ctx.add(ops.MAX, x, low), high)
-
-
 def _div(ctx: Context, x: Value, y: Value, **params: Any) -> Value:
     """A quotient; of exponentials by their sum, which nothing else uses, it is a softmax, which has kernels of its own."""
     source = _softmax_of(ctx, x, y) if ctx.uses == (2, 1) else None
@@ -173,20 +165,12 @@ def _integer_pow(ctx: Context, x: Value, y: int, **params: Any) -> Value:
     return ctx.cast(ctx.add(ops.RECIPROCAL, found) if y < 0 else found, x.dtype)
 
 
-def _power(ctx: Context, x: Value, y: Value) -> Value:
-    return ctx.add(ops.POW, x, ctx.cast(y, x.dtype))
-
-
 def _round(ctx: Context, x: Value, rounding_method: Any = 0, **params: Any) -> Value:
     def away(v: Any) -> Any:
         whole = jnp.trunc(v)
         return jnp.where(jnp.abs(v - whole) >= 0.5, whole + jnp.sign(v), whole)
 
     return ctx.add(ops.ROUND, x) if int(rounding_method) == 1 else decomposed(away)(ctx, x)
-
-
-def _rsqrt(ctx: Context, x: Value, **params: Any) -> Value:
-    return ctx.cast(ctx.add(ops.RECIPROCAL, ctx.add(ops.SQRT, ctx.wide(x))), x.dtype)
 
 
 def _cbrt(x: Any, **params: Any) -> Any:
@@ -263,13 +247,13 @@ TABLE: Table = {
         "rem": xla.REMAINDER, "expm1": ops.EXPM1, "log1p": ops.LOG1P, "atan2": ops.ATAN2,
     }.items()},
     "add": _arithmetic(ops.ADD, ops.OR), "add_any": _arithmetic(ops.ADD, ops.OR), "sub": _arithmetic(ops.SUB), "mul": _mul,
-    "max": _arithmetic(ops.MAX, ops.OR), "min": _arithmetic(ops.MIN, ops.AND), "pow": _power, "integer_pow": _integer_pow,
-    "square": lambda ctx, x, **params: ctx.add(ops.MUL, x, x), "rsqrt": _rsqrt, "mulhi": _mulhi,
-    "eq": partial(_compare, ops.EQUAL), "ne": _not_equal, "lt": partial(_compare, ops.LESS), "le": partial(_compare, ops.LESS_EQUAL),
+    "max": _arithmetic(ops.MAX, ops.OR), "min": _arithmetic(ops.MIN, ops.AND), "integer_pow": _integer_pow,
+    "square": lambda ctx, x, **params: ctx.add(ops.MUL, x, x), "mulhi": _mulhi,
+    "eq": partial(_compare, ops.EQUAL), "lt": partial(_compare, ops.LESS), "le": partial(_compare, ops.LESS_EQUAL),
     "eq_to": partial(_compare_in_order, ops.EQUAL), "lt_to": partial(_compare_in_order, ops.LESS),
     "le_to": partial(_compare_in_order, ops.LESS_EQUAL),
     "gt": partial(_compare, ops.GREATER), "ge": partial(_compare, ops.GREATER_EQUAL),
-    "div": _div, "shift_right_logical": _shift_right_logical, "select_n": _select, "clamp": _clamp,
+    "div": _div, "shift_right_logical": _shift_right_logical, "select_n": _select,
     "convert_element_type": convert, "bitcast_convert_type": _bitcast,
     "exp2": decomposed(lambda x, **params: jnp.power(jnp.asarray(2, x.dtype), x)),
     "cbrt": decomposed(_cbrt),
@@ -277,4 +261,8 @@ TABLE: Table = {
     "reduce_precision": lambda ctx, x, **params: ctx.inline(partial(_reduce_precision, **params), x),
     **dict.fromkeys(("copy", "copy_p", "device_put", "stop_gradient", "optimization_barrier", "sharding_constraint", "name", "pvary",
                      "reduced_vary_cast_p", "layout_constraint", "tie", "reshard", "random_clone"), _same),
+    "ne": lambda ctx, x, y: ctx.add(ops.NOT, _compare(ops.EQUAL, ctx, x, y)),
+    "pow": lambda ctx, x, y: ctx.add(ops.POW, x, ctx.cast(y, x.dtype)),
+    "clamp": lambda ctx, low, x, high: ctx.add(ops.MIN, ctx.add(ops.MAX, x, low), high),
+    "rsqrt": lambda ctx, x, **params: ctx.cast(ctx.add(ops.RECIPROCAL, ctx.add(ops.SQRT, ctx.wide(x))), x.dtype),
 }  # fmt: skip

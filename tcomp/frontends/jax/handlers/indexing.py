@@ -82,10 +82,6 @@ def _sort(ctx: Context, *xs: Value, dimension: int, num_keys: int, **params: Any
     return ctx.results(xla.SORT_BY, *xs, axis=int(dimension), keys=int(num_keys))
 
 
-def _top_k(ctx: Context, x: Value, *rest: Value, k: int, axis: int = -1, **params: Any) -> list[Value]:
-    return _extremes(ctx, x, int(k), int(axis) % len(x.shape), True)
-
-
 def _extremes(ctx: Context, x: Value, k: int, axis: int, largest: bool) -> list[Value]:
     """The k largest or smallest elements, sorted, and where they are; of equal ones the first come first."""
     key = total_order(ctx, x) if is_float(x.dtype) else x
@@ -105,5 +101,6 @@ TABLE: Table = {
     "scatter_sub": partial(_scatter, "sub"), "scatter-sub": partial(_scatter, "sub"), "scatter_mul": partial(_scatter, "mul"),
     "scatter_min": partial(_scatter, "min"), "scatter_max": partial(_scatter, "max"),
     "scatter-mul": partial(_scatter, "mul"), "scatter-min": partial(_scatter, "min"), "scatter-max": partial(_scatter, "max"),
-    "dynamic_update_slice": _dynamic_update_slice, "sort": _sort, "top_k": _top_k, "approx_top_k": _approx_top_k,
+    "dynamic_update_slice": _dynamic_update_slice, "sort": _sort, "approx_top_k": _approx_top_k,
+    "top_k": lambda ctx, x, *rest, k, axis=-1, **params: _extremes(ctx, x, int(k), int(axis) % len(x.shape), True),
 }  # fmt: skip

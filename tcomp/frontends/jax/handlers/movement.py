@@ -74,10 +74,6 @@ def places(ctx: Context, shape: Sequence[Dim], axis: int, dtype: str) -> Value:
     return ctx.add(ops.EXPAND, ctx.reshape(along, [d if n == axis else 1 for n, d in enumerate(shape)]), shape=tuple(shape))
 
 
-def _iota(ctx: Context, *sizes: Any, dimension: int, **params: Any) -> Value:
-    return places(ctx, ctx.shape, dimension, ctx.dtype)
-
-
 def _size(ctx: Context, dim: Any) -> Value:
     """A symbolic size as a number."""
     return ctx.add(ops.DIMS, dims=ctx.dims([dim]), shape=(), dtype=ctx.dtype)
@@ -87,18 +83,16 @@ def _empty(ctx: Context, *rest: Any, **params: Any) -> Value:
     return ctx.full(0, ctx.dtype, ctx.shape)
 
 
-def _tile(ctx: Context, x: Value, reps: Ints) -> Value:
-    return ctx.add(ops.TILE, x, repeats=tuple(map(int, reps)))
-
-
 def _shaped(ctx: Context, x: Value, **params: Any) -> Value:
     return ctx.reshape(x, ctx.shape)
 
 
 TABLE: Table = {
-    "broadcast_in_dim": _broadcast, "reshape": _reshape, "squeeze": _shaped, "expand_dims": _shaped, "slice": cut, "tile": _tile,
+    "broadcast_in_dim": _broadcast, "reshape": _reshape, "squeeze": _shaped, "expand_dims": _shaped, "slice": cut,
     "concatenate": _concatenate, "stack": _stack,
     "split": _split, "unstack": _unstack, "rev": lambda ctx, x, dimensions: ctx.reversed(x, dimensions), "pad": padded,
-    "iota": _iota, "empty": _empty, "empty2": _empty,
+    "empty": _empty, "empty2": _empty,
     "dim_as_value": _size,
+    "iota": lambda ctx, *sizes, dimension, **params: places(ctx, ctx.shape, dimension, ctx.dtype),
+    "tile": lambda ctx, x, reps: ctx.add(ops.TILE, x, repeats=tuple(map(int, reps))),
 }  # fmt: skip

@@ -39,14 +39,6 @@ def _position(ctx: Context, i: int, count: int) -> int:
     return at % count
 
 
-def _empty(ctx: Context) -> Container:
-    return _sequence(ctx, [], ctx.dtype("dtype", "float32"))
-
-
-def _construct(ctx: Context) -> Container:
-    return _sequence(ctx, [ctx.value(i) for i in range(len(ctx.inputs))])
-
-
 def _insert(ctx: Context) -> Container:
     """Positions are -n to n: those between elements, before and after them."""
     items = _items(ctx)
@@ -142,8 +134,10 @@ def _get_element(ctx: Context) -> Value:
 
 
 TABLE: Table = {
-    "SequenceEmpty": _empty, "SequenceConstruct": _construct, "SequenceInsert": _insert, "SequenceErase": _erase, "SequenceAt": _at,
+    "SequenceInsert": _insert, "SequenceErase": _erase, "SequenceAt": _at,
     "SequenceLength": lambda ctx: ctx.constant(len(_items(ctx)), "int64"), "SequenceMap": _map,
     "SplitToSequence": _split, "ConcatFromSequence": _concat,
     "Optional": _optional, "OptionalHasElement": _has_element, "OptionalGetElement": _get_element,
+    "SequenceEmpty": lambda ctx: _sequence(ctx, [], ctx.dtype("dtype", "float32")),
+    "SequenceConstruct": lambda ctx: _sequence(ctx, [ctx.value(i) for i in range(len(ctx.inputs))]),
 }  # fmt: skip

@@ -103,10 +103,6 @@ def _compare(op: Operator, ctx: Context, x: Operand, y: Operand) -> Value:
     return ctx.add(op, a, b)
 
 
-def _not_equal(ctx: Context, x: Operand, y: Operand) -> Value:
-    return ctx.add(ops.NOT, _compare(ops.EQUAL, ctx, x, y))
-
-
 def _logical(op: Operator, ctx: Context, *operands: Value) -> Value:
     return ctx.add(op, *(ctx.tensor(x, "bool") for x in operands))
 
@@ -156,14 +152,6 @@ def _angle(ctx: Context, x: Value) -> Value:
     return ctx.add(ops.WHERE, ctx.add(ops.ISNAN, x), x, turned)
 
 
-def _gelu(ctx: Context, x: Value, approximate: str = "none") -> Value:
-    return ctx.add(ops.GELU, x, approximate=approximate)
-
-
-def _leaky_relu(ctx: Context, x: Value, slope: float = 0.01) -> Value:
-    return ctx.add(ops.LEAKY_RELU, x, alpha=float(slope))
-
-
 def _elu(ctx: Context, x: Value, alpha: float = 1, scale: float = 1, input_scale: float = 1) -> Value:
     inner = x if input_scale == 1 else ctx.add(ops.MUL, x, number(ctx, input_scale, x))
     below = ctx.add(ops.ELU, inner, alpha=float(alpha))
@@ -175,10 +163,6 @@ def _isinf(ctx: Context, x: Value) -> Value:
     if not is_float(x.dtype):
         return ctx.add(ops.NOT, ctx.add(ops.EQUAL, x, x))
     return ctx.add(ops.ISINF, x, positive=True, negative=True)
-
-
-def _isnan(ctx: Context, x: Value) -> Value:
-    return ctx.add(ops.ISNAN, x) if is_float(x.dtype) else ctx.add(ops.NOT, ctx.add(ops.EQUAL, x, x))
 
 
 def _cast(ctx: Context, x: Value, dtype: torch.dtype | None = None, *rest: Any, **others: Any) -> Value:
@@ -205,16 +189,20 @@ TABLE: Table = {
     aten.addcmul: partial(_add_result, ops.MUL), aten.addcdiv: partial(_add_result, ops.DIV), aten.angle: composed(_angle, F),
     aten.hypot: binary(ops.HYPOT), aten.copysign: _copysign, aten.signbit: _signbit, aten.ldexp: _ldexp,
     aten.fmax: binary(ops.FMAX), aten.fmin: binary(ops.FMIN),
-    aten.bitwise_not: unary(ops.NOT), aten.logical_not: partial(_logical, ops.NOT), aten.isnan: _isnan,
-    aten.isinf: _isinf, aten.gelu: _gelu, aten.leaky_relu: _leaky_relu, aten.elu: _elu, aten._to_copy: _cast,
+    aten.bitwise_not: unary(ops.NOT), aten.logical_not: partial(_logical, ops.NOT),
+    aten.isinf: _isinf, aten.elu: _elu, aten._to_copy: _cast,
     aten.add: partial(_sum, ops.ADD), aten.sub: partial(_sum, ops.SUB), aten.mul: binary(ops.MUL), aten.div: _div, aten.pow: _pow,
     aten.maximum: binary(ops.MAX), aten.minimum: binary(ops.MIN), aten.fmod: binary(ops.FMOD), aten.remainder: binary(ops.MOD),
     aten.bitwise_and: binary(ops.AND), aten.bitwise_or: binary(ops.OR), aten.bitwise_xor: binary(ops.XOR),
     aten.bitwise_left_shift: binary(ops.SHIFT_LEFT), aten.bitwise_right_shift: binary(ops.SHIFT_RIGHT),
     aten.logical_and: partial(_logical, ops.AND), aten.logical_or: partial(_logical, ops.OR), aten.logical_xor: partial(_logical, ops.XOR),
-    aten.eq: partial(_compare, ops.EQUAL), aten.ne: _not_equal, aten.lt: partial(_compare, ops.LESS),
+    aten.eq: partial(_compare, ops.EQUAL), aten.lt: partial(_compare, ops.LESS),
     aten.le: partial(_compare, ops.LESS_EQUAL), aten.gt: partial(_compare, ops.GREATER),
     aten.ge: partial(_compare, ops.GREATER_EQUAL), aten.where: _where,
     aten.clamp: _clamp, "prims.fma": lambda ctx, x, y, z: _add_result(ops.MUL, ctx, z, x, y),
     "prims.convert_element_type": _cast, aten.hardtanh: lambda ctx, x, low=-1, high=1: _clamp(ctx, x, low, high), aten.fill: _fill,
+    aten.ne: lambda ctx, x, y: ctx.add(ops.NOT, _compare(ops.EQUAL, ctx, x, y)),
+    aten.gelu: lambda ctx, x, approximate="none": ctx.add(ops.GELU, x, approximate=approximate),
+    aten.leaky_relu: lambda ctx, x, slope=0.01: ctx.add(ops.LEAKY_RELU, x, alpha=float(slope)),
+    aten.isnan: lambda ctx, x: ctx.add(ops.ISNAN, x) if is_float(x.dtype) else ctx.add(ops.NOT, ctx.add(ops.EQUAL, x, x)),
 }  # fmt: skip

@@ -23,18 +23,10 @@ from tcomp.ops.reduction import ARG_MAX, CUM_SUM, REDUCE_MAX, REDUCE_SUM
 aten = torch.ops.aten
 
 
-def _embedding(ctx: Context, weight: Value, indices: Value, *rest: Any) -> Value:
-    return ctx.add(ops.GATHER, weight, indices, axis=0)
-
-
 def _index_select(ctx: Context, x: Value, dim: int, indices: Value) -> Value:
     if not x.shape:
         return x
     return ctx.add(ops.GATHER, x, indices if indices.shape else ctx.add(ops.RESHAPE, indices, shape=(1,)), axis=ctx.axis(x, dim))
-
-
-def _gather(ctx: Context, x: Value, dim: int, indices: Value, sparse_grad: bool = False) -> Value:
-    return ctx.add(ops.GATHER_ELEMENTS, x, indices, axis=ctx.axis(x, dim))
 
 
 def _placed(ctx: Context, x: Value, indices: Sequence[Value | None]) -> tuple[Value, Value, list[int]]:
@@ -209,10 +201,12 @@ def _topk(ctx: Context, x: Value, k: int, dim: int = -1, largest: bool = True, s
 
 
 TABLE: Table = {
-    aten.embedding: _embedding, aten.index_select: _index_select, aten.gather: _gather, aten.index: _index, aten.index_put: _index_put,
+    aten.index_select: _index_select, aten.index: _index, aten.index_put: _index_put,
     aten.scatter: _scatter, aten.scatter_reduce: _scatter_reduce, aten.embedding_dense_backward: _embedding_backward,
     aten.scatter_add: lambda ctx, x, dim, indices, source: _scatter(ctx, x, dim, indices, source, "add"),
     aten.index_reduce: _index_reduce, aten.masked_scatter: _masked_scatter, aten.median: _median, aten.searchsorted: _searchsorted,
     aten.kthvalue: lambda ctx, x, k, dim=-1, keepdim=False: _kth(ctx, x, k - 1, dim, keepdim),
     aten.sort: _stable_sort, aten.topk: _topk,
+    aten.embedding: lambda ctx, weight, indices, *rest: ctx.add(ops.GATHER, weight, indices, axis=0),
+    aten.gather: lambda ctx, x, dim, indices, sparse_grad=False: ctx.add(ops.GATHER_ELEMENTS, x, indices, axis=ctx.axis(x, dim)),
 }  # fmt: skip

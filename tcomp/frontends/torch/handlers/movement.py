@@ -111,10 +111,6 @@ def _repeat(ctx: Context, x: Value, repeats: Sequence[int]) -> Value:
     return ctx.add(ops.TILE, x, repeats=tuple(repeats))
 
 
-def _flip(ctx: Context, x: Value, dims: Sequence[int]) -> Value:
-    return ctx.flip(x, tuple(sorted(ctx.axes(x, dims)))) if dims and x.shape else x
-
-
 def _triangle(upper: bool, ctx: Context, x: Value, diagonal: int = 0) -> Value:
     return ctx.add(ops.TRILU, x, None, diagonal=diagonal, upper=upper)
 
@@ -183,10 +179,6 @@ def _split(ctx: Context, x: Value, sizes: Sequence[Any], dim: int = 0) -> tuple[
     return tuple(parts)
 
 
-def _scalar(ctx: Context, value: Operand, **others: Any) -> Value:
-    return ctx.tensor(value, dtype_name(ctx.node.meta["val"].dtype))
-
-
 def _diagonal(ctx: Context, x: Value, offset: int = 0, dim1: int = 0, dim2: int = 1) -> Value:
     rows, columns = ctx.axis(x, dim1), ctx.axis(x, dim2)
     if not (isinstance(x.shape[rows], int) and isinstance(x.shape[columns], int)):
@@ -207,11 +199,13 @@ TABLE: Table = {
     aten.copy: lambda ctx, x, y, non_blocking=False: ctx.add(ops.EXPAND, ctx.cast(y, x.dtype), shape=x.shape),
     aten.permute: permute, aten.permute_copy: permute, aten.expand_copy: _expand, aten.unfold: _unfold, aten.as_strided: _as_strided,
     aten.expand: _expand, aten.slice: _slice, aten.select: _select, aten.cat: _cat,
-    aten.constant_pad_nd: _pad, aten.repeat: _repeat, aten.flip: _flip, aten.tril: partial(_triangle, False),
-    aten.triu: partial(_triangle, True), aten.full: _full, aten.arange: _arange, aten.scalar_tensor: _scalar, aten.diagonal: _diagonal,
+    aten.constant_pad_nd: _pad, aten.repeat: _repeat, aten.tril: partial(_triangle, False),
+    aten.triu: partial(_triangle, True), aten.full: _full, aten.arange: _arange, aten.diagonal: _diagonal,
     aten.full_like: lambda ctx, x, value, **others: _full(ctx, None, value),
     **dict.fromkeys((aten.empty, aten.empty_like, aten.zeros, aten.zeros_like), lambda ctx, *given, **others: _full(ctx, None, 0)),
     **dict.fromkeys((aten.ones, aten.ones_like), lambda ctx, *given, **others: _full(ctx, None, 1)),
     aten.split_with_sizes: _split, aten.slice_scatter: _slice_scatter, aten.select_scatter: _select_scatter,
     aten.t: lambda ctx, x: permute(ctx, x, (1, 0)) if len(x.shape) == 2 else x,
+    aten.flip: lambda ctx, x, dims: ctx.flip(x, tuple(sorted(ctx.axes(x, dims)))) if dims and x.shape else x,
+    aten.scalar_tensor: lambda ctx, value, **others: ctx.tensor(value, dtype_name(ctx.node.meta["val"].dtype)),
 }  # fmt: skip

@@ -41,10 +41,6 @@ def _logical(op: Operator, ctx: Context, x: Value, axes: Axes = None, keepdim: b
     return ctx.cast(ctx.add(op, x, axes=chosen, keepdims=keepdim) if chosen else x, result_dtype(ctx))
 
 
-def _prod(ctx: Context, x: Value, axis: int | None = None, keepdim: bool = False, dtype: Any = None) -> Value:
-    return reduced(ops.REDUCE_PROD, ctx, x, axis, keepdim)
-
-
 def _extreme(op: Operator, arg: Operator, ctx: Context, x: Value, axis: int | None = None, keepdim: bool = False) -> Any:
     if axis is None:
         return ctx.add(op, x, axes=ctx.axes(x, None), keepdims=False) if x.shape else x
@@ -195,7 +191,7 @@ def _batch_norm_alone(
 
 
 TABLE: Table = {
-    aten.sum: partial(reduced, ops.REDUCE_SUM), aten.mean: partial(reduced, ops.REDUCE_MEAN), aten.prod: _prod,
+    aten.sum: partial(reduced, ops.REDUCE_SUM), aten.mean: partial(reduced, ops.REDUCE_MEAN),
     aten.amax: partial(reduced, ops.REDUCE_MAX), aten.amin: partial(reduced, ops.REDUCE_MIN),
     aten.any: partial(_logical, ops.REDUCE_MAX), aten.all: partial(_logical, ops.REDUCE_MIN),
     aten.max: partial(_extreme, ops.REDUCE_MAX, ops.ARG_MAX), aten.min: partial(_extreme, ops.REDUCE_MIN, ops.ARG_MIN),
@@ -208,4 +204,5 @@ TABLE: Table = {
     aten._native_batch_norm_legit_no_training: widened(_batch_norm_inference),
     aten._native_batch_norm_legit: widened(_batch_norm_alone),  # without statistics from before
     aten._native_batch_norm_legit_functional: widened(_batch_norm),
+    aten.prod: lambda ctx, x, axis=None, keepdim=False, dtype=None: reduced(ops.REDUCE_PROD, ctx, x, axis, keepdim),
 }  # fmt: skip
