@@ -238,6 +238,11 @@ class Context:
         return ImportModelError(f"`{self.op_type}` is not valid", where=self.where, why=why)
 
 
+def in_force(versions: Handler | Versions, opset: int) -> Handler | None:
+    """The handler that holds at an opset; None where there is none yet."""
+    return versions if callable(versions) else next((handler for since, handler in reversed(versions) if since <= opset), None)
+
+
 def forward(op: Operator, *names: str, inputs: int | None = None, **readers: Reader) -> Handler:
     """A handler that applies one operator to the first `inputs` inputs (None where one is left out), or to all that are given. `names` are
     attributes of the node that the operator takes as they are, `readers` compute its other ones."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from tcomp.errors import IRError
 from tcomp.frontends.onnx.context import Context, Table
+from tcomp.frontends.onnx.handlers.movement import repeated
 from tcomp.ir.graph import Value
 from tcomp.ir.simplify import same_shape
 from tcomp.ops import elementwise as ew, movement as mv
@@ -23,14 +24,10 @@ def _modified(ctx: Context, name: str, x: Value) -> Value:
 
 def _by_head(ctx: Context, x: Value, heads: int) -> Value:
     """Keys or values, each head of theirs repeated for the heads of queries that share it."""
-    batch, own, length, width = x.shape
-    if own == heads:
-        return x
+    own = x.shape[1]
     if not isinstance(own, int) or own == 0 or heads % own:
         raise IRError(f"{heads} heads of queries do not divide among {own} heads of keys")
-    grouped = ctx.add(mv.RESHAPE, [x], shape=(batch, own, 1, length, width))
-    wide = ctx.add(mv.EXPAND, [grouped], shape=(batch, own, heads // own, length, width))
-    return ctx.add(mv.RESHAPE, [wide], shape=(batch, heads, length, width))
+    return repeated(ctx, x, 1, heads // own)
 
 
 def _flex_attention(ctx: Context) -> Value:

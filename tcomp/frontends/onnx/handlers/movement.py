@@ -101,6 +101,15 @@ def reshaped(ctx: Context, x: Value, shape: Sequence[Dim]) -> Value:
     return x if tuple(shape) == x.shape else ctx.add(ops.RESHAPE, [x], shape=tuple(shape))
 
 
+def repeated(ctx: Context, x: Value, axis: int, times: int) -> Value:
+    """Each slice along an axis of fixed size `times` times, next to each other."""
+    if times == 1:
+        return x
+    before, (extent, *after) = x.shape[:axis], x.shape[axis:]
+    wide = ctx.add(ops.EXPAND, [reshaped(ctx, x, (*before, extent, 1, *after))], shape=(*before, extent, times, *after))
+    return reshaped(ctx, wide, (*before, int(extent) * times, *after))
+
+
 def _reshape(ctx: Context) -> Value:
     """0 copies the input's extent (unless `allowzero`), -1 is what is left."""
     x = ctx.value(0)

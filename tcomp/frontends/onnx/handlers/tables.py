@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from tcomp.frontends.onnx.context import Handler, Table
+from tcomp.frontends.onnx.context import Handler, Table, in_force
 from tcomp.frontends.onnx.handlers import (
     arithmetic,
     control,
@@ -39,7 +39,4 @@ HANDLERS: Mapping[str, Table] = {
 
 def find_handler(domain: str, op_type: str, opset: int) -> Handler | None:
     """The handler in force at an opset; None where there is none. The standard domain is ""."""
-    versions = HANDLERS.get(domain, {}).get(op_type, ())
-    if callable(versions):
-        return versions
-    return next((handler for since, handler in reversed(versions) if since <= opset), None)
+    return in_force(HANDLERS.get(domain, {}).get(op_type, ()), opset)

@@ -11,7 +11,7 @@ import numpy as np
 
 from tcomp.frontends.onnx.context import Context, Table
 from tcomp.frontends.onnx.handlers.microsoft.common import cast, halves, known, merge_heads, split_heads, total, wide
-from tcomp.frontends.onnx.handlers.movement import cut, padded, reshaped
+from tcomp.frontends.onnx.handlers.movement import cut, padded, repeated, reshaped
 from tcomp.frontends.onnx.handlers.nn import product
 from tcomp.ir.dtypes import lowest
 from tcomp.ir.expr import Dim, as_expr, maximum
@@ -264,17 +264,8 @@ def _grouped(ctx: Context) -> tuple[Value | None, ...]:
     if sink is None and ctx.attrs["smooth_softmax"] == 1:
         sink = ctx.constant(np.zeros(heads), dtype)
     sink = None if sink is None else reshaped(ctx, sink, (heads, 1, 1))
-    shared = (_shared(ctx, p, group) for p in (k, v))
+    shared = (repeated(ctx, p, 1, group) for p in (k, v))
     return _attention(ctx, Attended(q, *shared), terms, sink, ctx.attrs["softcap"]), k, v
-
-
-def _shared(ctx: Context, x: Value, group: int) -> Value:
-    """[batch, heads, positions, size] with every head `group` times."""
-    if group == 1:
-        return x
-    batch, heads, positions, size = x.shape
-    y = ctx.add(EXPAND, [reshaped(ctx, x, (batch, heads, 1, positions, size))], shape=(batch, heads, group, positions, size))
-    return reshaped(ctx, y, (batch, int(heads) * group, positions, size))
 
 
 TABLE: Table = {

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
-from tcomp.frontends.onnx.context import Context, Handler, Table
+from tcomp.frontends.onnx.context import Context, Handler, Table, in_force
 from tcomp.frontends.onnx.handlers.movement import cut, reshaped
 from tcomp.ir.broadcasting import HALF
 from tcomp.ir.expr import Dim
@@ -104,8 +104,8 @@ def given(ctx: Context, *inputs: Value | None) -> Context:
 
 def standard(table: Table, name: str, opset: int, **attrs: Any) -> Handler:
     """The handler of a standard operator at an opset, for one with the same inputs and attributes (but for `attrs`)."""
-    versions = table[name]
-    handler = versions if callable(versions) else next(h for since, h in reversed(versions) if since <= opset)
+    handler = in_force(table[name], opset)
+    assert handler is not None
     return lambda ctx: handler(replace(ctx, opset=opset, attrs={**attrs, **ctx.attrs}))
 
 
