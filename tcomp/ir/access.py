@@ -13,8 +13,9 @@ from typing import TypeAlias
 
 from tcomp.ir import expr as E
 from tcomp.ir.expr import Dim, Expr, as_expr, bounds
+from tcomp.ir.linear import linear
 from tcomp.ir.loops import Accumulate, Allocate, Buffer, For, If, Stmt, Store, expressions, guarded_children, places, walk
-from tcomp.ir.simplify import as_dim, difference, from_linear, linear, prove, same_dim, same_shape, simplify
+from tcomp.ir.simplify import as_dim, difference, from_linear, prove, same_dim, same_shape, simplify
 
 Loops: TypeAlias = tuple[For, ...]
 

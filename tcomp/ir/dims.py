@@ -7,7 +7,8 @@ from dataclasses import dataclass, field
 
 from tcomp.errors import InputError
 from tcomp.ir.expr import Dim, Expr, as_expr, bounds, const, equal, evaluate_int, maximum, minimum, substitute, var, variables
-from tcomp.ir.simplify import Linear, as_dim, from_linear, linear, prove, simplify
+from tcomp.ir.linear import Linear, linear
+from tcomp.ir.simplify import as_dim, from_linear, prove, simplify
 
 
 def bind_dims(shapes: Iterable[tuple[str, Sequence[Dim], Sequence[int]]], dims: Mapping[Expr, int] | None = None) -> dict[Expr, int]:

@@ -16,7 +16,8 @@ from math import gcd, lcm
 
 from tcomp.errors import IRError
 from tcomp.ir.expr import INDEX, Dim, Expr, bounds, const, equal, evaluate_int, substitute, unary, var, variables, walk
-from tcomp.ir.simplify import Linear, as_dim, difference, from_linear, linear, prove, simplify
+from tcomp.ir.linear import Linear, linear
+from tcomp.ir.simplify import as_dim, difference, from_linear, prove, simplify
 
 MAX_PERIOD = 1024  # residues that are tried: far more than the product of all strides of an image network
 

@@ -12,19 +12,15 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import partial, reduce
-from hashlib import sha256
 from itertools import combinations
 from math import gcd
 from operator import mul
 
-from tcomp.ir.expr import INDEX, Dim, Expr, ExprLike, as_expr, binary, bounds, const, rewrite, select, walk
-
-Monomial = tuple[Expr, ...]  # sorted atoms; () is the constant term
-Linear = dict[Monomial, int]  # monomial -> coefficient, no zero coefficients
+from tcomp.ir.expr import INDEX, Dim, Expr, ExprLike, binary, bounds, const, rewrite, select
+from tcomp.ir.linear import MAX_DEGREE, Linear, degree, forget, linear, order, plus, without
 
 _memo: dict[Expr, Expr] = {}
 _MAX_CASES = 3  # minima and maxima in one another of which each operand is looked at to compare sums
-_MAX_TERMS, _MAX_DEGREE = 4096, 64  # of a product that is multiplied out: squares of squares grow without bound; beyond, it is an atom
 _MEMO_LIMIT = 200_000  # entries; the memo is dropped as a whole when full, so that long sessions do not grow
 
 
@@ -36,8 +32,7 @@ def simplify(e: Dim) -> Expr:
         return known
     if len(_memo) > _MEMO_LIMIT:
         _memo.clear()
-        _keys.clear()
-        _opaque.clear()
+        forget()
     return rewrite(e, _rule, _memo)
 
 
@@ -98,58 +93,11 @@ def _rule(e: Expr) -> Expr | None:
 _NEGATED = {"lt": ("le", True), "le": ("lt", True), "eq": ("ne", False), "ne": ("eq", False)}
 
 
-def linear(e: Expr) -> Linear:
-    """Sum-of-monomials form of an index expression whose operands are already canonical."""
-    match e.op:
-        case "const":
-            return {(): int(e.attr)} if e.attr else {}
-        case "add" | "sub":
-            return _sum(e)
-        case "neg":
-            return _plus({}, linear(e.args[0]), -1)
-        case "mul" if e not in _opaque:
-            left, right = linear(e.args[0]), linear(e.args[1])
-            if len(left) * len(right) > _MAX_TERMS or sum(max(map(len, side), default=0) for side in (left, right)) > _MAX_DEGREE:
-                _opaque.add(e)  # not entered again: what squares share would be walked once for each way to it
-                return {(e,): 1}
-            product: Linear = {}
-            for m, c in left.items():
-                for n, d in right.items():
-                    key = tuple(sorted(m + n, key=_order)) if m and n else m or n
-                    product[key] = product.get(key, 0) + c * d
-            return {m: c for m, c in product.items() if c}
-    return {(e,): 1}
-
-
-def known_factor(extent: Dim) -> int:
-    """The largest number that an extent is certainly a multiple of, as far as its terms tell; 0 for the extent 0."""
-    return gcd(*linear(as_expr(extent)).values())
-
-
-def _sum(e: Expr) -> Linear:
-    """The linear form of a sum, a chain as long as it has terms: without recursion along it, and in one pass."""
-    total: Linear = {}
-    stack = [(e, 1)]
-    while stack:
-        part, sign = stack.pop()
-        if part.op in ("add", "sub"):
-            stack += [(part.args[1], sign if part.op == "add" else -sign), (part.args[0], sign)]
-        else:
-            for m, c in linear(part).items():
-                total[m] = total.get(m, 0) + sign * c
-    return {m: c for m, c in total.items() if c}
-
-
-def _plus(a: Linear, b: Linear, factor: int = 1) -> Linear:
-    total = a | {m: a.get(m, 0) + factor * c for m, c in b.items()}
-    return {m: c for m, c in total.items() if c}
-
-
 def from_linear(terms: Linear) -> Expr:
     """The expression of a linear form: terms in order, constant last, negative terms subtracted."""
     terms = _paired(_joined(terms))
     result: Expr | None = None
-    for monomial, c in sorted(terms.items(), key=lambda item: (not item[0], item[1] < 0, tuple(map(_order, item[0])))):
+    for monomial, c in sorted(terms.items(), key=lambda item: (not item[0], item[1] < 0, tuple(map(order, item[0])))):
         product = reduce(mul, monomial or (const(1),))
         magnitude = product if abs(c) == 1 else product * abs(c)
         if result is None:
@@ -167,11 +115,11 @@ def _joined(terms: Linear) -> Linear:
         x, c = monomial[0].args
         whole, part = linear(_floordiv(x, c) * c), linear(x)
         if whole and all(terms.get(m) == coefficient * k for m, k in whole.items()):
-            rest = _plus(_plus(terms, whole, -coefficient), {monomial: -coefficient})
-            return _joined(_plus(rest, part, coefficient))
+            rest = plus(plus(terms, whole, -coefficient), {monomial: -coefficient})
+            return _joined(plus(rest, part, coefficient))
         if part and all(terms.get(m) == -coefficient * k for m, k in part.items()):
-            rest = _plus(_plus(terms, part, coefficient), {monomial: -coefficient})
-            return _joined(_plus(rest, whole, -coefficient))
+            rest = plus(plus(terms, part, coefficient), {monomial: -coefficient})
+            return _joined(plus(rest, whole, -coefficient))
     return terms
 
 
@@ -185,9 +133,9 @@ def _paired(terms: Linear) -> Linear:
             continue
         (p, q), (r, s) = (map(linear, atom.args) for atom in (m[0], n[0]))
         for first, second in ((r, s), (s, r)):
-            if _plus(q, p, -1) == _plus(second, first, -1):
-                rest = _plus(_plus(terms, {m: -k}), {n: -c})
-                return _paired(_plus(_plus(rest, p, k), first, -k) if same else _plus(_plus(rest, q, k), first, k))
+            if plus(q, p, -1) == plus(second, first, -1):
+                rest = plus(plus(terms, {m: -k}), {n: -c})
+                return _paired(plus(plus(rest, p, k), first, -k) if same else plus(plus(rest, q, k), first, k))
     return terms
 
 
@@ -196,30 +144,13 @@ def _spread(terms: Linear) -> Expr | None:
     for m, k in terms.items():
         if len(m) != 1 or m[0].op not in _FLIPPED or abs(k) != 1 or len(terms) == 1:
             continue
-        options = [_plus(_plus(terms, {m: -k}), linear(a), k) for a in m[0].args]
+        options = [plus(plus(terms, {m: -k}), linear(a), k) for a in m[0].args]
         if any(not any(option) for option in options) and any(n for n in terms if n != m):
             return _min_max(binary(m[0].op if k > 0 else _FLIPPED[m[0].op], *map(from_linear, options)))
     return None
 
 
 _FLIPPED = {"min": "max", "max": "min"}
-_keys: dict[Expr, str] = {}  # dropped together with _memo, as is the next one
-_opaque: set[Expr] = set()  # products that are not multiplied out
-_LONGEST_KEY = 2000  # characters; a digest stands for the rest
-
-
-def _order(atom: Expr) -> str:
-    """A sort key that depends on structure and names only, so that printed programs are the same in every process."""
-    if atom.op == "var":
-        return str(atom.attr.name)
-    for e in walk(atom, operands=lambda e: () if e in _keys else e.args):
-        if e not in _keys:
-            label = e.attr.name if e.op == "read" else repr(e.attr) if e.op == "const" else ""
-            operands = (a.attr.name if a.op == "var" else _keys[a] for a in e.args)
-            key = f"~{e.op}:{e.dtype}:{label}({','.join(operands)})"
-            # Written out, what has shared operands may be exponentially long.
-            _keys[e] = key if len(key) <= _LONGEST_KEY else key[:_LONGEST_KEY] + sha256(key.encode()).hexdigest()
-    return _keys[atom]
 
 
 def _split(x: Expr, c: Expr) -> tuple[Linear, Linear] | None:
@@ -230,23 +161,13 @@ def _split(x: Expr, c: Expr) -> tuple[Linear, Linear] | None:
     ((by, by_c),) = divisor.items()
     quotient, rest = Linear(), Linear()
     for m, k in linear(x).items():
-        if k % by_c == 0 and (left := _without(m, by)) is not None:
+        if k % by_c == 0 and (left := without(m, by)) is not None:
             quotient[left] = quotient.get(left, 0) + k // by_c
         elif not m and not by:
             quotient[()], rest[()] = quotient.get((), 0) + k // by_c, k % by_c
         else:
             rest[m] = k
     return {m: k for m, k in quotient.items() if k}, {m: k for m, k in rest.items() if k}
-
-
-def _without(monomial: Monomial, factors: Monomial) -> Monomial | None:
-    """The quotient of a product by these factors; None if they are not all in it."""
-    left = list(monomial)
-    for atom in factors:
-        if atom not in left:
-            return None
-        left.remove(atom)
-    return tuple(left)
 
 
 def quotient(e: Expr) -> tuple[Expr, int]:
@@ -263,22 +184,17 @@ def quotient(e: Expr) -> tuple[Expr, int]:
 
 def _exact_quotient(x: Linear, c: Linear) -> Linear | None:
     """q with x == c * q, by long division of polynomials; None if there is none. Where c is 0, x // c means nothing anyway."""
-    lead = max(c, key=_degree)
+    lead = max(c, key=degree)
     quotient, rest = Linear(), x
-    for _ in range(_MAX_DEGREE):
+    for _ in range(MAX_DEGREE):
         if not rest:
             return quotient
-        top = max(rest, key=_degree)
-        if rest[top] % c[lead] or (left := _without(top, lead)) is None:
+        top = max(rest, key=degree)
+        if rest[top] % c[lead] or (left := without(top, lead)) is None:
             return None
         quotient[left] = rest[top] // c[lead]
-        rest = _plus(rest, linear(simplify(from_linear(c) * from_linear({left: 1}))), -quotient[left])
+        rest = plus(rest, linear(simplify(from_linear(c) * from_linear({left: 1}))), -quotient[left])
     return None
-
-
-def _degree(m: Monomial) -> tuple[int, tuple[str, ...]]:
-    """An order of monomials that products keep: by degree, then by names."""
-    return len(m), tuple(map(_order, m))
 
 
 def _floordiv(x: Expr, c: Expr) -> Expr:
@@ -287,7 +203,7 @@ def _floordiv(x: Expr, c: Expr) -> Expr:
     if (split := _split(x, c)) is None:
         return binary("floordiv", x, c)
     quotient, remainder = split[0], from_linear(split[1])
-    return from_linear(quotient if _within(remainder, c) else _plus(quotient, linear(_small_floordiv(remainder, c))))
+    return from_linear(quotient if _within(remainder, c) else plus(quotient, linear(_small_floordiv(remainder, c))))
 
 
 def _small_floordiv(x: Expr, c: Expr) -> Expr:
@@ -305,7 +221,7 @@ def _small_floordiv(x: Expr, c: Expr) -> Expr:
     if (common := _common_factor(terms := linear(x), n)) > 1:  # (g*x + r) // (g*c) == (x + r // g) // c
         return _floordiv(from_linear({m: k // common for m, k in terms.items() if k // common}), const(n // common))
     if n > 0 and any(terms) and all(k < 0 for m, k in terms.items() if m):  # -x // c == -((x + c - 1) // c), as rounding up is written
-        return from_linear(_plus({}, linear(_floordiv(from_linear(_plus({(): n - 1}, terms, -1)), c)), -1))
+        return from_linear(plus({}, linear(_floordiv(from_linear(plus({(): n - 1}, terms, -1)), c)), -1))
     return binary("floordiv", x, c)
 
 
@@ -326,14 +242,14 @@ def _mod(x: Expr, c: Expr) -> Expr:
         n = int(c.attr)
         lo, hi = bounds(rest)
         if lo is not None and hi is not None and lo // n == hi // n:
-            return from_linear(_plus(linear(rest), {(): lo // n * n}, -1))
+            return from_linear(plus(linear(rest), {(): lo // n * n}, -1))
         if rest.op == "mod" and rest.args[1].op == "const" and rest.args[1].attr % n == 0:
             return _mod(rest.args[0], c)  # x % (a*b) % b == x % b
         # Terms such as (x % (a*n)) inside a sum: the inner remainder by a multiple of n is redundant under % n.
         terms = plain = linear(rest)
         for m, k in terms.items():
             if len(m) == 1 and m[0].op == "mod" and m[0].args[1].op == "const" and (k * m[0].args[1].attr) % n == 0:
-                plain = _plus(_plus(plain, {m: k}, -1), linear(m[0].args[0]), k)
+                plain = plus(plus(plain, {m: k}, -1), linear(m[0].args[0]), k)
         if plain != terms:
             return _mod(from_linear(plain), c)
         common = _common_factor(terms, n)
@@ -354,7 +270,7 @@ def _within(x: Expr, c: Expr) -> bool:
     lo, hi = bounds(x)
     if (lo is None or lo < 0) and not _at_least(linear(x), 0):
         return False
-    return (c.op == "const" and hi is not None and hi < c.attr) or _at_least(_plus(linear(c), linear(x), -1), 1)
+    return (c.op == "const" and hi is not None and hi < c.attr) or _at_least(plus(linear(c), linear(x), -1), 1)
 
 
 def _at_least(terms: Linear, value: int, cases: int = _MAX_CASES) -> bool:
@@ -373,8 +289,8 @@ def _at_least_in_cases(terms: Linear, value: int, cases: int) -> bool:
     """Whether the sum is >= value whichever operand the first minimum or maximum in it is: n - max(0, min(n, k)) >= 0 where n >= 0."""
     for m, k in terms.items():
         if len(m) == 1 and m[0].op in _FLIPPED:
-            rest, enough = _plus(terms, {m: -k}), any if (m[0].op == "min") == (k < 0) else all  # a smaller sum is enough
-            return enough(_at_least(_plus(rest, linear(a), k), value, cases) for a in m[0].args)
+            rest, enough = plus(terms, {m: -k}), any if (m[0].op == "min") == (k < 0) else all  # a smaller sum is enough
+            return enough(_at_least(plus(rest, linear(a), k), value, cases) for a in m[0].args)
     return False
 
 
@@ -387,8 +303,8 @@ def _least_sum(terms: Linear) -> int | None:
         for atom in m:
             if (least := _least(atom)) is None:
                 return None
-            parts = _plus({(*rest, atom): c for rest, c in parts.items()}, parts, least)
-        total = _plus(total, parts)
+            parts = plus({(*rest, atom): c for rest, c in parts.items()}, parts, least)
+        total = plus(total, parts)
     return total.get((), 0) if all(k > 0 for m, k in total.items() if m) else None
 
 
@@ -410,7 +326,7 @@ def _topped(terms: Linear) -> Linear:
         extent = atom.args[0].attr.extent
         if extent is not None and extent.op != "const" and _positive(atom.args[1]):
             largest = linear(simplify((extent - 1) // atom.args[1]))
-            return _topped(_plus(_plus(terms, {m: k}, -1), largest, k))
+            return _topped(plus(plus(terms, {m: k}, -1), largest, k))
     return terms
 
 
@@ -445,20 +361,20 @@ def _weaken(terms: Linear, variables_first: bool) -> Linear | None:
             if not (k > 0 > c and len(m) == len(n) == 1 and m[0].op == n[0].op == "floordiv"):
                 continue
             (x, a), (y, b) = m[0].args, n[0].args
-            ahead = _plus(linear(y), linear(x), -1)
-            if a is b and _positive(a) and _at_least(_plus({}, ahead, -1), 0):  # x // a - y // a >= 0 where x >= y
-                return _plus(terms, {m: -1, n: 1}, min(k, -c))
+            ahead = plus(linear(y), linear(x), -1)
+            if a is b and _positive(a) and _at_least(plus({}, ahead, -1), 0):  # x // a - y // a >= 0 where x >= y
+                return plus(terms, {m: -1, n: 1}, min(k, -c))
             if a is b and a.op == "const" and a.attr > 0 and ahead.keys() == {()}:  # x // a - (x + r) // a >= -ceil(r / a)
-                return _plus(terms, {m: -1, n: 1, (): ahead[()] // -a.attr}, min(k, -c))
+                return plus(terms, {m: -1, n: 1, (): ahead[()] // -a.attr}, min(k, -c))
             if x is y and a.op == b.op == "const" and 0 < a.attr < b.attr and b.attr % a.attr == 0 and c % (by := b.attr // a.attr) == 0:
-                return _plus(terms, {n: -c, m: c // by})  # x // (a * by) * by <= x // a
+                return plus(terms, {n: -c, m: c // by})  # x // (a * by) * by <= x // a
     monomials = sorted(terms, key=lambda m: all(a.op != "var" for a in m)) if variables_first else list(terms)
     for m in monomials:
         for position, atom in enumerate(m):
             others = m[:position] + m[position + 1 :]
             if (replacement := _bound_of_atom(atom, terms[m])) is not None and all(map(_nonnegative, others)):
                 scale, bound = replacement
-                return _plus(_plus(terms, {m: terms[m]}, -1), linear(simplify(bound * from_linear({others: 1}))), scale)
+                return plus(plus(terms, {m: terms[m]}, -1), linear(simplify(bound * from_linear({others: 1}))), scale)
     return None
 
 
@@ -476,8 +392,8 @@ def _bound_of_atom(atom: Expr, k: int) -> tuple[int, Expr] | None:
 
 def _compare(e: Expr) -> Expr:
     a, b = e.args
-    gap = _plus(linear(b), linear(a), -1)  # b - a
-    back = _plus({}, gap, -1)
+    gap = plus(linear(b), linear(a), -1)  # b - a
+    back = plus({}, gap, -1)
     if e.op in ("eq", "ne"):
         if not gap:
             return const(e.op == "eq", "bool")
@@ -494,7 +410,7 @@ def _compare(e: Expr) -> Expr:
     slack = (gap.get((), 0) - least) // common  # 0 <= terms / common + slack
     left = {m: -k // common for m, k in gap.items() if m and k < 0}
     right = {m: k // common for m, k in gap.items() if m and k > 0}
-    return binary("lt", from_linear(left), from_linear(_plus(right, {(): slack + 1})))
+    return binary("lt", from_linear(left), from_linear(plus(right, {(): slack + 1})))
 
 
 def _equation(op: str, gap: Linear) -> Expr:
@@ -502,11 +418,11 @@ def _equation(op: str, gap: Linear) -> Expr:
     terms, constant, common = {m: k for m, k in gap.items() if m}, gap.get((), 0), _common_factor(gap, 0)
     if constant % common:
         return const(op == "ne", "bool")
-    if terms[min(terms, key=lambda m: tuple(map(_order, m)))] < 0:
+    if terms[min(terms, key=lambda m: tuple(map(order, m)))] < 0:
         common = -common
     left = from_linear({m: k // common for m, k in terms.items() if k // common > 0})
     right = {m: -k // common for m, k in terms.items() if k // common < 0}
-    return binary(op, left, from_linear(_plus(right, {(): constant // common}, -1)))
+    return binary(op, left, from_linear(plus(right, {(): constant // common}, -1)))
 
 
 def _checks(a: Expr) -> bool:
@@ -519,7 +435,7 @@ def _min_max(e: Expr) -> Expr:
 
     def precedes(a: Expr, b: Expr) -> bool:
         low, high = (a, b) if e.op == "min" else (b, a)
-        return _at_least(_plus(linear(high), linear(low), -1), 0)
+        return _at_least(plus(linear(high), linear(low), -1), 0)
 
     needed, stack = list[Expr](), list(e.args)
     while stack:
@@ -528,4 +444,4 @@ def _min_max(e: Expr) -> Expr:
             stack.extend(a.args)
         elif _checks(a) or not any(precedes(other, a) for other in needed):
             needed = [other for other in needed if _checks(other) or not precedes(a, other)] + [a]
-    return reduce(partial(binary, e.op), sorted(needed, key=_order))
+    return reduce(partial(binary, e.op), sorted(needed, key=order))

@@ -12,8 +12,9 @@ from tcomp.ir.access import coefficient, stride
 from tcomp.ir.dtypes import itemsize
 from tcomp.ir.graph import Graph, Node, Operator, Value, attributes_key
 from tcomp.ir.layout import Layout
+from tcomp.ir.linear import linear
 from tcomp.ir.read_patterns import Widths, reach, selections, window_size
-from tcomp.ir.simplify import linear, simplify
+from tcomp.ir.simplify import simplify
 from tcomp.ir.te import Tensor, placeholder, tensors
 from tcomp.passes.structure import inlined
 

@@ -34,7 +34,8 @@ from tcomp.ir.dims import upper_bound
 from tcomp.ir.dtypes import itemsize
 from tcomp.ir.expr import Dim, Expr, as_expr, bounds, evaluate_int, maximum, variables
 from tcomp.ir.graph import IF, LOOP, Graph, Node, Value
-from tcomp.ir.simplify import Linear, as_dim, from_linear, linear, simplify
+from tcomp.ir.linear import Linear, linear
+from tcomp.ir.simplify import as_dim, from_linear, simplify
 
 ALIGNMENT = 64  # bytes: a cache line, and the widest vector
 MAX_TYPICAL = 2048  # elements: a symbolic dim with a larger bound is taken as `TYPICAL`, if it may be so small,

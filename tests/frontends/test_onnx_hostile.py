@@ -12,7 +12,8 @@ from tcomp.errors import ImportModelError, InputError, LimitError, TcompError, U
 from tcomp.frontends.onnx import import_model
 from tcomp.ir.expr import bounds, const, var
 from tcomp.ir.interpreters.graph import evaluate_graph
-from tcomp.ir.simplify import linear, simplify
+from tcomp.ir.linear import linear
+from tcomp.ir.simplify import simplify
 from tests.frontends import hostile
 from tests.frontends.hostile import X, info, model, node
 

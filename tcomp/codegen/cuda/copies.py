@@ -21,9 +21,10 @@ from tcomp.ir import expr as E, loops as L
 from tcomp.ir.dtypes import itemsize
 from tcomp.ir.expr import INDEX, Expr, as_expr
 from tcomp.ir.instruction import RUN, CopyOp, match
+from tcomp.ir.linear import linear
 from tcomp.ir.loops import Buffer, Stmt
 from tcomp.ir.polyhedral.model import written_twice
-from tcomp.ir.simplify import difference, from_linear, linear
+from tcomp.ir.simplify import difference, from_linear
 
 OLDEST_ARCHITECTURE = 80  # `cp.async` exists from compute capability 8.0 on (PTX ISA 8.5, section 9.7.9.25.3)
 

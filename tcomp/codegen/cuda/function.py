@@ -18,8 +18,9 @@ from tcomp.ir import expr as E
 from tcomp.ir.access import in_range
 from tcomp.ir.dtypes import integer_range, is_float, is_integer, itemsize
 from tcomp.ir.expr import INDEX, Dim, Expr, bounds
+from tcomp.ir.linear import linear
 from tcomp.ir.loops import Buffer, Kernel, Stmt
-from tcomp.ir.simplify import from_linear, linear, simplify
+from tcomp.ir.simplify import from_linear, simplify
 from tcomp.target import CudaTarget
 
 _MAX_LENGTH = 110  # characters: longer expressions are cut into named parts, so that the text stays readable

@@ -21,8 +21,9 @@ from tcomp.ir import expr as E, loops as L
 from tcomp.ir.dtypes import is_float, itemsize
 from tcomp.ir.expr import Expr, as_expr, bounds
 from tcomp.ir.instruction import CORE, ELEMENT, CopyOp, Fragment, WarpOp, match
+from tcomp.ir.linear import linear
 from tcomp.ir.loops import Buffer, Stmt
-from tcomp.ir.simplify import difference, linear, simplify
+from tcomp.ir.simplify import difference, simplify
 from tcomp.target import capability
 
 MAX_OFFSET = 1 << 18  # bytes: offsets in a matrix descriptor have 14 bits, in units of 16 bytes (PTX ISA 8.5, section 9.7.15.5.1)

@@ -19,8 +19,9 @@ from tcomp.codegen.llvm.kernel_module import Form, KernelModule, Term
 from tcomp.ir.access import linear_index
 from tcomp.ir.dtypes import itemsize
 from tcomp.ir.expr import INDEX, Expr, const, substitute
+from tcomp.ir.linear import Linear, linear
 from tcomp.ir.loops import Buffer
-from tcomp.ir.simplify import Linear, linear, simplify
+from tcomp.ir.simplify import simplify
 
 ALIGN = 64  # bytes: of stack slots, as the widest vector register
 

@@ -9,7 +9,8 @@ from tcomp.ir import expr as E
 from tcomp.ir.access import clamped_check
 from tcomp.ir.dtypes import integer_range, is_integer
 from tcomp.ir.expr import INDEX, Expr, const, substitute
-from tcomp.ir.simplify import difference, from_linear, linear, simplify
+from tcomp.ir.linear import linear
+from tcomp.ir.simplify import difference, from_linear, simplify
 
 EXACT = 1 << 16  # integers of at most that size, and sums of a few, are exact in float32
 

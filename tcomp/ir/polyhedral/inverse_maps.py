@@ -13,8 +13,9 @@ from dataclasses import dataclass, field
 from tcomp.ir import expr as E
 from tcomp.ir.access import Digit, digit
 from tcomp.ir.expr import Dim, Expr, as_expr, loop_var
+from tcomp.ir.linear import Linear, linear
 from tcomp.ir.loops import For
-from tcomp.ir.simplify import Linear, from_linear, linear, prove, quotient, simplify
+from tcomp.ir.simplify import from_linear, prove, quotient, simplify
 
 
 @dataclass(frozen=True, slots=True)

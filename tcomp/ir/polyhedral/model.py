@@ -18,9 +18,10 @@ import islpy as isl
 
 from tcomp.ir import expr as E, loops as L
 from tcomp.ir.expr import INDEX, Expr, as_expr, bounds
+from tcomp.ir.linear import linear
 from tcomp.ir.loops import Accumulate, Allocate, Buffer, For, If, Stmt, Store, While
 from tcomp.ir.reducers import Reducer
-from tcomp.ir.simplify import linear, simplify
+from tcomp.ir.simplify import simplify
 
 READ, WRITE, REDUCE = "read", "write", "reduce"
 Relation = isl.Map

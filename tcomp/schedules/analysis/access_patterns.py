@@ -12,9 +12,9 @@ from tcomp.ir import expr as E
 from tcomp.ir.access import affine, coefficient, stride
 from tcomp.ir.dtypes import itemsize
 from tcomp.ir.expr import Dim, Expr
+from tcomp.ir.linear import known_factor
 from tcomp.ir.loops import Accumulate, Allocate, Block, Buffer, For, If, Kernel, Stmt, Store, While, children, walk
 from tcomp.ir.read_patterns import concatenated_row_length
-from tcomp.ir.simplify import known_factor
 
 MIN_TILE_ROWS = 4  # rows, and steps of a contiguous reduction, that make a tile which uses its operands often (two vectors of float64)
 MIN_APART = 128  # iterations inside of a loop of unknown extent that fill tiles and hide the loads of weights: each round does for itself

@@ -15,9 +15,10 @@ from collections.abc import Collection, Iterable, Iterator, Sequence
 from tcomp.ir import expr as E
 from tcomp.ir.access import digit, indices_of
 from tcomp.ir.expr import Expr, bounds
+from tcomp.ir.linear import linear
 from tcomp.ir.loops import Accumulate, Allocate, Buffer, For, Stmt, Store, expressions, places, walk
 from tcomp.ir.polyhedral.inverse_maps import Digits
-from tcomp.ir.simplify import from_linear, linear
+from tcomp.ir.simplify import from_linear
 
 UNBOUNDED = 1 << 63  # stands for the range of an index without bounds: more than any coefficient
 

@@ -26,7 +26,8 @@ from tcomp.ir.access import Access, Loops, digit
 from tcomp.ir.dtypes import itemsize
 from tcomp.ir.expr import Dim, Expr, as_expr
 from tcomp.ir.layout import LINE
-from tcomp.ir.simplify import linear, simplify
+from tcomp.ir.linear import linear
+from tcomp.ir.simplify import simplify
 
 ENUMERATED = 1 << 20  # points that are counted one by one: some 10 ms of NumPy
 

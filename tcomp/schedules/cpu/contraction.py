@@ -14,8 +14,8 @@ from tcomp.ir import expr as E
 from tcomp.ir.access import stride
 from tcomp.ir.dtypes import is_float, itemsize
 from tcomp.ir.layout import Layout, Piece
+from tcomp.ir.linear import known_factor
 from tcomp.ir.loops import SERIAL, UNROLLED, Accumulate, Buffer, For, If, walk
-from tcomp.ir.simplify import known_factor
 from tcomp.schedules.analysis import access_patterns as patterns
 from tcomp.schedules.analysis.access_patterns import Nest, bytes_of, extent_of, is_product, reduction_nest, result_nest, row_axis
 from tcomp.schedules.cost.register_tiles import MAX_TILE_ROWS, Tile, choose_tile, outer_row_counts, tiles

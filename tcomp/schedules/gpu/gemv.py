@@ -19,8 +19,8 @@ from math import prod
 from tcomp.ir import expr as E
 from tcomp.ir.access import linear_index, stride
 from tcomp.ir.dtypes import itemsize
+from tcomp.ir.linear import linear
 from tcomp.ir.loops import SERIAL, Accumulate, walk
-from tcomp.ir.simplify import linear
 from tcomp.schedules.analysis.access_patterns import Nest, extent_of, iterations, reduction_nest, result_nest, stage_axes
 from tcomp.schedules.gpu import thread_mapping as T
 from tcomp.schedules.gpu.block_tiles import MIN_EXTENT, factors_of

@@ -13,9 +13,9 @@ from tcomp.ir import expr as E, loops as L
 from tcomp.ir.access import is_multiple, linear_index, without
 from tcomp.ir.dtypes import itemsize
 from tcomp.ir.fallback import FallbackKind
+from tcomp.ir.linear import linear
 from tcomp.ir.loops import Accumulate, Buffer, For, Kernel, Store
 from tcomp.ir.polyhedral.model import Instance, TooHard, model
-from tcomp.ir.simplify import linear
 from tcomp.schedules.analysis.access_patterns import extent_of, iterations
 from tcomp.schedules.cost.roofline import statements
 from tcomp.schedules.handles import LoopCopy

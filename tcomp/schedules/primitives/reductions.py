@@ -9,7 +9,8 @@ from tcomp.ir import expr as E, loops as L
 from tcomp.ir.access import digit, in_range, indices_of
 from tcomp.ir.dtypes import is_float, itemsize
 from tcomp.ir.expr import INDEX, Dim, Expr, as_expr, loop_var
-from tcomp.ir.simplify import as_dim, linear, prove, simplify
+from tcomp.ir.linear import linear
+from tcomp.ir.simplify import as_dim, prove, simplify
 from tcomp.schedules.analysis.access_patterns import Nest, nest_of
 from tcomp.schedules.analysis.dependence import determined
 from tcomp.schedules.analysis.legality import race

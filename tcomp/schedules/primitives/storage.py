@@ -15,8 +15,9 @@ from tcomp.ir import expr as E, loops as L
 from tcomp.ir.access import box_touched, indices_of
 from tcomp.ir.expr import Dim, Expr, as_expr
 from tcomp.ir.layout import Layout
+from tcomp.ir.linear import known_factor
 from tcomp.ir.polyhedral.model import REDUCE, model
-from tcomp.ir.simplify import as_dim, known_factor, prove, simplify
+from tcomp.ir.simplify import as_dim, prove, simplify
 from tcomp.ir.text.parser import parse_layout
 from tcomp.schedules.analysis.legality import conflict_of, dependences, race
 from tcomp.schedules.handles import BufferCopy, Loop, Stage
