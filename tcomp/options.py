@@ -78,7 +78,7 @@ class CompileOptions:
     def __post_init__(self) -> None:
         """Raises `InputError` for an impossible number of threads, or kind of weights."""
         if self.threads is not None and not 1 <= self.threads <= 4096:
-            raise InputError(f"threads must be between 1 and 4096, not {self.threads}")
+            raise InputError(f"threads must be between 1 and 4096, not {self.threads!r}")
         if self.weights is not None:
             check_kind(self.weights)
 

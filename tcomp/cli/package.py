@@ -19,7 +19,7 @@ _NAME = "Name of the package and its functions: letters, digits, underscores. De
 def package(
     model: opt.Packaged,
     *,
-    format: Annotated[str, opt.option("--format", "FORMAT", f"The kind of package: {', '.join(FORMATS)}.")],
+    format: Annotated[str | None, opt.option("--format", "FORMAT", f"The kind of package: {', '.join(FORMATS)}.")] = None,
     out: Annotated[Path | None, opt.out_file("The new folder. Default: NAME-FORMAT here.")] = None,
     name: Annotated[str | None, opt.option("--name", "NAME", _NAME)] = None,
     version: Annotated[str, opt.option("--version", "VERSION", "Version of the package.", show_default=True)] = "1.0",
@@ -50,6 +50,8 @@ def package(
     from tcomp.shipping.wasm_package import write_wasm_package
     from tcomp.shipping.wheel import write_wheel
 
+    if format is None:
+        raise InputError("which kind of package is not said", hint=f"--format {FORMATS[0]}, or one of {', '.join(FORMATS[1:])}")
     for chosen, known, where in ((format, FORMATS, "--format"), (weights_at, _WEIGHTS, "--weights-at")):
         if chosen not in known:
             raise InputError(f"unknown choice `{chosen}`", where=where, hint=f"one of {', '.join(known)}")

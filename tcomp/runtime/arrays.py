@@ -71,7 +71,9 @@ def _import(value: Any, spec: TensorSpec, role: str = "input", protocols: Sequen
             else:
                 return array
     why = str(problem) if problem else f"expected {spec} as an ndarray, or an object with {' or '.join(protocols)}"
-    raise InputError(f"{role} {spec.name!r} is not an array", where=f"{type(value).__module__}.{type(value).__qualname__}", why=why)
+    hint = "run takes arrays by name: model.run({...})" if isinstance(value, dict) else ""
+    where = f"{type(value).__module__}.{type(value).__qualname__}"
+    raise InputError(f"{role} {spec.name!r} is not an array", where=where, why=why, hint=hint)
 
 
 def _convert(value: object, spec: TensorSpec, dtype: np.dtype[Any]) -> Array:

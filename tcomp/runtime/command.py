@@ -28,7 +28,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     run.add_argument("model", metavar="MODEL.tcomp")
     _add_options(run)
     run.add_argument("--trusted", metavar="PUBLIC.pem", help="run only what the owner of this public key of Ed25519 signed")
-    given = parser.parse_args(arguments)
+    given = _parsed(parser, arguments)
     return _guarded(lambda: _run(Module.load(given.model, threads=given.threads, trusted=given.trusted), given))
 
 
@@ -36,7 +36,7 @@ def run_packaged(load: Callable[[int | None], LoadedModel], name: str, arguments
     """The command of one model, which `load` loads for a number of threads; its exit status as of `main`."""
     parser = argparse.ArgumentParser(name, description=f"Runs the model {name} on files.")
     _add_options(parser)
-    given = parser.parse_args(arguments)
+    given = _parsed(parser, arguments)
     return _guarded(lambda: _run(load(given.threads), given))
 
 
@@ -45,6 +45,15 @@ def _add_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("inputs", nargs="*", metavar="INPUT", help=what)
     parser.add_argument("--save", metavar="FILE.npz", help="save the outputs, by name (with _ for / and other signs of paths)")
     parser.add_argument("--threads", type=int, metavar="N", help="at most so many threads; default: as compiled")
+
+
+def _parsed(parser: argparse.ArgumentParser, arguments: Sequence[str] | None) -> argparse.Namespace:
+    """The arguments. Inputs that follow an option are left over by argparse."""
+    given, rest = parser.parse_known_args(arguments)
+    if unknown := [text for text in rest if text.startswith("-")]:
+        parser.error(f"unknown options: {' '.join(unknown)}")
+    given.inputs += rest
+    return given
 
 
 def _guarded(run: Callable[[], None]) -> int:

@@ -142,7 +142,8 @@ class LoadedModel(ABC):
     def __call__(self, *inputs: object) -> Array | tuple[Array, ...]:
         """Run the model on inputs in graph order: one array, or a tuple of them if the model has not exactly one output."""
         if len(inputs) != len(self._names):
-            raise InputError(f"expected {len(self._names)} inputs ({', '.join(self._names)}), got {len(inputs)}")
+            several = "s" * (len(self._names) != 1)
+            raise InputError(f"expected {len(self._names)} input{several} ({', '.join(self._names)}), got {len(inputs)}")
         outputs = self._execute(list(inputs))
         return outputs[0] if len(outputs) == 1 else tuple(outputs)
 

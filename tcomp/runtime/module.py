@@ -54,7 +54,7 @@ class Module(LoadedModel):
         """Prefer `Module.load`. Raises ArtifactError if this machine cannot run the code, InputError for a bad number of threads."""
         check_target(artifact.manifest.triple, artifact.manifest.features)
         if threads is not None and (not isinstance(threads, int) or not 1 <= threads <= 4096):
-            raise InputError(f"threads must be between 1 and 4096, not {threads}")
+            raise InputError(f"threads must be between 1 and 4096, not {threads!r}")
         super().__init__(artifact, max_memory)
         self._code = NativeCode(artifact.code, code_path)
         if self._code.pool_create is None:

@@ -218,8 +218,12 @@ static void check(int status) {{
 static void *load(const char *path, size_t count, size_t size) {{
   FILE *file = path ? fopen(path, "rb") : NULL;
   void *values = calloc(count ? count : 1, size);
-  if (!values || (path && (!file || fread(values, size, count, file) != count || fgetc(file) != EOF))) {{
-    fprintf(stderr, "%s: no file of %zu values of %zu bytes that can be read, or no memory\\n", path ? path : "output", count, size);
+  if (!values || (path && !file)) {{
+    perror(values ? path : "memory for an array");
+    exit(2);
+  }}
+  if (file && (fread(values, size, count, file) != count || fgetc(file) != EOF)) {{
+    fprintf(stderr, "%s: not a file of %zu values of %zu bytes, %zu bytes in all\\n", path, count, size, count * size);
     exit(2);
   }}
   if (file) fclose(file);

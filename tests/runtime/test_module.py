@@ -207,6 +207,7 @@ def test_refusals_name_the_input_and_both_sides(module: Module) -> None:
         ((x, x), r"'s' has the wrong shape: expected \(\)"),
         ((x,), r"expected 2 inputs \(x, s\), got 1"),
         ((object(), s), r"'x' is not an array"),
+        (({"x": x}, s), r"'x' is not an array(.|\n)*model\.run\({...}\)"),
         ((np.lib.stride_tricks.as_strided(x, (4000001, 4), (0, 4)), s), "n is 4000001, outside its range of 0 to 4000000"),
     ):
         with pytest.raises(InputError, match=message):

@@ -92,6 +92,11 @@ def test_the_example_computes_the_bits_of_python(name: str, modules, tmp_path: P
         assert (tmp_path / f"{tensor.name}.bin").read_bytes() == wanted.tobytes()
         assert f"{tensor.name} ({wanted.size} values)" in printed
     run(folder / "main", folder=tmp_path)  # with inputs that it makes up
+    if name == "residual":
+        assert "none.bin: No such file" in run(folder / "main", "none.bin", folder=tmp_path, status=2)
+        (tmp_path / "short.bin").write_bytes(bytes(100))
+        wanted = "short.bin: not a file of 768 values of 4 bytes, 3072 bytes in all"
+        assert wanted in run(folder / "main", "short.bin", folder=tmp_path, status=2)
 
 
 @needs_cc

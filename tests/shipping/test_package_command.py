@@ -36,7 +36,7 @@ def test_a_c_package_of_a_model_and_of_its_artifact(here, modules, onnx_file) ->
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["--format", "exe"], "one of c"), (["--format", "c", "--name", "a-b"], "--name a_b"), (["--format", "c", "--weights-at", "near"], "inside"),
+        (["--format", "exe"], "one of c"), ([], "--format c, or one of wheel"), (["--format", "c", "--name", "a-b"], "--name a_b"), (["--format", "c", "--weights-at", "near"], "inside"),
         (["--format", "c", "-o", "full"], "give another name with -o"), (["--format", "c", "--version", "x"], "numbers with dots"),
         (["--format", "c", "--dim", "n=2"], "`tcomp compile`"), (["--format", "c", "--target", "cpu"], "`tcomp compile`"),
         (["--format", "oci", "--weights", "int8"], "--weights has no effect"), (["--format", "c", "--tokenizer", "full"], "only a server writes text"),

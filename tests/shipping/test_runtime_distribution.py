@@ -80,6 +80,12 @@ def test_the_command_runs_files(modules, tmp_path: Path, capsys: pytest.CaptureF
         saved = np.load(tmp_path / "out.npz")
         for name, array in wanted.items():
             np.testing.assert_array_equal(saved[name], array)
+    assert command.main(["run", str(tmp_path / "net.tcomp"), "--save", str(tmp_path / "after"), x, "--threads", "1", h, c]) == 0
+    np.testing.assert_array_equal(np.load(tmp_path / "after.npz")["y"], wanted["y"])
+    with pytest.raises(SystemExit):
+        command.main(["run", str(tmp_path / "net.tcomp"), x, h, c, "--no-such"])
+    assert "unknown options: --no-such" in capsys.readouterr().err
+    command.main(["run", str(tmp_path / "net.tcomp"), x, h, c])
     most = [int(n) for n in np.unravel_index(wanted["y"].argmax(), wanted["y"].shape)]
     assert (
         f"y: float32[5, 1, 2, 4], from {wanted['y'].min():.5g} to {wanted['y'].max():.5g}, the largest at {most}" in capsys.readouterr().out
