@@ -25,10 +25,6 @@ aten = torch.ops.aten
 Ints = Sequence[int]
 
 
-def _product(ctx: Context, a: Value, b: Value) -> Value:
-    return ctx.add(MATMUL, a, b)
-
-
 def _scaled(ctx: Context, x: Value, factor: float) -> Value:
     return x if factor == 1 else ctx.add(MUL, x, ctx.constant(factor, x.dtype))
 
@@ -135,13 +131,13 @@ def _max_pool(
     flat = ctx.add(
         ops.MAX_POOL_INDICES, inside, kernel=k, strides=s, dilations=d, before=before, shape=x.shape, column_major=False
     )  # into the whole tensor; PyTorch counts in each plane
-    plane = as_dim(prod(map(as_expr, x.shape[2:]), start=as_expr(1)))
+    plane = movement.product(x.shape[2:])
     size = ctx.tensor(as_expr(plane) if not isinstance(plane, int) else plane, "int64")
     return y, ctx.add(MOD, flat, size)
 
 
 def _planes(ctx: Context, x: Value) -> Value:
-    return ctx.add(movement.RESHAPE, x, shape=(*x.shape[:2], as_dim(prod(map(as_expr, x.shape[2:]), start=as_expr(1)))))
+    return ctx.add(movement.RESHAPE, x, shape=(*x.shape[:2], movement.product(x.shape[2:])))
 
 
 def _max_pool_backward(
@@ -236,7 +232,7 @@ def _unbatched(ctx: Context, x: Value) -> Value:
 
 
 TABLE: Table = {
-    **dict.fromkeys((aten.mm, aten.bmm, aten.mv, aten.dot), _product),
+    **dict.fromkeys((aten.mm, aten.bmm, aten.mv, aten.dot), lambda ctx, a, b: ctx.add(MATMUL, a, b)),
     **dict.fromkeys((aten.addmm, aten.addmv, aten.baddbmm), widened(_add_product)),
     aten.convolution: widened(_convolution), aten.convolution_backward: _convolution_backward,
     aten.max_pool2d_with_indices: _batched(_max_pool, 4), aten.max_pool3d_with_indices: _batched(_max_pool, 5),

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import partial
-from math import prod
 from typing import Any
 
 import torch
@@ -14,7 +13,6 @@ from tcomp.ir.broadcasting import HALF
 from tcomp.ir.dtypes import is_float
 from tcomp.ir.expr import as_expr
 from tcomp.ir.graph import Operator, Value
-from tcomp.ir.simplify import as_dim
 from tcomp.ops import movement, reduction as ops
 from tcomp.ops.elementwise import ABS, ADD, DIV, EQUAL, MUL, NOT, POW, RECIPROCAL, SQRT, SUB
 from tcomp.ops.matmul import DET
@@ -54,7 +52,7 @@ def _position(op: Operator, ctx: Context, x: Value, axis: int | None = None, kee
     if not x.shape:
         return ctx.constant(0, "int64")
     if axis is None:
-        count = as_dim(prod(map(as_expr, x.shape), start=as_expr(1)))
+        count = movement.product(x.shape)
         found = ctx.add(op, ctx.add(movement.RESHAPE, x, shape=(count,)), axis=0, keepdims=False, last=False)
         return ctx.add(movement.RESHAPE, found, shape=(1,) * len(x.shape)) if keepdim else found
     return ctx.add(op, x, axis=ctx.axis(x, axis), keepdims=keepdim, last=False)
@@ -65,7 +63,7 @@ def _var(ctx: Context, x: Value, axes: Axes = None, correction: float | None = N
     mean = ctx.add(ops.REDUCE_MEAN, x, axes=chosen, keepdims=True)
     centred = ctx.add(SUB, x, mean)
     total = ctx.add(ops.REDUCE_SUM, ctx.add(MUL, centred, centred), axes=chosen, keepdims=keepdim)
-    count = as_dim(prod((as_expr(x.shape[n]) for n in chosen), start=as_expr(1)))
+    count = movement.product([x.shape[n] for n in chosen])
     if isinstance(count, int):
         return ctx.add(DIV, total, ctx.constant(max(0.0, count - less), x.dtype))
     return ctx.add(DIV, total, ctx.add(SUB, ctx.tensor(as_expr(count), x.dtype), ctx.constant(less, x.dtype)))
@@ -114,12 +112,6 @@ def _cumulative(op: Operator, ctx: Context, x: Value, axis: int, dtype: Any = No
     return ctx.add(op, x, axis=ctx.axis(x, axis), exclusive=False, reverse=False) if x.shape else x
 
 
-def _layer_norm(
-    ctx: Context, x: Value, shape: Sequence[int], weight: Value | None, bias: Value | None, epsilon: float
-) -> tuple[Value, ...]:
-    return ctx.results(ops.LAYER_NORM, x, weight, bias, axis=len(x.shape) - len(shape), epsilon=epsilon)
-
-
 def _group_norm(
     ctx: Context, x: Value, weight: Value | None, bias: Value | None, n: Any, channels: int, size: Any, groups: int, epsilon: float
 ) -> tuple[Value, ...]:
@@ -127,7 +119,7 @@ def _group_norm(
     scale = ctx.constant(1, x.dtype, (c,)) if weight is None else weight
     shift = ctx.constant(0, x.dtype, (c,)) if bias is None else bias
     wide = "float32" if x.dtype in ("float16", "bfloat16") else x.dtype
-    count = as_dim(prod(map(as_expr, x.shape[2:]), start=as_expr(c // groups)))
+    count = movement.product([c // groups, *x.shape[2:]])
     grouped = ctx.cast(ctx.add(movement.RESHAPE, x, shape=(x.shape[0], groups, count)), wide)
     mean, inverse = moments(ctx, grouped, (2,), epsilon, False)
     return ctx.add(ops.GROUP_NORM, x, scale, shift, groups=groups, epsilon=epsilon), mean, inverse
@@ -169,7 +161,7 @@ def _batch_norm(
     wide = x if is_float(x.dtype) and x.dtype in ("float32", "float64") else ctx.cast(x, "float32")
     mean, variance = ctx.results(ops.BATCH_MOMENTS, wide)
     inverse = ctx.add(RECIPROCAL, ctx.add(SQRT, ctx.add(ADD, variance, ctx.constant(epsilon, variance.dtype))))
-    count = as_dim(prod((as_expr(d) for n, d in enumerate(x.shape) if n != 1), start=as_expr(1)))
+    count = movement.product([d for n, d in enumerate(x.shape) if n != 1])
     if not isinstance(count, int):
         raise ctx.unsupported("the number of rows is symbolic")
 
@@ -200,9 +192,11 @@ TABLE: Table = {
     aten._linalg_det: lambda ctx, x: (ctx.add(DET, x), None, None),
     aten._softmax: partial(_softmax, ops.SOFTMAX), aten._log_softmax: partial(_softmax, ops.LOG_SOFTMAX),
     aten.cumsum: partial(_cumulative, ops.CUM_SUM), aten.cumprod: partial(_cumulative, ops.CUM_PROD),
-    aten.native_layer_norm: _layer_norm, aten.native_group_norm: _group_norm,
+    aten.native_group_norm: _group_norm,
     aten._native_batch_norm_legit_no_training: widened(_batch_norm_inference),
     aten._native_batch_norm_legit: widened(_batch_norm_alone),  # without statistics from before
     aten._native_batch_norm_legit_functional: widened(_batch_norm),
     aten.prod: lambda ctx, x, axis=None, keepdim=False, dtype=None: reduced(ops.REDUCE_PROD, ctx, x, axis, keepdim),
+    aten.native_layer_norm: lambda ctx, x, shape, weight, bias, epsilon: ctx.results(
+        ops.LAYER_NORM, x, weight, bias, axis=len(x.shape) - len(shape), epsilon=epsilon),
 }  # fmt: skip
