@@ -87,6 +87,9 @@ def package(
         if texts and tokenizer is None:
             hint = "give its folder by --tokenizer for a server of texts"
             output.message(f"{model} is a language model without a tokenizer: the image serves its tensors alone; {hint}", "yellow")
+        elif model.is_dir() and not texts:
+            hint = "a server of texts needs --state auto, and a batch that is 1 or free, as in --dim batch=1..16"
+            output.message(f"{model} cannot write text as it is compiled: the image serves its tensors alone; {hint}", "yellow")
         files = write_container(artifact, folder, named, version, where, tokenizer)
     else:
         files = (write_c_package if format == "c" else write_wheel)(artifact, folder, named, version, where)

@@ -42,6 +42,7 @@ jinja2==3.1.6
 tokenizers==0.23.3
 llguidance==1.9.1
 """
+_PLATFORMS = {"x86_64": "linux/amd64", "aarch64": "linux/arm64"}  # as engines call them
 PORT, GRPC_PORT = 8000, 8001
 COMMAND = ["python", "-c", "from tcomp.cli import main; main()", "serve", "/models"]
 COMMAND += ["--host", "0.0.0.0", "--port", str(PORT), "--grpc-port", str(GRPC_PORT)]
@@ -62,12 +63,13 @@ def write_container(
     TargetError for a machine that the runtime is not for."""
     check_version(version)
     platform_name(artifact.manifest, "in an image")
+    platform = _PLATFORMS[artifact.manifest.triple.partition("-")[0]]
     beside = weights == "beside"
     texts: dict[str, str] = {
         "Containerfile": _containerfile(beside),
         ".containerignore": "*\n!requirements.txt\n!tcomp\n" + "!models\n" * (not beside),
         "requirements.txt": REQUIREMENTS + TEXT_REQUIREMENTS * (text_folder is not None),
-        "README.md": _readme(name, version, beside, text_folder is not None),
+        "README.md": _readme(name, version, platform, beside, text_folder is not None),
         **server_files(),
     }
     files: dict[str, bytes] = {place: text.encode() for place, text in texts.items()}
@@ -117,7 +119,7 @@ ENTRYPOINT {json.dumps(COMMAND)}
 """
 
 
-def _readme(name: str, version: str, beside: bool, text: bool) -> str:
+def _readme(name: str, version: str, platform: str, beside: bool, text: bool) -> str:
     mount = " -v $PWD/models:/models:ro" * beside
     chat = f"""
 It writes text by OpenAI's protocol as well:
@@ -132,7 +134,8 @@ curl localhost:{PORT}/v1/chat/completions -d '{{"model": "{name}", "messages": [
 A container image that serves the model {name} by HTTP and gRPC, after the open inference protocol (KServe V2).
 
 ```
-podman build --format docker -t {name}:{version} .    # or: docker build -f Containerfile -t {name}:{version} .
+podman build --format docker --platform {platform} -t {name}:{version} .
+docker build --platform {platform} -f Containerfile -t {name}:{version} .    # or by Docker
 podman run --rm --read-only --tmpfs /tmp --cap-drop=ALL -p {PORT}:{PORT} -p {GRPC_PORT}:{GRPC_PORT}{mount} {name}:{version}
 curl localhost:{PORT}/v2/models/{name}
 ```

@@ -59,6 +59,7 @@ def test_the_image_of_a_language_model(here, text_folder: Path) -> None:
     (here / "alone.tcomp").write_bytes((text_folder / "small.tcomp").read_bytes())
     assert "give its folder by --tokenizer" in call("alone.tcomp", "--format", "oci", "-o", "a")
     assert "models/alone/1/tokenizer.json" in call("alone.tcomp", "--format", "oci", "-o", "b", "--tokenizer", text_folder)
+    assert "--dim batch=1..16" in call(text_folder, "--format", "oci", "-o", "c", "--dim", "batch=4")
     (here / "empty").mkdir()
     assert "has a config.json" in call("empty", "--format", "oci", status=2)
 
