@@ -25,7 +25,8 @@ times with m = 4. Between the operators, tensors are (points of each axis, batch
 halves of the other two axes. Rounding errors are those of what is added: a large row of A would leave its errors in the small one it is
 paired with. Therefore rows are added as multiples of their largest elements (outer scaling: G. Ballard et al., "Improving the numerical
 stability of fast matrix multiplication", SIAM J. Matrix Anal. Appl. 37, 2016): errors are about twice those of the direct sum, of each row
-for itself. The columns of B are to be of similar size from the start: see `similar_columns`.
+for itself. The columns of B are to be of similar size from the start: see `similar_columns`. Rows that are pixels of an image, next to each
+other, are added as they are, as in the tiles of Winograd's algorithm: errors are relative to the largest output.
 """
 
 from __future__ import annotations
@@ -281,8 +282,7 @@ def strassen_input(x: Tensor, sizes: Tensor) -> Tensor:
 
     def element(which: Expr, *index: Expr) -> Expr:
         *outer, i, j = index
-        quarters = [scaled(*outer, row, j + place) for row in (i * 2, te.minimum(i * 2 + 1, as_expr(rows) - 1)) for place in (0, half)]
-        return pick(which, [combined(zip(row, quarters, strict=True)) for row in OF_LEFT])
+        return _left_factor(which, [scaled(*outer, row, j + place) for row in _pair(i, rows) for place in (0, half)])
 
     return te.compute((PRODUCTS, *batch, as_dim((as_expr(rows) + 1) // 2), half), element, "strassen_input")
 
@@ -295,13 +295,74 @@ def strassen_output(p: Tensor, sizes: Tensor) -> Tensor:
 
     def element(*index: Expr) -> Expr:
         *outer, i, j = index
-        products = [p[n, *outer, i // 2, j % half] for n in range(PRODUCTS)]
-        quarters = [combined(zip(row, products, strict=True)) for row in TO_RESULT]
-        return pick(i % 2, [pick(j // half, quarters[:2]), pick(j // half, quarters[2:])]) * sizes[*outer, i]
+        return _quarter([p[n, *outer, i // 2, j % half] for n in range(PRODUCTS)], i % 2, j // half) * sizes[*outer, i]
 
     return te.compute((*batch, rows, as_dim(as_expr(half) * 2)), element, "strassen_output")
+
+
+def strassen_pixels(x: Tensor, rows: int) -> Tensor:
+    """The left factors of the seven products, for the matrix of all pixels of x (batch, k, pixels...) with k even:
+    (7, batch * pairs of pixels, k / 2). Pixels that are neighbours along the axis `rows` are pairs; the last one stands for the one that an
+    odd number lacks."""
+    k = x.shape[1]
+    if not isinstance(k, int) or k % 2:
+        raise IRError(f"Strassen's algorithm for pixels of {k} channels", why="they are cut in halves")
+    half, pairs = k // 2, _pairs(x.shape, rows)
+
+    def element(which: Expr, place: Expr, j: Expr) -> Expr:
+        found = list[Expr]()
+        for extent in pairs[:0:-1]:
+            found, place = [place % extent, *found], place // extent
+        outer = (place, *found)
+
+        def pixel(i: Expr, channel: Expr) -> Expr:
+            at = [i if axis == rows else n for axis, n in zip((0, *range(2, x.ndim)), outer, strict=True)]
+            return x[at[0], channel, *at[1:]]
+
+        return _left_factor(which, [pixel(i, j + n) for i in _pair(outer[rows - 1], x.shape[rows]) for n in (0, half)])
+
+    return te.compute((PRODUCTS, as_dim(prod(map(as_expr, pairs), start=as_expr(1))), half), element, "strassen_pixels")
+
+
+def strassen_image(p: Tensor, shape: Sequence[Dim], rows: int) -> Tensor:
+    """The result of a `shape` (batch, n, pixels...), from the seven products p (7, batch * pairs of pixels, n / 2); see
+    `strassen_pixels`."""
+    half, pairs = p.shape[-1], _pairs(shape, rows)
+    require_same(p.shape[1], as_dim(prod(map(as_expr, pairs), start=as_expr(1))), "pairs of pixels")
+    require_same(shape[1], as_dim(as_expr(half) * 2), "channels")
+
+    def element(*index: Expr) -> Expr:
+        batch, j, *pixel = (n // 2 if axis == rows else n for axis, n in enumerate(index))
+        place = batch
+        for n, extent in zip(pixel, pairs[1:], strict=True):
+            place = place * extent + n
+        return _quarter([p[n, place, j % half] for n in range(PRODUCTS)], index[rows] % 2, j // half)
+
+    return te.compute(tuple(shape), element, "strassen_image")
+
+
+def _pairs(shape: Sequence[Dim], rows: int) -> list[Dim]:
+    """The extents of an image (batch, channels, pixels...) without the channels, where pixels are pairs along the axis `rows`."""
+    return [as_dim((as_expr(d) + 1) // 2) if axis == rows else d for axis, d in enumerate(shape) if axis != 1]
+
+
+def _pair(i: Expr, rows: Dim) -> tuple[Expr, Expr]:
+    """The two rows of a pair."""
+    return i * 2, te.minimum(i * 2 + 1, as_expr(rows) - 1)
+
+
+def _left_factor(which: Expr, quarters: Sequence[Expr]) -> Expr:
+    """That of the product `which`."""
+    return pick(which, [combined(zip(row, quarters, strict=True)) for row in OF_LEFT])
+
+
+def _quarter(products: Sequence[Expr], lower: Expr, right: Expr) -> Expr:
+    """The element of the result in the upper (0) or lower (1) and left (0) or right (1) quarter."""
+    quarters = [combined(zip(row, products, strict=True)) for row in TO_RESULT]
+    return pick(lower, [pick(right, quarters[:2]), pick(right, quarters[2:])])
 
 
 WINOGRAD_INPUT, WINOGRAD_PRODUCT = Operator("winograd_input", winograd_input), Operator("winograd_product", winograd_product)
 WINOGRAD_OUTPUT, STRASSEN_ROWS = Operator("winograd_output", winograd_output), Operator("strassen_rows", strassen_rows)
 STRASSEN_INPUT, STRASSEN_OUTPUT = Operator("strassen_input", strassen_input), Operator("strassen_output", strassen_output)
+STRASSEN_PIXELS, STRASSEN_IMAGE = Operator("strassen_pixels", strassen_pixels), Operator("strassen_image", strassen_image)

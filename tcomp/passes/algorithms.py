@@ -2,8 +2,9 @@
 
 - Winograd's algorithm, for convolutions, multiplies 1.2 to 4 times less, but moves tiles to and from points, and reads more weights.
   Rounding errors are about ten times those of the direct sum and stay far below `MAX_ERROR` of the largest output; tests hold them to that.
-- Strassen's algorithm, for products with a constant matrix, multiplies 8/7 times less, and reads 7/4 times the weights, which are stored as
-  sums of its quarters. Rounding errors are about twice those of the direct sum, row by row.
+- Strassen's algorithm, for products with a constant matrix, convolutions of single pixels included, multiplies 8/7 times less, and reads
+  7/4 times the weights, which are stored as sums of its quarters. Rounding errors are about twice those of the direct sum, row by row (for
+  pixels: relative to the largest output).
 - Transposed convolutions whose windows are adjacent (the filter is as large as the stride) become products whose columns are the elements
   of the filter, and a rearrangement: where output channels do not fill a vector, elements of the filter do.
 - Transposed convolutions of fewer pixels than channels by a computed filter (derivatives of convolutions) become products whose columns are
@@ -95,7 +96,8 @@ def choose_algorithms(
     graph: Graph, target: CpuTarget, notes: Notes | None = None, choose: Choose | None = None, direct: bool = False
 ) -> Graph:
     """The graph with other algorithms where these are faster, by the model or as `choose` says: Winograd's for convolutions of stride 1 or
-    2 in float32, and Strassen's for products, unless all are to be `direct`; a product for transposed convolutions with few outputs."""
+    2 in float32, and Strassen's for products and single pixels, unless all are to be `direct`; a product for transposed convolutions with
+    few outputs."""
     lanes, sample = target.lanes(32), typical_dims(graph)
 
     def chosen(sizes: Sizes) -> int:
@@ -134,6 +136,12 @@ def choose_algorithms(
         (products,) = rewriter.add(bilinear.WINOGRAD_PRODUCT, [points, kernels], {}, f"{node.name}.products")
         return rewriter.add(bilinear.WINOGRAD_OUTPUT, [products], {**attrs, "shape": extents}, node.name)
 
+    def halves(w: Value, matrix: np.ndarray, transposed: bool, rank: int, rewriter: Rewriter) -> Value:
+        """The right factors of the seven products, for those on the left of a tensor of this rank."""
+        k, n = matrix.shape[::-1] if transposed else matrix.shape
+        shape = (bilinear.PRODUCTS, *(1,) * (rank - 2), k // 2, n // 2)
+        return rewriter.constant(LazyConstant(shape, bilinear.strassen_weights, matrix, (transposed,)), f"{w.name}.strassen")
+
     def strassen(node: Node, rewriter: Rewriter) -> Replacement:
         """matmul(x, w) = strassen_output(matmul(strassen_input(x, rows), sums of quarters of w), rows)"""
         form = structure.matrix_product(node)
@@ -153,10 +161,32 @@ def choose_algorithms(
             return "columns of the matrix differ too much in size"
         (row_sizes,) = rewriter.add(bilinear.STRASSEN_ROWS, [x], {}, f"{node.name}.rows")
         (factors,) = rewriter.add(bilinear.STRASSEN_INPUT, [x, row_sizes], {}, f"{node.name}.factors")
-        shape = (bilinear.PRODUCTS, *(1 for _ in batch), sizes.depth // 2, sizes.columns // 2)
-        weights = rewriter.constant(LazyConstant(shape, bilinear.strassen_weights, matrix, (transposed,)), f"{w.name}.strassen")
+        weights = halves(w, matrix, transposed, len(x.shape), rewriter)
         (products,) = rewriter.add(MATMUL, [factors, weights], {}, f"{node.name}.products")
         return rewriter.add(bilinear.STRASSEN_OUTPUT, [products, row_sizes], {}, node.name)
+
+    def pointwise(node: Node, rewriter: Rewriter) -> Replacement:
+        """conv1x1(x, w) = the product of the pixels of x, as rows, with w, by Strassen's algorithm"""
+        form = structure.convolution(node)
+        if form is None or form.group != 1 or node.outputs[0].dtype != "float32" or max(form.strides) > 1:
+            return None
+        (x, w), output = node.inputs, node.outputs[0]
+        if x is None or w is None or (weights := rewriter.array(w)) is None or prod(weights.shape[2:]) != 1:
+            return None
+        if not all(isinstance(d, int) for d in output.shape):
+            return None
+        batch, outputs, *extents = [int(d) for d in output.shape]
+        channels = weights.shape[1]
+        matrix = weights.reshape(outputs, channels)
+        paired = min(range(len(extents)), key=lambda n: (extents[n] % 2, -n))  # pixels along this axis are pairs
+        sizes = Product(batch * prod(extents) // extents[paired], extents[paired], channels, outputs)
+        if len(algorithm_costs(sizes, target)) == 1 or not chosen(sizes):
+            return "the direct sum is faster"
+        if not bilinear.similar_columns(matrix, True):
+            return "columns of the matrix differ too much in size"
+        (factors,) = rewriter.add(bilinear.STRASSEN_PIXELS, [x], {"rows": 2 + paired}, f"{node.name}.factors")
+        (products,) = rewriter.add(MATMUL, [factors, halves(w, matrix, True, 2, rewriter)], {}, f"{node.name}.products")
+        return rewriter.add(bilinear.STRASSEN_IMAGE, [products], {"shape": output.shape, "rows": 2 + paired}, node.name)
 
     def spread_product(node: Node, rewriter: Rewriter) -> Replacement:
         """conv_transpose(x, w) = conv1x1(x, all elements of w), spread out"""
@@ -244,7 +274,7 @@ def choose_algorithms(
         return rewriter.add(SLICE, [joined], {"starts": starts, "steps": (1,) * (2 + rank), "shape": node.outputs[0].shape}, node.name)
 
     rules = spread_product, columns, phases
-    return rewrite_graph(graph, rules if direct else (winograd, strassen, *rules), notes)
+    return rewrite_graph(graph, rules if direct else (winograd, strassen, pointwise, *rules), notes)
 
 
 def _phase_weights(rewriter: Rewriter, w: Value, shape: Sequence[int], strides: Sequence[int], group: int, lanes_of_phases: bool) -> Value:
@@ -323,9 +353,10 @@ def algorithm_costs(x: Sizes, target: CpuTarget) -> dict[int, float]:
         costs = {0: cycles(x.batch * x.rows, 1, x.depth, x.columns)}
         if x.rows > 1 and x.depth % (2 * lanes) == 0 and x.columns % (2 * lanes) == 0:
             pairs, depth, columns = x.batch * -(-x.rows // 2), x.depth // 2, x.columns // 2
+            whole = -(-columns // (2 * lanes)) * 2 * lanes  # tiles are two vectors wide: one that is left over takes as long
             moved = 4 * pairs * (depth * (4 + bilinear.PRODUCTS) + columns * 2 * bilinear.PRODUCTS)  # products are written and read
             bandwidth = core.quarters_bandwidth if moved <= core.cached_quarters else core.large_quarters_bandwidth
-            costs[1] = cycles(bilinear.PRODUCTS * pairs, bilinear.PRODUCTS, depth, columns) + moved / bandwidth
+            costs[1] = cycles(bilinear.PRODUCTS * pairs, bilinear.PRODUCTS, depth, whole) + moved / bandwidth
         return costs
     pixels, elements = x.batch * prod(x.extents), prod(x.window)
     read = prod(x.stride for n in x.window if n > 1)  # pixels of the input for one of the result

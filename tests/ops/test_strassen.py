@@ -43,6 +43,19 @@ def test_the_operators_multiply(apply, shape, n):
     assert error(found, x.astype(float) @ w.astype(float)) < 2e-6
 
 
+@pytest.mark.parametrize(
+    "shape, n, rows", [((1, 4, 3, 2), 6, 3), ((2, 6, 4, 5), 4, 2), ((2, 4, 5), 2, 2), ((1, 2, 2, 3, 3), 4, 4)], ids=str
+)
+def test_the_operators_multiply_pixels(apply, shape, n, rows):
+    """Images of one to three axes, even and odd numbers of pixels along the one whose neighbours are pairs, several images."""
+    rng = np.random.default_rng(n)
+    x, w = rng.standard_normal(shape, np.float32), rng.standard_normal((n, shape[1]), np.float32)
+    factors = apply(bilinear.STRASSEN_PIXELS, x, rows=rows)
+    products = apply(MATMUL, factors, bilinear.strassen_weights(w, True))
+    found = apply(bilinear.STRASSEN_IMAGE, products, shape=(shape[0], n, *shape[2:]), rows=rows)
+    assert found.dtype == np.float32 and error(found, np.einsum("oc,bc...->bo...", w.astype(float), x.astype(float))) < 2e-6
+
+
 def test_errors_of_values_of_one_sign(apply):
     rng = np.random.default_rng(1)
     x, w = rng.random((8, 512), np.float32), rng.random((512, 32), np.float32)
@@ -94,16 +107,30 @@ def test_what_cannot_be_halved_is_refused():
         bilinear.strassen_input(te.placeholder((4, 7)), te.placeholder((4,)))
     with pytest.raises(IRError, match="pairs of rows"):
         bilinear.strassen_output(te.placeholder((7, 3, 8)), te.placeholder((8,)))
+    with pytest.raises(IRError, match="pixels of 7 channels"):
+        bilinear.strassen_pixels(te.placeholder((1, 7, 4)), 2)
+    with pytest.raises(IRError, match="pairs of pixels"):
+        bilinear.strassen_image(te.placeholder((7, 3, 8)), (1, 16, 4), 2)
+    with pytest.raises(IRError, match="channels"):
+        bilinear.strassen_image(te.placeholder((7, 2, 8)), (1, 12, 4), 2)
 
 
 @pytest.mark.parametrize("rows", (8, 9))
 def test_both_ends_are_straight_line_code_over_vectors(rows):
     """The default schedule: what is made of four quarters, and the quarters made of seven products, side by side and without divisions."""
-    shapes = {"x": (rows, 64), "p": (7, (rows + 1) // 2, 48), "sizes": (rows,)}
-    x, p, sizes = (te.placeholder(shape, name=name) for name, shape in shapes.items())
+    half = (rows + 1) // 2
+    shapes = {"x": (rows, 64), "p": (7, half, 48), "sizes": (rows,), "pixels": (1, rows, 6, 64), "q": (7, 6 * half, 48)}
+    x, p, sizes, pixels, q = (te.placeholder(shape, name=name) for name, shape in shapes.items())
+    last = te.compute((1, 64, rows, 6), lambda b, c, i, j: pixels[b, i, j, c], "last")  # channels that are neighbours, as layouts have them
+    image = bilinear.strassen_image(q, (1, 96, rows, 6), 2)
+    turned = te.compute((1, rows, 6, 96), lambda b, i, j, c: image[b, c, i, j], "turned")
     to, back = bilinear.strassen_input(x, sizes), bilinear.strassen_output(p, sizes)
-    for name, sources, result, cases in (("to", [x, sizes], to, [7]), ("back", [p, sizes], back, [2, 2])):
+    kernels = [("to", [x, sizes], to, [7]), ("back", [p, sizes], back, [2, 2])]
+    kernels += [("of_pixels", [pixels], bilinear.strassen_pixels(last, 2), [7]), ("to_pixels", [q], turned, [2, 2])]
+    for name, sources, result, cases in kernels:
         kernel = cpu.schedule(lower(name, sources, [result], {}), CpuTarget.parse("cpu -mcpu=skylake-avx512")).kernel
         kinds = [(x.kind, x.extent) for x in walk(kernel.body) if isinstance(x, For)]
         assert [n for kind, n in kinds if kind == "unrolled"][: len(cases)] == cases and ("vectorized", 16) in kinds
-        assert "note" not in str(kernel) and "//" not in str(kernel) and "%" not in str(kernel)
+        assert "note" not in str(kernel)
+        if name in ("to", "back"):  # pixels have places in their image, one for each row of vectors
+            assert "//" not in str(kernel) and "%" not in str(kernel)

@@ -408,6 +408,40 @@ def test_products_keep_their_result(unchanged, monkeypatch, shape, n, turned):
     assert operators(choose_algorithms(before, TARGET, direct=True)) == ["matmul", "add", "relu"]
 
 
+PIXELS = ["strassen_pixels", "matmul", "strassen_image"]
+
+
+@pytest.mark.parametrize("shape, n", [((1, 32, 4, 6), 32), ((2, 64, 3, 5), 32), ((1, 32, 7), 96), ((1, 32, 2, 3, 3), 32)], ids=str)
+def test_convolutions_of_single_pixels_keep_their_result(unchanged, monkeypatch, shape, n):
+    """Products of the channels of every pixel, as the bias and activation that follow see them."""
+    always(monkeypatch)
+    window = (1,) * (len(shape) - 2)
+    b = GraphBuilder()
+    attrs = {"strides": window, "dilations": window, "group": 1}
+    (y,) = b.add(CONV, [b.input("x", "float32", shape), b.constant(array(n, shape[1], *window))], attrs)
+    before = b.build(b.add(RELU, [y]))
+    assert operators(unchanged(before, choose_algorithms(before, TARGET), rtol=1e-4)) == [*PIXELS, "relu"]
+    assert operators(choose_algorithms(before, TARGET, direct=True)) == ["conv", "relu"]
+
+
+@pytest.mark.parametrize("shape, weights, options", [
+    ((1, 32, 4, 4), (32, 32, 3, 1), {}), ((1, 64, 4, 4), (32, 32, 1, 1), {"group": 2}), ((1, 32, 4, 4), (32, 32, 1, 1), {"strides": (2, 2)}),
+    ((1, 48, 4, 4), (32, 48, 1, 1), {}), ((te.var("n"), 32, 4, 4), (32, 32, 1, 1), {}),
+], ids=str)  # fmt: skip
+def test_convolutions_of_single_pixels_that_are_left_alone(monkeypatch, shape, weights, options):
+    monkeypatch.setattr(algorithms, "fastest", lambda sizes, target: int(isinstance(sizes, Product)))
+    b = GraphBuilder()
+    attrs = {"strides": (1, 1), "dilations": (1, 1), "group": 1} | options
+    graph = b.build(b.add(CONV, [b.input("x", "float32", shape), b.constant(array(*weights))], attrs))
+    assert operators(choose_algorithms(graph, TARGET)) == ["conv"]
+
+
+def test_halves_of_an_odd_number_of_vectors_are_no_faster():
+    """Register tiles are two vectors wide."""
+    ways = [algorithm_costs(Product(14, 14, 1024, n), CpuTarget.parse("cpu -mcpu=znver4")) for n in (224, 256)]
+    assert ways[0][1] > ways[0][0] and ways[1][1] < 0.95 * ways[1][0]
+
+
 def test_products_with_a_symbolic_batch(unchanged, monkeypatch):
     always(monkeypatch)
     before = product_of((te.var("n"), 6, 32), array(32, 32))

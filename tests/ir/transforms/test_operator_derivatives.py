@@ -143,6 +143,7 @@ CASES += [
     ("winograd_input", [x(1, 2, 6, 6)], {"tile": 2, "taps": (3, 3)}), ("winograd_product", [x(4, 4, 1, 2, 2, 3), x(4, 4, 3, 5)], {}),
     ("winograd_output", [x(4, 4, 1, 2, 2, 3)], {"tile": 2, "shape": (4, 3)}),
     ("strassen_rows", [x(5, 4)], {}), ("strassen_input", [x(5, 4), positive(5)], {}), ("strassen_output", [x(7, 3, 2), positive(5)], {}),
+    ("strassen_pixels", [x(1, 4, 3)], {"rows": 2}), ("strassen_image", [x(7, 2, 2)], {"shape": (1, 4, 3), "rows": 2}),
     ("dropout", [np.array([3, 4], np.uint32), x(5, 7), None, np.array(True)], {"probability": 0.4}),
     ("dequantize", [ints(3, 5, below=9), positive(5), x(5)], {"axis": 1, "block": 0, "dtype": "float64"}),
     ("block_product", [x(3, 8), ints(5, 4, below=255).astype(np.uint8), positive(5, 2), x(5, 2), None], {"bits": 4, "block": 4}),
