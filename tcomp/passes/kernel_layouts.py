@@ -229,10 +229,13 @@ def _inherited(t: Tensor, body: E.Expr, layouts: Mapping[Tensor, Layout]) -> Lay
     largest = max(map(_bytes, reads), default=0)
     for r in reads:
         layout = layouts.get(r.attr)
-        elsewhere = r.args and r.attr.ndim != t.ndim and layout is None and r.args[-1] in t.axes[:-1]
+        last = r.args[-1] if r.args else None
+        if last is not None and last.op == "mod":  # channels in parts, a row of each
+            last = last.args[0]
+        elsewhere = r.attr.ndim != t.ndim and layout is None and last in t.axes[:-1]
         whole = {a for a, n in zip(t.axes, t.shape, strict=True) if n != 1} <= set(E.variables(*r.args))  # not one row for all others
         if elsewhere and whole and t.shape[-1] != 1 and _bytes(r) == largest:
-            otherwise = lanes_along(t.axes.index(r.args[-1]), t.ndim)
+            otherwise = lanes_along(t.axes.index(last), t.ndim)
         if layout is None and (r.args == t.axes or (r.attr.ndim == t.ndim == 2 and reductions(body))):
             row_major = max(row_major, _bytes(r))
         if layout is None or r.attr.ndim != t.ndim or layout.pads:
