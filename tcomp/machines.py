@@ -87,6 +87,7 @@ class Core:
     memory_bandwidth: float = 12  # GB/s that one core draws
     total_memory_bandwidth: float = 100  # GB/s that all cores together draw
 
+    half_vector: float = 1  # the share of an instruction's time on a vector that one on half of a vector takes
     unrolled_steps: int = 8  # of a reduction, at most: where code is compiled once more, operands of all steps would take registers
     loads_first: bool = False  # whether code is ordered so that all operands of a step are loaded before the first of them is used
     spared_registers: int = 0  # vector registers that tiles of products leave free: where that is faster, or they would spill
@@ -149,7 +150,7 @@ CORES = {
     "znver2":         Core(3.2, 2, 5,   2,   1, 5,  6,  32 * K,  512 * K, 16384 * K,  64, 32, 16, 20, 150),
     "znver3":         Core(3.4, 2, 4,   2,   1, 6,  5,  32 * K,  512 * K, 32768 * K,  64, 32, 16, 22, 160),
     "znver4":         Core(3.6, 1, 4,   1, 0.5, 6, 10,  32 * K, 1024 * K, 32768 * K,  64, 32, 16, 28, 300, tlb_entries=72,
-                       quarters_bandwidth=20, cached_quarters=20 << 20),
+                       half_vector=0.5, quarters_bandwidth=20, cached_quarters=20 << 20),
     "znver5":         Core(3.8, 2, 4,   2,   1, 8,  8,  32 * K, 1024 * K, 16384 * K, 128, 60, 20, 35, 400, spared_registers=4,
                        tlb_entries=96),
     "skylake-avx512": Core(2.6, 2, 4,   2,   1, 4, 10,  32 * K, 1024 * K, 16384 * K, 128, 40, 10, 12, 100),

@@ -191,9 +191,12 @@ class _Model:
         steps = min((abs(_offset(place) - _offset(r)) / abs(step) for r in reads), default=0.0)
         return min(1.0, steps / max(1, self.footprints.extent(loop)))
 
-    def _vectors(self, lane: For | None, bits: int) -> int:
-        """Instructions for all lanes of a vectorized loop."""
-        return 1 if lane is None else max(1, ceil(self.footprints.extent(lane) * bits / self.target.vector_bits))
+    def _vectors(self, lane: For | None, bits: int) -> float:
+        """Instructions for all lanes of a vectorized loop; one on half of a vector is the share of one that it takes."""
+        if lane is None:
+            return 1.0
+        vectors = self.footprints.extent(lane) * bits / self.target.vector_bits
+        return self.core.half_vector if vectors <= 0.5 else float(ceil(vectors))
 
     def _leaf(self, s: Store | Accumulate, here: _Here) -> None:
         region, loops, conditions, unrolled, lane = here

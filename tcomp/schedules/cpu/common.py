@@ -10,7 +10,7 @@ from math import inf, prod
 from tcomp.errors import ScheduleError
 from tcomp.ir import expr as E
 from tcomp.ir.access import stride
-from tcomp.ir.dtypes import itemsize
+from tcomp.ir.dtypes import is_float, itemsize
 from tcomp.ir.loops import VECTORIZED, Accumulate, Buffer, For, If, expressions, walk
 from tcomp.ir.simplify import as_dim, simplify
 from tcomp.schedules.analysis.access_patterns import Nest, extent_of
@@ -32,8 +32,17 @@ def lanes_of(target: CpuTarget, buffers: Iterable[Buffer]) -> int:
 
 
 def nest_lanes(target: CpuTarget, nest: Nest) -> int:
-    """Elements of the widest type of a nest that fill a vector register."""
-    return lanes_of(target, [nest.writes, *(r.attr for r in nest.reads)])
+    """Elements of the widest type of a nest that fill a vector register, or half of one: where rows of an odd number of halves follow each
+    other without a gap (grouped convolutions), the lanes of the last vector that belong to the next row are masked at every step, which
+    takes another instruction."""
+    lanes = lanes_of(target, [nest.writes, *(r.attr for r in nest.reads)])
+    columns = nest.spatial[-1] if nest.is_reduction and nest.spatial else None
+    if columns is None or not isinstance(columns.extent, int) or columns.extent % lanes != lanes // 2 or not is_float(nest.writes.dtype):
+        return lanes
+    shared = any(stride(r, columns.var) == 0 for r in nest.reads)
+    rows = any(r.args and r.args[-1] is columns.var and r.attr.shape[-1] == columns.extent for r in nest.reads)
+    whole, halves = columns.extent // lanes + 2, columns.extent // (lanes // 2) * target.core.half_vector
+    return lanes // 2 if shared and rows and lanes < columns.extent and halves <= whole else lanes
 
 
 def divides(n: int, extent: E.Dim) -> bool:

@@ -12,7 +12,7 @@ from tcomp.ir import expr as E, te
 from tcomp.ir.access import stride
 from tcomp.ir.interpreters.loops import run_kernel
 from tcomp.ir.layout import Layout
-from tcomp.ir.loops import PARALLEL, VECTORIZED, Accumulate, Buffer, For, Kernel, expressions, hoist_temporaries, loop, walk
+from tcomp.ir.loops import PARALLEL, VECTORIZED, Accumulate, Buffer, For, If, Kernel, expressions, hoist_temporaries, loop, walk
 from tcomp.ir.verify.loops import verify_kernel
 from tcomp.ops.image import grid_sample
 from tcomp.ops.movement import pad
@@ -163,6 +163,26 @@ def test_groups_of_few_channels_share_a_vector(groups: int, channels: int, resul
         program, arrangement = Program((x, w, b), (z,), {}), [last, weights.get(1), None, last]
         agree(program, interpreted(program, s.kernel, arrangement), expected(program))
         agree(program, native(program, s.kernel, arrangement), expected(program))
+
+
+@pytest.mark.parametrize(
+    ("processor", "channels", "lanes"),
+    [("skylake-avx512", 24, 8), ("skylake-avx512", 40, 16), ("znver4", 40, 8), ("znver4", 32, 16), ("znver4", 20, 16), ("haswell", 12, 4)],
+)
+def test_groups_of_an_odd_number_of_half_vectors_take_half_vectors(processor: str, channels: int, lanes: int) -> None:
+    """Rows of one and a half vectors would be masked at every step; of more, only where half of a vector takes half of the time."""
+    x, w = te.placeholder((1, 3 * channels, 5, 6), name="x"), te.placeholder((3 * channels, channels, 2, 2), name="w")
+    y = conv(x, w, (1, 1), (1, 1), 3)
+    z = te.compute(y.shape, lambda n, c, h, w: te.maximum(y[n, c, h, w], 0.0), name="z")
+    last, target = Layout.permuted((0, 2, 3, 1)), CpuTarget.parse(f"cpu -mcpu={processor}")
+    weights = operand_layouts(lower("k", [x, w], [z], {x: last, z: last}), frozenset({1}), target)
+    s = schedule(lower("k", [x, w], [z], {x: last, z: last, w: weights[1]}), target)
+    vectors = [x for x in s.loops.values() if x.kind == VECTORIZED]
+    assert not s.kernel.notes and {x.extent for x in vectors} == {lanes}
+    assert channels != lanes * 3 or not any(isinstance(x.body, If) for x in vectors)
+    program, arrangement = Program((x, w), (z,), {}), [last, weights[1], last]
+    agree(program, interpreted(program, s.kernel, arrangement), expected(program))
+    agree(program, native(program, s.kernel, arrangement), expected(program))
 
 
 def test_sums_that_go_on_from_what_was_there_are_no_tensor_expression() -> None:
