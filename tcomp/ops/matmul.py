@@ -128,7 +128,7 @@ def det(x: Tensor) -> Tensor:
             copy = L.over((n, n), lambda at: L.store(work, at, source[(*outer, *at)]), "copy{}".format)
             return L.block(copy, L.store(target, outer, const(1, x.dtype)), L.loop("k", n, lambda k: eliminate(k, outer)))
 
-        return L.Allocate(work, L.Allocate(pivot, L.Allocate(held, L.over(x.shape[:-2], matrix))))
+        return L.allocated((work, pivot, held), L.over(x.shape[:-2], matrix))
 
     return te.extern((x.shape[:-2], x.dtype), [x], program, "det")
 
@@ -169,7 +169,7 @@ def inverse(x: Tensor) -> Tensor:
 
             return L.block(L.over((n, n), start, "s{}".format), L.loop("k", n, eliminate), L.over((n, n), finish, "f{}".format))
 
-        return L.Allocate(work, L.Allocate(pivot, L.Allocate(held, L.over(x.shape[:-2], matrix))))
+        return L.allocated((work, pivot, held), L.over(x.shape[:-2], matrix))
 
     return te.extern((x.shape, x.dtype), [x], program, "inverse")
 

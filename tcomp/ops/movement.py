@@ -482,7 +482,7 @@ def merge_sort(
     copy = L.loop("copy", n, lambda p: L.store(order, (p,), merged[p]))
     step = L.block(L.loop("slot", n, advance), copy, L.store(width, (0,), width[0] * 2))
     body = L.block(L.store(width, (0,), 1), L.While(width[0] < n, step))
-    return L.Allocate(width, L.Allocate(left, L.Allocate(right, body)))
+    return L.allocated((width, left, right), body)
 
 
 TRANSPOSE, RESHAPE, VIEW = Operator("transpose", transpose), Operator("reshape", reshape), Operator("view", view)

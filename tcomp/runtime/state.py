@@ -58,7 +58,7 @@ class State:
     def run(self, inputs: Mapping[str, object], timeout: float | None = None) -> dict[str, Array]:
         """Run the model once more: `inputs` are those besides the state, and so are the outputs returned. Raises as `Module.run`; the state
         is then as it was."""
-        given: dict[str, object] = {**inputs, **{name: self._views[n] for name, n in self._inputs.items()}}
+        given: dict[str, object] = {**inputs, **self.values()}
         if overlap := [name for name in inputs if name in self._inputs]:
             raise InputError(f"the input `{overlap[0]}` is state", hint="leave it out")
         values = self.model._ordered(given)

@@ -280,7 +280,7 @@ def _json(value: Any, status: int = 200) -> Response:
 
 
 def _refused(refusal: Refusal, body_of: Callable[[Refusal], bytes] | None) -> Response:
-    headers = {"retry-after": str(max(1, round(refusal.retry_after)))} if refusal.retry_after is not None else {}
+    headers = refusal.fields
     if refusal.status == HTTPStatus.UNAUTHORIZED:
         headers["www-authenticate"] = "Bearer"
     body = dump_json({"error": refusal.message}) if body_of is None else body_of(refusal)

@@ -21,6 +21,11 @@ class Refusal(TcompError):
         return partial(Refusal, self.status, retry_after=self.retry_after, **self.parts), ()
 
     @property
+    def fields(self) -> dict[str, str]:
+        """When to try again, as a header."""
+        return {} if self.retry_after is None else {"retry-after": str(max(1, round(self.retry_after)))}
+
+    @property
     def message(self) -> str:
         """All of it on one line, as clients get it."""
         return "; ".join(part for part in (self.what, self.where, self.why, self.hint) if part).replace("\n", " ")

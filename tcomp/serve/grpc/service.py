@@ -12,7 +12,7 @@ from google.protobuf.message import DecodeError
 
 from tcomp.errors import TcompError
 from tcomp.serve.batching import Arrays
-from tcomp.serve.grpc.frames import Call, Methods, Status, Streaming, Unary
+from tcomp.serve.grpc.frames import INTERNAL, Call, Methods, Status, Streaming, Unary
 from tcomp.serve.grpc.messages import MESSAGES, PACKAGE
 from tcomp.serve.http_tensors import seconds
 from tcomp.serve.refusals import Refusal, as_refusal, bad_request
@@ -21,7 +21,6 @@ from tcomp.serve.state import ServerState
 from tcomp.serve.tracing import span
 
 _CODES = {400: 3, 401: 16, 403: 7, 404: 5, 413: 8, 422: 9, 429: 8, 501: 12, 503: 14, 504: 4}  # HTTP's status -> gRPC's code
-_INTERNAL = 13
 _DETAILS = 1000  # characters of a message: what is sent as a header should be short
 _CONTENTS = {
     "BOOL": "bool_contents", "INT8": "int_contents", "INT16": "int_contents", "INT32": "int_contents", "INT64": "int64_contents",
@@ -192,5 +191,4 @@ def _parsed(read: Callable[[bytes], Any], content: bytes) -> Any:
 
 
 def _status(refusal: Refusal) -> Status:
-    fields = {"retry-after": str(max(1, round(refusal.retry_after)))} if refusal.retry_after is not None else {}
-    return Status(_CODES.get(int(refusal.status), _INTERNAL), refusal.message[:_DETAILS], fields)
+    return Status(_CODES.get(int(refusal.status), INTERNAL), refusal.message[:_DETAILS], refusal.fields)
