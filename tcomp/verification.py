@@ -7,7 +7,6 @@ culprit: each graph pass is judged by interpreting its result, then each kernel 
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
@@ -168,7 +167,7 @@ def _judge_kernels(graph: Graph, options: CompileOptions, inputs: Mapping[str, A
     values: dict[Value, Array] = {v: np.asarray(a) for v, a in graph.constants.items()} | {v: inputs[v.name] for v in graph.inputs}
     shapes = bind_dims([(v.name, v.shape, values[v].shape) for v in graph.inputs])
     dims = bind_values(graph, [values[v] for v in graph.inputs], shapes)
-    uses, precision = Counter(v for node in graph.nodes for v in node.inputs if v is not None), options.backend.target.precision
+    uses, precision = graph.uses(), options.backend.target.precision
     for number, node in enumerate(graph.nodes, 1):
         options.progress("kernels alone", number, len(graph.nodes))
         given = {v: values[v] for v in node.inputs if v is not None}

@@ -24,6 +24,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+from collections import Counter
 from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from math import prod
@@ -193,6 +194,10 @@ class Graph:
     def dims(self) -> list[Expr]:
         """The symbolic dims of all values, in order of first use (inputs first)."""
         return list(variables(*(d for value in self.values() for d in value.shape if isinstance(d, Expr))))
+
+    def uses(self) -> Counter[Value]:
+        """How often each value is read: by nodes, in order, and as an output."""
+        return Counter([*(v for node in self.nodes for v in node.inputs if v is not None), *self.outputs])
 
     def values(self) -> Iterator[Value]:
         """Inputs, constants, and node outputs in order."""
@@ -419,7 +424,7 @@ class _GraphPrinter(Printer):
     def graph(self, graph: Graph, indent: str, outermost: bool = False) -> list[str]:
         outer, self.values = self.values, Names()
         inputs, inside = ", ".join(map(self.declared, graph.inputs)), indent + "  "
-        used = dict.fromkeys([*(v for node in graph.nodes for v in node.inputs if v is not None), *graph.outputs])
+        used = graph.uses()
         constants = [v for v in (used if self.canonical else graph.constants) if v in graph.constants]
         lines = [f"{inside}const {self.declared(v)} = {self.constant(np.asarray(graph.constants[v]), v.dtype)}" for v in constants]
         lines += [line for node in graph.nodes for line in self.node(node, inside)]

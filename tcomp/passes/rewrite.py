@@ -11,7 +11,6 @@ outputs, and branches and loops write theirs in place. An output that equals an 
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import wraps
@@ -56,8 +55,7 @@ class Rewriter(GraphBuilder):
         self._source, self.inputs, self.constants, self._outputs = graph, list(graph.inputs), dict(graph.constants), graph.outputs
         self._names.update(v.name for v in graph.values())
         self._replaced, self._producer = dict[Value, Value](), dict[Value, Node]()
-        self._uses = Counter(v for node in graph.nodes for v in node.inputs if v is not None)
-        self._uses.update(graph.outputs)
+        self._uses = graph.uses()
 
     def producer(self, value: Value | None, *operators: Operator) -> Node | None:
         """The node of the new graph that computes `value`, if by one of these operators (none: by any); None for inputs, constants and

@@ -5,7 +5,6 @@ A LOOP whose body says "stop" ends early; the rows of stacked outputs that it di
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 
 import numpy as np
@@ -49,8 +48,7 @@ def _run(graph: Graph, inputs: Sequence[Array], dims: Mapping[Expr, int], on_val
             raise InputError(f"the input `{v.name}` is {array.dtype.name} instead of {v.dtype}", where=f"graph `{graph.name}`")
     dims = bind_dims([(v.name, v.shape, a.shape) for v, a in zip(graph.inputs, inputs, strict=True)], dims)
     values: dict[Value, Array] = {v: np.asarray(a) for v, a in graph.constants.items()} | dict(zip(graph.inputs, inputs, strict=True))
-    uses = Counter(v for node in graph.nodes for v in node.inputs if v is not None)
-    uses.update(graph.outputs)
+    uses = graph.uses()
     for node in graph.nodes:
         try:
             given = [None if v is None else values[v] for v in node.inputs]
