@@ -331,10 +331,12 @@ def application(op: Operator, inputs: Sequence[Value | None], attrs: Mapping[str
 def _require_inside(outputs: Sequence[te.Tensor]) -> None:
     """Raises `SizeMismatch` where extents that tensors are read over are not those of the tensors: of inputs that do not fit each other."""
     for t in te.tensors(outputs):
-        if t.body is not None:
-            found = out_of_bounds_reads(t.body, t.axes) if 0 not in t.shape else iter(())
-        else:
-            found = out_of_bounds_accesses(t.extern.body) if t.extern is not None and t.index == 0 else iter(())
+        found: Iterator[tuple[Expr, int, Dim]] = iter(())
+        if t.body is not None and 0 not in t.shape:
+            found = out_of_bounds_reads(t.body, t.axes)
+        elif t.extern is not None and t.index == 0:  # temporaries of the program have sizes of their own: of n positions, k are read
+            buffers = {*t.extern.parameters, *t.extern.results}
+            found = (access for access in out_of_bounds_accesses(t.extern.body) if access[0].attr in buffers)
         if (first := next(found, None)) is not None:
             read, axis, needed = first
             given = read.attr.shape[axis]

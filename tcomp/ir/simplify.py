@@ -17,7 +17,7 @@ from math import gcd
 from operator import mul
 
 from tcomp.ir.expr import INDEX, Dim, Expr, ExprLike, binary, bounds, const, rewrite, select
-from tcomp.ir.linear import MAX_DEGREE, Linear, degree, forget, linear, order, plus, without
+from tcomp.ir.linear import MAX_DEGREE, Linear, Monomial, degree, forget, linear, order, plus, without
 
 _memo: dict[Expr, Expr] = {}
 _MAX_CASES = 3  # minima and maxima in one another of which each operand is looked at to compare sums
@@ -323,9 +323,8 @@ def _topped(terms: Linear) -> Linear:
         atom = m[0] if len(m) == 1 else None
         if k > 0 or atom is None or atom.op != "floordiv" or atom.args[1].op != "const" or atom.args[0].op != "var":
             continue
-        extent = atom.args[0].attr.extent
-        if extent is not None and extent.op != "const" and _positive(atom.args[1]):
-            largest = linear(simplify((extent - 1) // atom.args[1]))
+        if (last := _last(atom.args[0])) is not None and _positive(atom.args[1]):
+            largest = linear(simplify(last // atom.args[1]))
             return _topped(plus(plus(terms, {m: k}, -1), largest, k))
     return terms
 
@@ -351,11 +350,19 @@ def _lower_bound(terms: Linear) -> int | None:
 
 
 def _weaken(terms: Linear, variables_first: bool) -> Linear | None:
-    """A sum that is never larger, with one atom replaced by a bound of it. None when no rule applies.
+    """A sum that is never larger, with one atom, or two, replaced by a bound. None when no rule applies.
 
-    Which atom is replaced first decides what can be proved. n // 4 * 4 - i * 4 > 0, where i < n // 4, needs the variable i replaced before
+    What is replaced first decides what can be proved. n // 4 * 4 - i * 4 > 0, where i < n // 4, needs the variable i replaced before
     n // 4; x // 4 * 4 - x >= -3 needs x // 4 replaced before x. So `_at_least` tries both orders.
     """
+    if variables_first and (weaker := _without_atom(terms, [m for m in terms if all(a.op == "var" for a in m)])) is not None:
+        return weaker
+    weaker = _without_quotients(terms)
+    return _without_atom(terms, list(terms)) if weaker is None else weaker
+
+
+def _without_quotients(terms: Linear) -> Linear | None:
+    """A sum that is never larger, with two quotients replaced."""
     for m, k in terms.items():
         for n, c in terms.items():
             if not (k > 0 > c and len(m) == len(n) == 1 and m[0].op == n[0].op == "floordiv"):
@@ -368,7 +375,11 @@ def _weaken(terms: Linear, variables_first: bool) -> Linear | None:
                 return plus(terms, {m: -1, n: 1, (): ahead[()] // -a.attr}, min(k, -c))
             if x is y and a.op == b.op == "const" and 0 < a.attr < b.attr and b.attr % a.attr == 0 and c % (by := b.attr // a.attr) == 0:
                 return plus(terms, {n: -c, m: c // by})  # x // (a * by) * by <= x // a
-    monomials = sorted(terms, key=lambda m: all(a.op != "var" for a in m)) if variables_first else list(terms)
+    return None
+
+
+def _without_atom(terms: Linear, monomials: Sequence[Monomial]) -> Linear | None:
+    """A sum that is never larger, with an atom of one of its monomials replaced."""
     for m in monomials:
         for position, atom in enumerate(m):
             others = m[:position] + m[position + 1 :]
@@ -378,10 +389,18 @@ def _weaken(terms: Linear, variables_first: bool) -> Linear | None:
     return None
 
 
+def _last(v: Expr) -> Expr | None:
+    """The largest value of a loop variable with a symbolic extent. Of max(0, n) iterations there are n where there are any."""
+    extent = v.attr.extent
+    if extent is not None and extent.op == "max" and const(0) in extent.args:
+        extent = next(a for a in extent.args if a is not const(0))
+    return None if extent is None else extent - 1
+
+
 def _bound_of_atom(atom: Expr, k: int) -> tuple[int, Expr] | None:
     """(scale, bound) with scale * bound <= k * atom."""
-    if atom.op == "var" and atom.attr.extent is not None:
-        return (k, atom.attr.extent - 1) if k < 0 else (k, const(0))
+    if atom.op == "var" and (last := _last(atom)) is not None:
+        return (k, last) if k < 0 else (k, const(0))
     if atom.op == "floordiv" and atom.args[1].op == "const" and atom.args[1].attr > 0 and k % atom.args[1].attr == 0:
         x, c = atom.args[0], int(atom.args[1].attr)
         return (k // c, x) if k < 0 else (k // c, x - (c - 1))  # x - c + 1 <= c * (x // c) <= x

@@ -164,3 +164,30 @@ def test_index_tuples_of_free_length():
     with pytest.raises(UnsupportedError, match="the rank of its result depends on k"):
         import_model(matrix)
     assert len(import_model(matrix, dims={"k": 2}).outputs[0].shape) == 1
+
+
+def test_a_window_larger_than_a_version():
+    """For rows of one element a version was wanted, in which a window of 3 has n - 2 = -1 results."""
+    nodes = [
+        ("LpPool", ["x"], ["p"], {"kernel_shape": [1, 3], "strides": [2, 1], "p": 2}),
+        ("ReduceMax", ["p", "axes"], ["y"], {"keepdims": 1}),
+    ]
+    proto = model(nodes, {"x": ("float32", [2, "n", "m", "n"])}, ["y"], axes=np.array([2, 0]))
+    for n, m in ((3, 1), (5, 4)):
+        agrees(proto, {"x": RNG.standard_normal((2, n, m, n)).astype(np.float32)})
+    with pytest.raises(InputError):
+        tcomp.compile(proto, threads=1).run({"x": np.ones((2, 1, 3, 1), np.float32)})
+
+
+def test_as_many_of_a_free_axis():
+    """That two of n elements were read was taken for n = 2."""
+    proto = model([("TopK", ["x", "k"], ["y", "i"], {"axis": -2})], {"x": ("float32", [2, "n", "m"])}, ["y", "i"], k=np.array([2]))
+    for n, m in ((2, 3), (7, 1)):
+        agrees(proto, {"x": RNG.standard_normal((2, n, m)).astype(np.float32)})
+
+
+def test_an_axis_named_twice():
+    """As ONNX Runtime takes it; onnx's reference refuses it."""
+    x = RNG.standard_normal((2, 3, 4)).astype(np.float32)
+    proto = model([("ReduceMax", ["x", "axes"], ["y"], {"keepdims": 0})], {"x": ("float32", [2, "n", 4])}, ["y"], axes=np.array([1, -2]))
+    np.testing.assert_array_equal(tcomp.compile(proto, threads=1).run({"x": x})["y"], x.max(1))

@@ -68,7 +68,7 @@ def _reduce(op: Operator) -> Handler:
             result = result if ctx.attrs["keepdims"] else chosen.kept(shape)
             reduced = ctx.add(op, [chosen.view(ctx, ctx.value(0))], axes=inner, keepdims=False)
             return ctx.add(VIEW, [reduced], shape=sized(ctx, result, "the result", chosen.valid))
-        axes = tuple(sorted(ctx.axes(named)))
+        axes = tuple(sorted({ctx.axis(axis) for axis in named}))  # ONNX Runtime allows one to be named twice
         if not axes and ctx.attrs.get("noop_with_empty_axes"):
             return ctx.value(0)
         return ctx.add(op, [ctx.value(0)], axes=axes or ctx.axes(None), keepdims=bool(ctx.attrs["keepdims"]))
