@@ -18,7 +18,7 @@ from tcomp.ir import expr as E, te
 from tcomp.ir.access import Box, without
 from tcomp.ir.graph import IF, LOOP, Application, Constant, Graph, Node, Value, application, materialised
 from tcomp.ir.simplify import as_dim, difference, same_shape, simplify
-from tcomp.ops.movement import RESHAPE, SLICE
+from tcomp.ops.movement import RESHAPE, SLICE, WITH_SHAPE
 from tcomp.passes.canonicalize import uniform
 from tcomp.passes.rewrite import Notes, Rewriter
 from tcomp.passes.structure import body_of, movement, structural, unit_axes, with_constants
@@ -101,7 +101,7 @@ def _slice_of_input(node: Node, box: Box, constants: Mapping[Value, Constant]) -
     """The part of its input that a slice, or a gather at a constant position, reads for a box of its output; None for other operators, and
     if it is the whole input."""
     body = body_of(node)
-    if body is None or body.expr.op != "read":
+    if body is None or body.expr.op != "read" or node.op is WITH_SHAPE:  # which reads all, but by another formula of the same size
         return None
     values = {v: value for v in body.leaves if (value := uniform(materialised(constants.get(v)))) is not None}
     if (move := movement(with_constants(body, values))) is None:

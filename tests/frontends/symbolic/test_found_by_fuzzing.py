@@ -191,3 +191,14 @@ def test_an_axis_named_twice():
     x = RNG.standard_normal((2, 3, 4)).astype(np.float32)
     proto = model([("ReduceMax", ["x", "axes"], ["y"], {"keepdims": 0})], {"x": ("float32", [2, "n", 4])}, ["y"], axes=np.array([1, -2]))
     np.testing.assert_array_equal(tcomp.compile(proto, threads=1).run({"x": x})["y"], x.max(1))
+
+
+def test_a_size_by_two_formulas():
+    """That m and h // 2 are equal is checked by the run; of n elements, m were taken for a slice."""
+    nodes = [("Resize", ["x", "", "scales"], ["r"], {"mode": "nearest"}), ("Where", ["c", "r", "z"], ["y"])]
+    inputs = {"x": ("float32", [1, 5, "h"]), "c": ("bool", [1, 1, "n"]), "z": ("float32", [1, 5, "m"])}
+    proto = model(nodes, inputs, ["y"], scales=np.array([1, 1, 0.5], np.float32))
+    values = {"x": RNG.standard_normal((1, 5, 6)).astype(np.float32), "c": np.array([[[True, False, True]]])}
+    agrees(proto, values | {"z": np.zeros((1, 5, 3), np.float32)})
+    with pytest.raises(InputError):
+        tcomp.compile(proto, threads=1).run(values | {"z": np.zeros((1, 5, 2), np.float32)})
