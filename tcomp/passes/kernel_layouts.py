@@ -221,7 +221,8 @@ def _only(reads: Sequence[E.Expr], axis: E.Expr) -> E.Expr | None:
 def _inherited(t: Tensor, body: E.Expr, layouts: Mapping[Tensor, Layout]) -> Layout | None:
     """The order of the largest input's axes, carried over to the axes of the result that index them (of equal ones, what is not row-major);
     where it has another rank (tokens that become an image), the last one, unless that is the same for all elements of an axis. None where
-    lanes would run across separate products: where both operands of one have the last axis, and others for themselves."""
+    lanes would run across separate products: where both operands of one have the last axis, and others for themselves; and where sums, of
+    products say, would be fewer neighbours than vectors have lanes, though rows of the result fill these."""
     place, found = {a: n for n, a in enumerate(t.axes)}, list[tuple[int, Layout]]()
     row_major = 0  # bytes of the largest input that lies in order, and is read so or is a matrix of a product
     otherwise: Layout | None = None
@@ -248,7 +249,10 @@ def _inherited(t: Tensor, body: E.Expr, layouts: Mapping[Tensor, Layout]) -> Lay
             found.append((_bytes(r), Layout.permuted(order)))
     size, layout = max(found, key=lambda x: x[0], default=(largest, otherwise))
     numbered = layout is not None and _numbers_products(body, t.axes[layout.pieces[-1].axis])
-    return None if size < row_major or numbered else layout
+    if layout is None or size < row_major or numbered:
+        return None
+    neighbours, row = (known_size(t.shape[n]) for n in (layout.pieces[-1].axis, -1))
+    return None if reductions(body) and neighbours < MIN_LANES <= row else layout
 
 
 def _numbers_products(body: E.Expr, axis: E.Expr) -> bool:

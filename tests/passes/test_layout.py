@@ -70,6 +70,18 @@ def test_convolutions_and_what_follows_them_are_channels_last(unchanged):
     assert found["logits"] is None  # outputs of the graph are row-major
 
 
+@pytest.mark.parametrize("series, kept", [(7, None), (16, Layout.permuted((0, 2, 3, 1)))])
+def test_products_of_rows_that_fill_vectors_are_no_rows_of_few_neighbours(unchanged, series, kept):
+    """Time series lie side by side: what is made of patches follows them, but not products whose lanes would be few series."""
+    b = GraphBuilder()
+    (t,) = b.add(mv.TRANSPOSE, [b.input("x", "float32", (1, 48, series))], {"perm": (0, 2, 1)})
+    (t,) = b.add(ew.RELU, b.add(mv.RESHAPE, [t], {"shape": (1, series, 3, 16)}), name="patches")
+    for name in ("first", "second"):
+        (t,) = b.add(ew.TANH, b.add(MATMUL, [t, b.constant(random(16, 16), f"{name}.w")]), name=name)
+    found = layouts(chosen(unchanged, b.build([t])))
+    assert found["patches"] == Layout.permuted((0, 2, 3, 1)) and found["first"] == kept
+
+
 def seconds(body):
     """A model for which convolutions take less time channels last, and all else takes little."""
     if not any(n.op is CONV for n in body.nodes):
