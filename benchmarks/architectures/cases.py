@@ -216,7 +216,7 @@ CASES: dict[str, Case] = {
     "timm_resnest": (partial(image_model, "resnest14d"), PICTURES),
     "timm_sknet": (partial(image_model, "skresnet18"), PICTURES),
     "timm_starnet": (partial(image_model, "starnet_s1"), PICTURES),
-    "timm_tinyvit": (partial(image_model, "tiny_vit_5m_224", img_size=64), {"x": ("batch", 3, 64, 64)}),
+    "timm_tinyvit": (partial(image_model, "tiny_vit_5m_224"), {"x": ("batch", 3, 64, 64)}),
     "timm_vovnet": (partial(image_model, "ese_vovnet19b_dw"), PICTURES),
     "timm_xcit": (partial(image_model, "xcit_nano_12_p16_224"), PICTURES),
 }  # fmt: skip
