@@ -116,7 +116,8 @@ def _slice_of_input(node: Node, box: Box, constants: Mapping[Value, Constant]) -
             start, extent = box.base[axis], box.extent[axis]
         if step < 1 or E.reads(rest) or not set(axes).isdisjoint(E.variables(rest)):
             return None
-        needs[d] = simplify(rest + start * step), as_dim((E.as_expr(extent) - 1) * step + 1)
+        reach = extent if step == 1 else as_dim(E.maximum((E.as_expr(extent) - 1) * step + 1, 0))  # of no element: none
+        needs[d] = simplify(rest + start * step), reach
         steps.append(step)
     part = Box.whole(move.source.shape).replaced(needs)
     return None if left or part.is_whole(move.source.shape) else _Part(node.outputs[0], box, {move.source: part}, None, tuple(steps))

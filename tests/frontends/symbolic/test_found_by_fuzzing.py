@@ -202,3 +202,11 @@ def test_a_size_by_two_formulas():
     agrees(proto, values | {"z": np.zeros((1, 5, 3), np.float32)})
     with pytest.raises(InputError):
         tcomp.compile(proto, threads=1).run(values | {"z": np.zeros((1, 5, 2), np.float32)})
+
+
+def test_every_second_element_of_none():
+    """Steps of two reach over -1 elements where there is none."""
+    nodes = [("Relu", ["x"], ["r"]), ("Unsqueeze", ["r", "one"], ["u"]), ("Slice", ["u", "starts", "ends", "axes", "steps"], ["y"])]
+    slices = {"starts": [3, 3, 0], "ends": [2, 0, 9], "axes": [0, 1, 2], "steps": [2, 2, 2], "one": [1]}
+    proto = model(nodes, {"x": ("float32", [4, 5])}, ["y"], **{name: np.array(n) for name, n in slices.items()})
+    agrees(proto, {"x": RNG.standard_normal((4, 5)).astype(np.float32)})
