@@ -13,7 +13,7 @@ from tcomp.ir import expr as E, loops as L
 from tcomp.ir.expr import Expr
 
 
-class Digit(NamedTuple):
+class CountedDigit(NamedTuple):
     """`number % base`, which carries into `number // base`. The number is the loop variable, or what another digit carries into."""
 
     number: Expr
@@ -34,28 +34,28 @@ class Counter(NamedTuple):
     """A digit while its loop is emitted, as LLVM IR: its base, at least 1; whether that is positive, where it may be 0; and what the digit
     and its quotient are in the first iteration."""
 
-    digit: Digit
+    digit: CountedDigit
     base: str
     positive: str | None
     remainder: str
     quotient: str
 
 
-def digits(loop: L.For, sizes: Collection[Expr]) -> list[Digit]:
+def digits(loop: L.For, sizes: Collection[Expr]) -> list[CountedDigit]:
     """The digits of a loop's variable in its body, a number before its quotients. Their bases do not change in the loop, and are not
     negative, as none of the given sizes of buffers is; constant ones are counted only where a symbolic one follows, as LLVM divides by
     multiplying where it knows the divisor."""
     changing = {s.var for s in L.walk(loop) if isinstance(s, L.For)}
-    found, numbers = dict[Digit, None](), {loop.var}
+    found, numbers = dict[CountedDigit, None](), {loop.var}
     for s in L.walk(loop.body):
         for e in E.walk(*L.expressions(s)):
             if e.op not in ("floordiv", "mod") or e.args[0] not in numbers or not changing.isdisjoint(E.variables(e.args[1])):
                 continue
             least = E.bounds(e.args[1])[0]
             if e.args[1] in sizes or (least is not None and least >= 0 and not E.reads(e.args[1])):
-                found[digit := Digit(*e.args)] = None
+                found[digit := CountedDigit(*e.args)] = None
                 numbers.add(digit.quotient)
-    kept, followed = list[Digit](), set[Expr]()
+    kept, followed = list[CountedDigit](), set[Expr]()
     for digit in reversed(found):
         if digit.base.op != "const" or digit.quotient in followed:
             kept.append(digit)
