@@ -131,8 +131,9 @@ def _split_reduction(s: Schedule, result: str) -> str | None:
         return None
     longest = T.longest(reduction.reduction_loops)
     results, length = iterations(reduction.spatial), extent_of(longest.extent)
-    product = T.is_contraction(reduction) and not _prefers_block_per_row(reduction)  # others are reduced by rows, many threads to each
-    if length < (MIN_SPLIT_PART * 8 if product else MIN_SPLIT_LENGTH) or results * (1 if product else BLOCK_THREADS * 8) >= BUSY_THREADS:
+    by_blocks = _prefers_block_per_row(reduction)  # many threads reduce a row; elsewhere a thread has some results of its own
+    least, threads = (MIN_SPLIT_LENGTH, BLOCK_THREADS * 8) if by_blocks else (MIN_SPLIT_PART * 8, 1)
+    if length < least or results * threads >= BUSY_THREADS:
         return None
     partial = s.rfactor(result, longest.var.name, _floor_power(min(4 * BUSY_THREADS // results, length // MIN_SPLIT_PART)))
     s.mask(partial)

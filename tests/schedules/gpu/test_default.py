@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from math import prod
 
 import numpy as np
@@ -160,6 +160,11 @@ def total(count: int, dtype: str = "float32") -> Program:
     return Program((x,), (te.compute((), lambda: te.sum(cast(x[k], "float64"), k), "total"),), {})
 
 
+def columns(rows: int, count: int, reduction: Callable[..., Expr]) -> Program:
+    x, k = te.placeholder((rows, count), "float32", "x"), te.reduce_axis(rows, "k")
+    return Program((x,), (te.compute((count,), lambda j: reduction(x[k, j], k), "y"),), {})
+
+
 def softmax(rows: int, length: int) -> Program:
     x = te.placeholder((rows, length), "float64", "x")
     k, j = te.reduce_axis(length, "k"), te.reduce_axis(length, "j")
@@ -206,6 +211,8 @@ FAMILIES = {
     "image-stem": image(1, 3, 40, 24, 7, 2, 3),
     "total-divided": total(200_003),
     "total-half": total(70_000, "float16"),
+    "column-sums": columns(40_000, 50, te.sum),
+    "column-maxima": columns(1001, 129, te.max),
     "softmax": softmax(37, 197),
     "softmax-short": softmax(300, 7),
     "softmax-long": softmax(3, 5000),
@@ -254,7 +261,7 @@ def test_families_fit_a_multiprocessor(name: str, arch: str) -> None:
         assert u.spilled == 0 and u.shared + launch.shared <= TARGET.shared_per_block and u.registers * prod(launch.block) <= 1 << 16
 
 
-@pytest.mark.parametrize("name", ["matvec-divided", "matvec-divided-long", "divided-product", "image-divided", "total-divided"])
+@pytest.mark.parametrize("name", ["matvec-divided", "matvec-divided-long", "divided-product", "image-divided", "total-divided", "column-sums"])
 def test_long_folds_of_few_results_are_divided(name: str) -> None:
     launches = emit_kernel(hoist_temporaries(schedule(lowered(FAMILIES[name]), TARGET).kernel)[0], TARGET)[1]
     first = launches[0]
