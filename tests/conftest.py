@@ -31,6 +31,7 @@ def golden(request: pytest.FixtureRequest) -> Callable[[str, str], None]:
     return check
 
 
+@pytest.hookimpl(optionalhook=True)  # without pytest-xdist nobody asks
 def pytest_xdist_auto_num_workers() -> int:
     """Two workers of pytest-xdist more than there are cores, as some tests wait: for other processes, for time to pass."""
     return len(os.sched_getaffinity(0)) + 2

@@ -103,6 +103,22 @@ def test_softmax(rows: int, length: int) -> None:
     np.testing.assert_allclose(f(given), want / want.sum(1, keepdims=True), rtol=1e-5)
 
 
+@pytest.mark.parametrize(("rows", "length"), [(1, 768), (1, 5000), (3, 768)])
+def test_normalisation(rows: int, length: int) -> None:
+    """Of one row the threads of a block exchange the mean through global memory."""
+    x, scale = te.placeholder((rows, length), "float32", "x"), te.placeholder((length,), "float32", "scale")
+    k, j = te.reduce_axis(length, "k"), te.reduce_axis(length, "j")
+    mean = te.compute((rows,), lambda r: te.sum(x[r, k], k) / float(length), "mean")
+    spread = te.compute((rows,), lambda r: te.sum((x[r, j] - mean[r]) * (x[r, j] - mean[r]), j) / float(length), "spread")
+    y = te.compute((rows, length), lambda r, i: (x[r, i] - mean[r]) / te.sqrt(spread[r] + 1e-5) * scale[i], "y")
+    f = tcomp.build([x, scale, y], "cuda")
+    for _ in range(3):
+        given, scales = floats(rows, length) + 3, floats(length)
+        wide = given.astype(np.float64)
+        want = (wide - wide.mean(1, keepdims=True)) / np.sqrt(wide.var(1, keepdims=True) + 1e-5) * scales
+        np.testing.assert_allclose(f(given, scales), want, atol=1e-5)
+
+
 @pytest.mark.parametrize("length", [1, 1000, 10_000_019])
 def test_total(length: int) -> None:
     x, k = te.placeholder((length,), "float32", "x"), te.reduce_axis(length, "k")

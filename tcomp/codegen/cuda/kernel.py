@@ -100,9 +100,12 @@ class Function(FunctionBuilder):
         self.note_scalars(*map(as_expr, self.grid))
         buffers = [b for b in self.kernel.buffers if b in self.used_buffers]
         scalars = [v for v in self.kernel.scalars if v in self.used_scalars]
-        parameters = [f"{'' if b in self.written else 'const '}{MEMORY[b.dtype]}* __restrict__ {self.names[b]}" for b in buffers]
+        # What one thread writes and another reads is not `__restrict__`: the compiler would move loads of it across barriers.
+        exchanged = self.written & {a.buffer for a in accesses(body) if not a.writes or isinstance(a.statement, L.Accumulate)}
+        qualified = [("" if b in self.written else "const ", "" if b in exchanged else "__restrict__ ") for b in buffers]
+        parameters = [f"{c}{MEMORY[b.dtype]}* {r}{self.names[b]}" for b, (c, r) in zip(buffers, qualified, strict=True)]
         parameters += [f"const long long {self.names[v]}_" for v in scalars]
-        parameters += ["unsigned long long* __restrict__ report", "const long long call"] if self.reports else []
+        parameters += ["unsigned long long* report", "const long long call"] if self.reports else []
         head = [f"  const {self.type_of(v)} {self.names[v]} = ({self.type_of(v)}){self.names[v]}_;" for v in scalars]
         signature = f'extern "C" __global__ void __launch_bounds__({threads}) {self.name}({", ".join(parameters)}) {{'
         text = "\n".join([signature, *head, *self.declarations, *self.lines, "}"])

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 from hypothesis import given, settings, strategies as st
 
+from tcomp.codegen.cuda import nvrtc
 from tcomp.codegen.cuda.barriers import MAX_TRACKED, Placement, pending_groups, phases, place, unproved
 from tcomp.codegen.cuda.kernel import emit_kernel
 from tcomp.ir import te
@@ -12,6 +13,7 @@ from tcomp.ir.expr import Expr, as_expr
 from tcomp.ir.loops import Accumulate, Allocate, Buffer, For, If, Kernel, Stmt, block, loop, store
 from tcomp.target import CudaTarget
 from tests.codegen.cuda.block_races import Block
+from tests.codegen.cuda.test_cuda import needs_nvrtc
 
 SUM = te.sum(te.placeholder((4,), "float32")[0], te.reduce_axis(4)).attr[0]
 THREADS = 4
@@ -275,3 +277,18 @@ def test_a_barrier_that_some_threads_pass_by_is_not_proved() -> None:
     some = If(mine[0] < 1, copy("copy", a, 0, 1))  # which some threads would count, and others not
     placement, copies = placed(some)
     assert not unproved(some, copies, placement) and unproved(some, copies, placement, placement.groups) == list(copies)
+
+
+# ---------------------------------------------------------------- what threads exchange through global memory
+
+
+@needs_nvrtc
+def test_what_another_thread_writes_is_read_behind_the_barrier() -> None:
+    """The compiler may move loads of `__restrict__` pointers across barriers, and did: on a GPU some threads read an old mean."""
+    mean, y = Buffer("mean", "float32", (1,)), Buffer("y", "float32", (64,))
+    first = If(as_expr(SIZE) > 5, store(mean, (0,), X[0, 0] * 2.0))
+    then = loop("t", 64, lambda t: store(y, (t,), X[t, 1] - mean[0]), "thread.x")
+    text, _ = emit_kernel(Kernel("k", (X, mean, y), (mean, y), (SIZE,), block(first, then)), CudaTarget.parse("cuda"))
+    assert "const float* __restrict__ x" in text and "float* mean" in text and "float* __restrict__ y" in text
+    ptx = nvrtc.compile_text(text, "sm_80").ptx.decode()
+    assert ptx.index("bar.sync") < ptx.index("ld.global.f32")

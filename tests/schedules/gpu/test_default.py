@@ -261,7 +261,9 @@ def test_families_fit_a_multiprocessor(name: str, arch: str) -> None:
         assert u.spilled == 0 and u.shared + launch.shared <= TARGET.shared_per_block and u.registers * prod(launch.block) <= 1 << 16
 
 
-@pytest.mark.parametrize("name", ["matvec-divided", "matvec-divided-long", "divided-product", "image-divided", "total-divided", "column-sums"])
+@pytest.mark.parametrize(
+    "name", ["matvec-divided", "matvec-divided-long", "divided-product", "image-divided", "total-divided", "column-sums"]
+)
 def test_long_folds_of_few_results_are_divided(name: str) -> None:
     launches = emit_kernel(hoist_temporaries(schedule(lowered(FAMILIES[name]), TARGET).kernel)[0], TARGET)[1]
     first = launches[0]
