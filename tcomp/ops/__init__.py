@@ -17,6 +17,7 @@ from tcomp.ops import (
     recurrent,
     reduction,
     signal,
+    special,
     stored_weights,
     text,
     training,
@@ -26,7 +27,7 @@ from tcomp.ops import (
 
 _FAMILIES = (
     bilinear, counting, elementwise, expression, image, interpolation, matmul, ml, movement, nn,
-    quantization, random, recurrent, reduction, signal, stored_weights, text, training, trees, xla,
+    quantization, random, recurrent, reduction, signal, special, stored_weights, text, training, trees, xla,
 )  # fmt: skip
 
 OPERATORS: dict[str, Operator] = {

@@ -79,7 +79,7 @@ def _expm1(x: Expr) -> Expr:
     return select(te.abs(x) < 0.5, 2.0 * t / (1.0 - t), te.exp(x) - 1.0)
 
 
-def _log1p(x: Expr) -> Expr:
+def log1p(x: Expr) -> Expr:
     """log(u) * (x / (u - 1)) with u = 1 + x, whose rounding cancels (Kahan)."""
     u = 1.0 + x
     exact = te.equal(u, 1.0) | (te.isinf(x) & (x > 0))
@@ -163,50 +163,50 @@ def _convert(x: Expr, dtype: str, **narrowed: Any) -> Expr:
     return cast(cast(x, "float32") if {x.dtype, dtype} == {"float16", "bfloat16"} else x, dtype)
 
 
-def _operator(name: str, function: Callable[..., Expr]) -> Operator:
+def pointwise(name: str, function: Callable[..., Expr]) -> Operator:
     """The operator that applies a scalar definition to broadcast tensors, its attributes passed on by name."""
     return Operator(name, lambda *tensors, **attrs: elementwise(name, partial(function, **attrs), *tensors))
 
 
-ABS, NEG, NOT = _operator("abs", te.abs), _operator("neg", lambda x: -x), _operator("not", lambda x: ~x)
-ACOS, ACOSH, ASIN, ASINH, ATAN, ATANH = (_operator(f.__name__, f) for f in (te.acos, te.acosh, te.asin, te.asinh, te.atan, te.atanh))
-COS, COSH, SIN, SINH, TAN, TANH = (_operator(f.__name__, f) for f in (te.cos, te.cosh, te.sin, te.sinh, te.tan, te.tanh))
-CEIL, FLOOR, ROUND, TRUNC = (_operator(f.__name__, f) for f in (te.ceil, te.floor, te.round, te.trunc))
-EXPM1, LOG1P, SIGN_BIT = _operator("expm1", _expm1), _operator("log1p", _log1p), _operator("sign_bit", sign_bit)
-ATAN2, HYPOT = _operator("atan2", _atan2), _operator("hypot", _hypot)
-FMAX, FMIN = _operator("fmax", partial(_without_nan, maximum)), _operator("fmin", partial(_without_nan, minimum))
-EXP, LOG, SQRT, ERF = (_operator(f.__name__, f) for f in (te.exp, te.log, te.sqrt, te.erf))
-RECIPROCAL, SIGN = _operator("reciprocal", lambda x: 1.0 / x), _operator("sign", _sign)
-SIGMOID, SOFTPLUS = _operator("sigmoid", te.sigmoid), _operator("softplus", softplus)
-RELU, LEAKY_RELU = _operator("relu", lambda x: maximum(x, 0)), _operator("leaky_relu", leaky_relu)
-THRESHOLDED_RELU = _operator("thresholded_relu", lambda x, alpha: select(x > alpha, x, 0))
-ELU = _operator("elu", elu)
-CELU = _operator("celu", lambda x, alpha: maximum(x, 0) + minimum(0.0 * x, (te.exp(x / alpha) - 1.0) * alpha) if alpha else maximum(x, 0))
-SELU = _operator("selu", lambda x, alpha, gamma: select(x > 0, x, (te.exp(x) - 1.0) * alpha) * gamma)
-GELU = _operator("gelu", _gelu)
-SWISH = _operator("swish", lambda x, alpha: x * te.sigmoid(x * alpha))
-MISH = _operator("mish", lambda x: x * te.tanh(softplus(x)))
-HARD_SIGMOID = _operator("hard_sigmoid", hard_sigmoid)
-HARD_SWISH = _operator("hard_swish", lambda x: x * hard_sigmoid(x, 1 / 6, 0.5))
-SOFTSIGN = _operator("softsign", lambda x: x / (1.0 + te.abs(x)))
-SHRINK = _operator("shrink", lambda x, lambd, bias: select(x < -lambd, x + bias, select(x > lambd, x - bias, 0)))
-SCALE = _operator("scale", lambda x, factor: x * cast(const(factor, "float64"), x.dtype))
-CLIP_CONST = _operator("clip_const", clip)
-ISNAN, ISINF = _operator("isnan", te.isnan), _operator("isinf", _isinf)
+ABS, NEG, NOT = pointwise("abs", te.abs), pointwise("neg", lambda x: -x), pointwise("not", lambda x: ~x)
+ACOS, ACOSH, ASIN, ASINH, ATAN, ATANH = (pointwise(f.__name__, f) for f in (te.acos, te.acosh, te.asin, te.asinh, te.atan, te.atanh))
+COS, COSH, SIN, SINH, TAN, TANH = (pointwise(f.__name__, f) for f in (te.cos, te.cosh, te.sin, te.sinh, te.tan, te.tanh))
+CEIL, FLOOR, ROUND, TRUNC = (pointwise(f.__name__, f) for f in (te.ceil, te.floor, te.round, te.trunc))
+EXPM1, LOG1P, SIGN_BIT = pointwise("expm1", _expm1), pointwise("log1p", log1p), pointwise("sign_bit", sign_bit)
+ATAN2, HYPOT = pointwise("atan2", _atan2), pointwise("hypot", _hypot)
+FMAX, FMIN = pointwise("fmax", partial(_without_nan, maximum)), pointwise("fmin", partial(_without_nan, minimum))
+EXP, LOG, SQRT, ERF = (pointwise(f.__name__, f) for f in (te.exp, te.log, te.sqrt, te.erf))
+RECIPROCAL, SIGN = pointwise("reciprocal", lambda x: 1.0 / x), pointwise("sign", _sign)
+SIGMOID, SOFTPLUS = pointwise("sigmoid", te.sigmoid), pointwise("softplus", softplus)
+RELU, LEAKY_RELU = pointwise("relu", lambda x: maximum(x, 0)), pointwise("leaky_relu", leaky_relu)
+THRESHOLDED_RELU = pointwise("thresholded_relu", lambda x, alpha: select(x > alpha, x, 0))
+ELU = pointwise("elu", elu)
+CELU = pointwise("celu", lambda x, alpha: maximum(x, 0) + minimum(0.0 * x, (te.exp(x / alpha) - 1.0) * alpha) if alpha else maximum(x, 0))
+SELU = pointwise("selu", lambda x, alpha, gamma: select(x > 0, x, (te.exp(x) - 1.0) * alpha) * gamma)
+GELU = pointwise("gelu", _gelu)
+SWISH = pointwise("swish", lambda x, alpha: x * te.sigmoid(x * alpha))
+MISH = pointwise("mish", lambda x: x * te.tanh(softplus(x)))
+HARD_SIGMOID = pointwise("hard_sigmoid", hard_sigmoid)
+HARD_SWISH = pointwise("hard_swish", lambda x: x * hard_sigmoid(x, 1 / 6, 0.5))
+SOFTSIGN = pointwise("softsign", lambda x: x / (1.0 + te.abs(x)))
+SHRINK = pointwise("shrink", lambda x, lambd, bias: select(x < -lambd, x + bias, select(x > lambd, x - bias, 0)))
+SCALE = pointwise("scale", lambda x, factor: x * cast(const(factor, "float64"), x.dtype))
+CLIP_CONST = pointwise("clip_const", clip)
+ISNAN, ISINF = pointwise("isnan", te.isnan), pointwise("isinf", _isinf)
 
-ADD, SUB = _operator("add", lambda x, y: x + y), _operator("sub", lambda x, y: x - y)
-MUL, DIV = _operator("mul", lambda x, y: x * y), _operator("div", divide)
-MOD, FMOD = _operator("mod", lambda x, y: x % divisor(y)), _operator("fmod", lambda x, y: te.truncmod(x, divisor(y)))
-PRELU = _operator("prelu", leaky_relu)
-AND, OR, XOR = _operator("and", lambda x, y: x & y), _operator("or", lambda x, y: x | y), _operator("xor", lambda x, y: x ^ y)
-SHIFT_LEFT, SHIFT_RIGHT = _operator("shift_left", lambda x, y: x << y), _operator("shift_right", lambda x, y: x >> y)
-LESS, LESS_EQUAL = _operator("less", lambda x, y: x < y), _operator("less_equal", lambda x, y: x <= y)
-GREATER, GREATER_EQUAL = _operator("greater", lambda x, y: x > y), _operator("greater_equal", lambda x, y: x >= y)
-EQUAL = _operator("equal", te.equal)
-WHERE = _operator("where", select)
-MAX, MIN = _operator("max", lambda *values: reduce(maximum, values)), _operator("min", lambda *values: reduce(minimum, values))
-SUM = _operator("sum", lambda *values: reduce(add, values))
-MEAN = _operator("mean", lambda *values: divide(total := reduce(add, values), const(len(values), total.dtype)))
+ADD, SUB = pointwise("add", lambda x, y: x + y), pointwise("sub", lambda x, y: x - y)
+MUL, DIV = pointwise("mul", lambda x, y: x * y), pointwise("div", divide)
+MOD, FMOD = pointwise("mod", lambda x, y: x % divisor(y)), pointwise("fmod", lambda x, y: te.truncmod(x, divisor(y)))
+PRELU = pointwise("prelu", leaky_relu)
+AND, OR, XOR = pointwise("and", lambda x, y: x & y), pointwise("or", lambda x, y: x | y), pointwise("xor", lambda x, y: x ^ y)
+SHIFT_LEFT, SHIFT_RIGHT = pointwise("shift_left", lambda x, y: x << y), pointwise("shift_right", lambda x, y: x >> y)
+LESS, LESS_EQUAL = pointwise("less", lambda x, y: x < y), pointwise("less_equal", lambda x, y: x <= y)
+GREATER, GREATER_EQUAL = pointwise("greater", lambda x, y: x > y), pointwise("greater_equal", lambda x, y: x >= y)
+EQUAL = pointwise("equal", te.equal)
+WHERE = pointwise("where", select)
+MAX, MIN = pointwise("max", lambda *values: reduce(maximum, values)), pointwise("min", lambda *values: reduce(minimum, values))
+SUM = pointwise("sum", lambda *values: reduce(add, values))
+MEAN = pointwise("mean", lambda *values: divide(total := reduce(add, values), const(len(values), total.dtype)))
 
 
 def _pow(x: Tensor, y: Tensor) -> Tensor:
@@ -236,5 +236,5 @@ def _bitcast(x: Tensor, dtype: str) -> Tensor:
 
 
 POW, CLIP, CAST, BITCAST = Operator("pow", _pow), Operator("clip", _clip), Operator("cast", _cast), Operator("bitcast", _bitcast)
-ROUND_TO = _operator("round_to", lambda x, dtype: cast(cast(x, dtype), x.dtype))  # the nearest number of a 16-bit type
+ROUND_TO = pointwise("round_to", lambda x, dtype: cast(cast(x, dtype), x.dtype))  # the nearest number of a 16-bit type
 FULL = Operator("full", lambda shape, value, dtype: te.compute(shape, lambda *i: const(value, dtype), "full"))

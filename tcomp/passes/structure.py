@@ -159,30 +159,37 @@ def _affine_of(tensor: te.Tensor, e: E.Expr, source: te.Tensor) -> tuple[E.Expr,
     return _affine(e, source)
 
 
-def _affine(e: E.Expr, source: te.Tensor) -> tuple[E.Expr, E.Expr] | None:
-    zero = E.const(0, e.dtype)
-    if all(r.attr is not source for r in E.reads(e)):
-        return zero, e
-    if e.op == "read":
-        return E.const(1, e.dtype), zero
-    forms = [form for arg in e.args if (form := _affine(arg, source)) is not None]
-    if e.op not in ("add", "sub", "mul", "div", "neg") or len(forms) != len(e.args):
-        return None
-    (a, b), (c, d) = forms[0], forms[-1]
-    match e.op:
-        case "add":
-            return _add(a, c), _add(b, d)
-        case "sub":
-            return _add(a, _negated(c)), _add(b, _negated(d))
-        case "mul" if c is zero:
-            return _times(a, d), _times(b, d)
-        case "mul" if a is zero:
-            return _times(c, b), _times(d, b)
-        case "div" if c is zero:
-            return E.binary("div", a, d), b if b is zero else E.binary("div", b, d)
-        case "neg":
-            return _negated(a), _negated(b)
-    return None
+def _affine(whole: E.Expr, source: te.Tensor) -> tuple[E.Expr, E.Expr] | None:
+    """The pair of an expression from those of its parts, each once: what does not depend on `source` has a factor of 0."""
+    forms: dict[E.Expr, tuple[E.Expr, E.Expr]] = {}
+    for e in E.postorder([whole], lambda e: () if e.op == "read" else e.args):
+        zero = E.const(0, e.dtype)
+        if e.op == "read" and e.attr is source:
+            forms[e] = E.const(1, e.dtype), zero
+            continue
+        if e.op == "read" and any(r.attr is source for r in E.reads(*e.args)):
+            return None
+        parts = [forms[arg] for arg in e.args] if e.op != "read" else []
+        if all(factor.op == "const" and factor.attr == 0 for factor, _ in parts):
+            forms[e] = zero, e
+            continue
+        (a, b), (c, d) = parts[0], parts[-1]
+        match e.op:
+            case "add":
+                forms[e] = _add(a, c), _add(b, d)
+            case "sub":
+                forms[e] = _add(a, _negated(c)), _add(b, _negated(d))
+            case "mul" if c is zero:
+                forms[e] = _times(a, d), _times(b, d)
+            case "mul" if a is zero:
+                forms[e] = _times(c, b), _times(d, b)
+            case "div" if c is zero:
+                forms[e] = E.binary("div", a, d), b if b is zero else E.binary("div", b, d)
+            case "neg":
+                forms[e] = _negated(a), _negated(b)
+            case _:
+                return None
+    return forms[whole]
 
 
 def _is(e: E.Expr, value: float) -> bool:

@@ -15,6 +15,8 @@ from tcomp.passes.structure import (
     Convolution,
     MatrixProduct,
     adjacent_windows,
+    affine,
+    body_of,
     convolution,
     inlined,
     matrix_product,
@@ -153,3 +155,19 @@ def test_factors_of_operands_are_factors_of_the_output():
                 np.testing.assert_allclose(after, before * factors, rtol=1e-9, atol=1e-12, err_msg=str(body.expr))
                 scaling += 1
     assert scaling > 200
+
+
+def test_parts_that_are_shared_are_looked_at_once():
+    """Clenshaw's recurrence reads each value twice: as a tree, it has as many nodes as the 60th number of Fibonacci."""
+
+    def series(x):
+        low, high = te.const(0.0, "float32"), te.const(1.0, "float32")
+        for n in range(60):
+            low, high = high, x * high - low + 1.0 / (n + 1)
+        return high
+
+    n = node(Operator("series", lambda x: te.elementwise("series", series, x)), (7,))
+    assert affine(body_of(n), n.inputs[0]) is None
+
+    half = node(Operator("half", lambda x, y: te.elementwise("half", lambda a, b: (a + b) * 0.5 - a * b, x, y)), (7,), (7,))
+    assert affine(body_of(half), half.inputs[0]) is not None

@@ -13,7 +13,7 @@ from torch._prims_common import ELEMENTWISE_TYPE_PROMOTION_KIND as KIND
 from tcomp.frontends.torch.context import Context, Handler, Operand, Table, dtype_name, widened
 from tcomp.ir.dtypes import is_float
 from tcomp.ir.graph import Operator, Value
-from tcomp.ops import elementwise as ops
+from tcomp.ops import elementwise as ops, special
 
 aten = torch.ops.aten
 
@@ -175,6 +175,22 @@ def _fill(ctx: Context, x: Value, value: Operand) -> Value:
     return ctx.add(EXPAND, ctx.tensor(value, x.dtype), shape=x.shape)
 
 
+def _polygamma(ctx: Context, n: int, x: Value) -> Value:
+    y = ctx.tensor(x, dtype_name(ctx.node.meta["val"].dtype))
+    return ctx.add(special.DIGAMMA_DERIVATIVE, y, order=n) if n else _digamma(ctx, y)
+
+
+def _digamma(ctx: Context, x: Value) -> Value:
+    """Infinite at 0, with the sign that it has on that side."""
+    pole = ctx.add(ops.EQUAL, x, number(ctx, 0, x))
+    return ctx.add(ops.WHERE, pole, ctx.add(ops.DIV, number(ctx, -1, x), x), ctx.add(special.DIGAMMA, x))
+
+
+def _grown(op: Operator, ctx: Context, x: Value) -> Value:
+    """A Bessel function of what is scaled by exp(-abs(x))."""
+    return ctx.add(ops.MUL, ctx.add(op, x), ctx.add(ops.EXP, ctx.add(ops.ABS, x)))
+
+
 F = KIND.INT_TO_FLOAT
 TABLE: Table = {
     aten.abs: unary(ops.ABS), aten.neg: unary(ops.NEG), aten.relu: unary(ops.RELU), aten.sign: unary(ops.SIGN),
@@ -190,6 +206,11 @@ TABLE: Table = {
     aten.hypot: binary(ops.HYPOT), aten.copysign: _copysign, aten.signbit: _signbit, aten.ldexp: _ldexp,
     aten.fmax: binary(ops.FMAX), aten.fmin: binary(ops.FMIN),
     aten.bitwise_not: unary(ops.NOT), aten.logical_not: partial(_logical, ops.NOT),
+    aten.erfinv: unary(special.ERF_INV, F), aten.erfc: unary(special.ERFC, F), aten.special_erfcx: unary(special.ERFCX, F),
+    aten.lgamma: unary(special.LGAMMA, F), aten.digamma: composed(_digamma, F), aten.polygamma: _polygamma,
+    aten.special_zeta: binary(special.ZETA, F), aten.special_i0e: unary(special.BESSEL_I0E, F),
+    aten.special_i1e: unary(special.BESSEL_I1E, F), aten.i0: composed(partial(_grown, special.BESSEL_I0E), F),
+    aten.special_i1: composed(partial(_grown, special.BESSEL_I1E), F),
     aten.isinf: _isinf, aten.elu: _elu, aten._to_copy: _cast,
     aten.add: partial(_sum, ops.ADD), aten.sub: partial(_sum, ops.SUB), aten.mul: binary(ops.MUL), aten.div: _div, aten.pow: _pow,
     aten.maximum: binary(ops.MAX), aten.minimum: binary(ops.MIN), aten.fmod: binary(ops.FMOD), aten.remainder: binary(ops.MOD),
