@@ -7,7 +7,6 @@ from tcomp.ops import (
     elementwise,
     expression,
     image,
-    interpolation,
     matmul,
     ml,
     movement,
@@ -26,7 +25,7 @@ from tcomp.ops import (
 )
 
 _FAMILIES = (
-    bilinear, counting, elementwise, expression, image, interpolation, matmul, ml, movement, nn,
+    bilinear, counting, elementwise, expression, image, matmul, ml, movement, nn,
     quantization, random, recurrent, reduction, signal, special, stored_weights, text, training, trees, xla,
 )  # fmt: skip
 

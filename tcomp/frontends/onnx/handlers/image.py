@@ -18,7 +18,7 @@ from tcomp.ir.shape_operands import depends_on_values
 from tcomp.ir.simplify import as_dim, same_dim
 from tcomp.ops import image as ops
 from tcomp.ops.elementwise import WHERE
-from tcomp.ops.interpolation import RESIZE_TABLE, ratio, real, window_width
+from tcomp.ops.image import RESIZE_TABLE, ratio, real, window_width
 from tcomp.ops.movement import GATHER, RESHAPE, product
 
 PROBE = 12  # elements of a stand-in for a symbolic axis: enough to tell index maps apart
