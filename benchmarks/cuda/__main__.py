@@ -1,7 +1,6 @@
 """Measurements on a GPU: shares of the copy bandwidth, products against cuBLAS, and the models of `benchmarks.models`.
 
-Products are measured by the default schedule, and by what decisions may choose that was not seen on hardware: from sm_90 on with slices
-copied in bulk, on sm_90a by each tile of `wgmma`.
+Products are measured by the default schedule, and on sm_90a by the best tile of the other kind (`mma`, `wgmma`) as well.
 
     python -m benchmarks.cuda [--only resnet50,bert*] [--no-kernels] [--no-models] [--precision tf32]
     python -m benchmarks.cuda --compile-only [--arch sm_80,sm_90a]
@@ -142,7 +141,7 @@ def measure_products(target: CudaTarget) -> None:
         c = sums if dtype == "float32" else te.compute((n, n), lambda i, j, s=sums, d=dtype: te.cast(s[i, j], d), "c")
         asked = Knobs()
         modules = {"": module_of([a, b, c], target, asked)}
-        for name, option in unmeasured(asked):  # beside the default ones
+        for name, option in other_kind(asked):
             modules[f" {option}"] = module_of([a, b, c], target, Knobs({name: option}))
         x, y = (rng.standard_normal((n, n), dtype=np.float32).astype(dtype) for _ in range(2))
         p, q = cupy.asarray(x), cupy.asarray(y)
@@ -159,10 +158,13 @@ def measure_products(target: CudaTarget) -> None:
             )
 
 
-def unmeasured(knobs: Knobs) -> Iterator[tuple[str, Option]]:
-    """The tiles of `wgmma`, and copies in bulk, among the options of the decisions that were asked for."""
+def other_kind(knobs: Knobs) -> Iterator[tuple[str, Option]]:
+    """Of each decision on a tile: the best one of the instruction, `mma` or `wgmma`, that is not the default."""
     for name, answer in knobs.asked.items():
-        yield from ((name, o) for o in answer.options if o == "bulk" or (isinstance(o, tuple) and o[-1] == "wgmma"))
+        if name.endswith(".tile") and isinstance(answer.default, tuple):
+            yield from [
+                (name, o) for o in answer.options if isinstance(o, tuple) and (o[-1] == "wgmma") != (answer.default[-1] == "wgmma")
+            ][:1]
 
 
 # ---------------------------------------------------------------- models

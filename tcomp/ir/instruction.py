@@ -28,8 +28,7 @@ from tcomp.ir.simplify import as_dim, difference, prove, simplify
 from tcomp.ir.text.printer import quoted
 
 WARP, WARPGROUP = 32, 128  # threads that execute an instruction together
-CORE = (8, 16)  # rows of a core matrix, and bytes of each
-RUN = 16  # bytes: the size of what a `CopyOp` copies, and both addresses, are multiples of it
+CORE = (8, 16)  # rows and bytes of each that tensor cores read together from shared memory (a core matrix)
 ELEMENT = E.var("e", 0)  # one of the elements that a thread holds
 
 Leaf = Store | Accumulate
@@ -60,7 +59,7 @@ class Operand:
     """Requirements on a buffer operand: its stride along each dimension of the operand, in elements (None: any), and its scopes.
 
     Operands of a `WarpOp` that its threads hold in registers have a `fragment`. Others are read from shared memory by the tensor cores
-    themselves, in the background: matrices made of *core matrices*, each 8 rows of 16 bytes that follow each other.
+    themselves, in the background: rows of 32, 64, or 128 bytes that follow each other, which the code generator *swizzles*.
     """
 
     strides: tuple[int | None, ...]
@@ -94,17 +93,6 @@ class WarpOp:
     arguments: tuple[str, ...]
 
 
-@dataclass(frozen=True, slots=True)
-class CopyOp:
-    """Emission for a GPU: a PTX instruction by which one thread starts a copy of contiguous bytes, a multiple of 16 of them, from global to
-    shared memory. It runs in the background, and past the orders of ordinary accesses; a barrier object in shared memory counts the bytes
-    that have arrived. `arguments` names the operands: where to, where from.
-    """
-
-    code: str
-    arguments: tuple[str, ...]
-
-
 @dataclass(frozen=True, eq=False, slots=True)
 class Instruction:
     """`meaning` over its buffers, an `Operand` for each; the last written one is the only output.
@@ -117,7 +105,7 @@ class Instruction:
     name: str
     meaning: Kernel
     operands: tuple[Operand, ...]
-    emission: VectorOp | WarpOp | CopyOp
+    emission: VectorOp | WarpOp
     features: tuple[str, ...]
     cycles: float
     uops: int
@@ -197,7 +185,7 @@ class Instruction:
             lines.append(f"{inside}operand {quoted(b.name)}[{strides}]{scopes}{fragment}")
         order, needs = " reassociates" if self.reassociates else "", f"needs {', '.join(map(json.dumps, self.features))}"
         lines.append(f"{inside}{needs} takes {float(self.cycles)!r} cycles {self.uops} uops{order}")
-        kind = "vector" if isinstance(op, VectorOp) else "copy" if isinstance(op, CopyOp) else "warp"
+        kind = "vector" if isinstance(op, VectorOp) else "warp"
         lanes = f" lanes {op.lanes} group {op.group}" if isinstance(op, VectorOp) else ""
         lines.append(f"{inside}emits {kind} {json.dumps(op.code)}({', '.join(map(quoted, op.arguments))}){lanes}")
         return [*lines, *inner.statement(self.meaning.body, inside), indent + "}"]
@@ -227,18 +215,7 @@ def _faults(instruction: Instruction) -> Iterator[tuple[bool, str]]:
         yield sorted(op.arguments) != sorted(names), "its emission does not take each operand once"
         yield from _vector_faults(instruction, op, loops, leaf)
     else:
-        yield from (_copy_faults if isinstance(op, CopyOp) else _fragment_faults)(instruction, leaf)
-
-
-def _copy_faults(instruction: Instruction, leaf: Leaf) -> Iterator[tuple[bool, str]]:
-    """Of a copy of contiguous bytes into shared memory."""
-    copies = isinstance(leaf, Store) and leaf.value.op == "read" and len(instruction.loops) == 1
-    yield not copies, "it is not one loop that copies elements"
-    to, source = leaf.buffer, leaf.value.attr
-    yield instruction.emission.arguments != (to.name, source.name), "its emission takes where to, and where from"
-    dense = all(instruction.operand(b) == Operand((1,), (scope,)) for b, scope in ((to, "shared"), (source, "global")))
-    yield not dense, "it does not copy neighbours in global memory to neighbours in shared memory"
-    yield _size(to) * itemsize(to.dtype) % RUN != 0, f"it does not copy a multiple of {RUN} bytes"
+        yield from _fragment_faults(instruction, leaf)
 
 
 def _vector_faults(instruction: Instruction, op: VectorOp, loops: list[For], leaf: Leaf) -> Iterator[tuple[bool, str]]:
@@ -281,9 +258,9 @@ def _fragment_faults(instruction: Instruction, leaf: Leaf) -> Iterator[tuple[boo
 
 
 def _of_cores(b: Buffer, operand: Operand) -> bool:
-    """Whether an operand is a matrix of core matrices in shared memory, indexed [rows / 8, columns / row, rows % 8, columns % row]."""
+    """Whether an operand is a matrix in shared memory, indexed by core matrix: [rows / 8, columns / row, rows % 8, columns % row]."""
     rows, row = CORE[0], CORE[1] // itemsize(b.dtype)
-    fixed = (*b.shape[1:], *operand.strides) == (2, rows, row, None, None, row, 1)
+    fixed = (*b.shape[1:], *operand.strides) == (2, rows, row, None, row, None, 1)
     return len(b.shape) == 4 and fixed and operand.scopes == ("shared",)
 
 

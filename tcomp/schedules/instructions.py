@@ -1,7 +1,7 @@
 """The instructions that `tensorize` is given: generators of `Instruction`s, whose docstrings show their meanings as loops. Costs are of
 the cores they were made for: two 512-bit FMA ports (x86 servers), two 128-bit pipes (NEON), a tensor core of sm_80.
-Sources: Intel Intrinsics Guide; Arm Architecture Reference Manual, C7.2 (SDOT); PTX ISA 8.5, sections 9.7.9 (cp.async.bulk), 9.7.14
-(fragments of mma) and 9.7.15 (wgmma: matrix descriptors, fragments of the sum, the asynchronous proxy).
+Sources: Intel Intrinsics Guide; Arm Architecture Reference Manual, C7.2 (SDOT); PTX ISA 8.5, sections 9.7.14 (fragments of mma) and
+9.7.15 (wgmma: matrix descriptors, fragments of the sum, the asynchronous proxy).
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from tcomp.errors import ScheduleError, TcompError
 from tcomp.ir import expr as E, loops as L
 from tcomp.ir.dtypes import BITS, itemsize
 from tcomp.ir.expr import Expr
-from tcomp.ir.instruction import CORE, ELEMENT, RUN, WARP, WARPGROUP, CopyOp, Fragment, Instruction, Operand, VectorOp, WarpOp, lane_of
+from tcomp.ir.instruction import CORE, ELEMENT, WARP, WARPGROUP, Fragment, Instruction, Operand, VectorOp, WarpOp, lane_of
 from tcomp.ir.reducers import standard_reducers
 from tcomp.ir.text.parser import parse_instruction
 
@@ -116,7 +116,6 @@ _MMA = {  # dtype of `a`: (dtype of `b`, dtype of the sum, that in PTX, the fact
     "uint8": ("int8", "int32", "s32", "u8.s8", 32, 4),
 }
 _REGISTER = ("register",)
-MAX_RUN = 1 << 20  # bytes: a barrier object counts fewer
 
 
 @cache
@@ -162,8 +161,9 @@ def wgmma(dtype: str, n: int) -> Instruction:
     """`wgmma.mma_async` of a warpgroup (128 threads, sm_90a) on a tile of 64 x `n` results: depth 16 for float16 and bfloat16, 8 for
     float32 as tf32, 32 for bytes. `n` is a multiple of 8 up to 256, of bytes one of 16 (or 8, or 24).
 
-    Both factors lie in shared memory in core matrices (8 rows of 16 bytes that follow each other, no swizzling), both along the
-    reduction. So they are indexed by core matrix and place in it; a row of one has 16 bytes.
+    Both factors lie in shared memory along the reduction, in rows of 32, 64, or 128 bytes, as one or more of these instructions read
+    them; the code generator swizzles the rows, so that 8 of them lie in different banks. They are indexed by core matrix (8 rows of 16
+    bytes) and place in it.
 
         for i in 0..8 { for r in 0..8 { for j in 0..n/8 { for s in 0..8 { for k in 0..2 { for c in 0..row {
           acc[i, r, j, s] += float32(a[i, k, r, c]) * float32(b[j, k, s, c])
@@ -183,7 +183,7 @@ def wgmma(dtype: str, n: int) -> Instruction:
     meaning = _product(extents, ("irjs", "ikrc", "jksc"), (total, dtype, second), dtype == "float32")
     lane = lane_of(WARPGROUP)
     held = (lane // 32 * 2 + ELEMENT // 2 % 2, lane // 4 % 8, ELEMENT // 4, lane % 4 * 2 + ELEMENT % 2)
-    cores = Operand((None, None, row, 1), ("shared",))
+    cores = Operand((None, row, None, 1), ("shared",))
     operands = (Operand((None, None, None, 1), _REGISTER, Fragment(held, n // 2, WARPGROUP)), cores, cores)
     op = WarpOp(f"wgmma.mma_async.sync.aligned.m64n{n}k{2 * row}.{sums}.{factors}", ("acc", "a", "b"))
     return Instruction(_call("wgmma", dtype, n), meaning, operands, op, ("sm_90a",), n / 2, 1, reassociates=total == "float32")
@@ -200,25 +200,7 @@ def tf32(x: Expr) -> Expr:
     return E.bitcast(E.bitcast(x, "uint32") & 0xFFFFE000, "float32")
 
 
-@cache
-def bulk_copy(dtype: str, count: int) -> Instruction:
-    """`cp.async.bulk` (from sm_90 on) of `count` elements, a multiple of 16 bytes, that lie side by side, from global into shared memory:
-
-        for i in 0..count { to[i] = from[i] }
-
-    One thread starts it; the whole run is moved in the background, and its bytes are counted by a barrier object in shared memory. Both
-    places are multiples of 16 bytes, so `specialize` separates what hangs over an edge. Not the default before it is measured on hardware.
-    """
-    size = count * itemsize(dtype) if dtype in BITS and isinstance(count, int) else 0
-    if size < RUN or size % RUN or size >= MAX_RUN:
-        raise ScheduleError(f"bulk_copy of {count} elements of {dtype}", hint=f"a multiple of {RUN} bytes, less than {MAX_RUN}")
-    meaning = _assignment(L.Buffer("to", dtype, (count,)), L.Buffer("from", dtype, (count,)))
-    op = CopyOp("cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes", ("to", "from"))
-    operands = (Operand((1,), ("shared",)), Operand((1,), ("global",)))
-    return Instruction(_call("bulk_copy", dtype, count), meaning, operands, op, ("sm_90",), max(1.0, size / 64), 1)
-
-
-_GENERATORS = {f.__name__: f for f in (fma_tile, vpdpbusd, vpdpbusd_unsigned, sdot, mma, mma_fill, mma_store, wgmma, bulk_copy)}
+_GENERATORS = {f.__name__: f for f in (fma_tile, vpdpbusd, vpdpbusd_unsigned, sdot, mma, mma_fill, mma_store, wgmma)}
 
 
 def _call(name: str, *arguments: int | str) -> str:

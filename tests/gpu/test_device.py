@@ -292,44 +292,6 @@ def test_candidates_that_fail_are_records_and_the_next_one_is_measured() -> None
     assert found[-1].ratio > 2 * found[0].ratio
 
 
-needs_bulk = pytest.mark.skipif(not REASON and CupyDevice().capability < 90, reason="cp.async.bulk is of sm_90 and later")
-
-
-@needs_bulk
-@pytest.mark.parametrize("dtype", ["float32", "float16"])
-@pytest.mark.parametrize("shape", [(256, 96, 384), (67, 64, 304), (100, 3000, 80), (2048, 512, 1024)], ids=str)
-def test_products_of_slices_copied_in_bulk(shape: tuple[int, int, int], dtype: str) -> None:
-    """Every number of stages that a decision may choose; full tiles, and some over an edge."""
-    rows, depth, columns = shape
-    a, b, k = te.placeholder((rows, depth), dtype, "a"), te.placeholder((columns, depth), dtype, "b"), te.reduce_axis(depth, "k")
-    c = te.compute((rows, columns), lambda i, j: te.sum(te.cast(a[i, k], "float32") * te.cast(b[j, k], "float32"), k), "c")
-    arch = f"sm_{CupyDevice().capability}"
-    kernel, target, knobs = lower("kernel", [a, b], [c]), CudaTarget.parse(f"cuda -arch={arch}"), Knobs()
-    schedule(kernel, target, knobs)
-    names = {kind: next(name for name in knobs.asked if name.endswith(kind)) for kind in (".copies", ".stages")}
-    x, y = (rng.integers(-9, 10, size).astype(to_numpy(dtype)) for size in ((rows, depth), (columns, depth)))
-    for stages in knobs.asked[names[".stages"]].options:
-        got = np.full((rows, columns), 77, np.float32)
-        scheduled = schedule(kernel, target, Knobs({names[".copies"]: "bulk", names[".stages"]: stages})).kernel
-        assert "bulk_copy" in str(scheduled)
-        run_on_device(scheduled, [x, y, got], arch)
-        np.testing.assert_array_equal(got, x.astype(np.float32) @ y.astype(np.float32).T, err_msg=f"{stages} stages")
-
-
-@needs_hopper
-@pytest.mark.parametrize("dtype", ["float16", "float32", "int8"])
-@pytest.mark.parametrize("stages", [1, 2, 3, 4])
-def test_packed_slices_copied_in_bulk_for_warpgroups(dtype: str, stages: int) -> None:
-    a, b = (rng.integers(-9, 10, shape).astype(to_numpy(dtype)) for shape in ((300, 512), (128, 512)))
-    c = np.full((300, 128), 77, np.int32 if dtype == "int8" else np.float32)
-    run_on_device(
-        warp_products.product_of_groups(dtype, 300, 128, 512, 64, 2, stages, packed=True).kernel,
-        [a, warp_products.pack(b, 64, 2), c],
-        "sm_90a",
-    )
-    np.testing.assert_array_equal(c, a.astype(c.dtype) @ b.T.astype(c.dtype))
-
-
 def test_an_illegal_access_is_a_named_error_and_the_process_survives() -> None:
     """In a process of its own: CUDA refuses all further work of a process after it."""
     import subprocess

@@ -10,15 +10,15 @@ import pytest
 
 from tcomp.errors import IRError, ParseError
 from tcomp.ir import expr as E, te
-from tcomp.ir.instruction import CopyOp, Fragment, Instruction, Operand, VectorOp, WarpOp, match
+from tcomp.ir.instruction import Fragment, Instruction, Operand, VectorOp, WarpOp, match
 from tcomp.ir.interpreters.loops import run_kernel
 from tcomp.ir.loops import Accumulate, Buffer, Call, For, Kernel, Stmt, block, loop, store, walk
 from tcomp.ir.text.parser import parse_instruction, parse_kernel
 from tcomp.ir.verify.loops import verify_kernel
-from tcomp.schedules.instructions import bulk_copy, fma_tile, mma, mma_fill, mma_store, sdot, vpdpbusd, wgmma
+from tcomp.schedules.instructions import fma_tile, mma, mma_fill, mma_store, sdot, vpdpbusd, wgmma
 
 GOLDEN = Path(__file__).parents[1] / "golden"
-SHIPPED = [fma_tile(6, 4), fma_tile(1, 1, 2, "neon", "float64"), vpdpbusd(3, 2, 2), vpdpbusd(1, 1, 1, 256), sdot(2, 2), *map(mma, ("float16", "float32", "int8")), mma_fill(), mma_store("int32"), wgmma("float16", 24), wgmma("float32", 8), wgmma("uint8", 32), bulk_copy("float16", 24)]  # fmt: skip
+SHIPPED = [fma_tile(6, 4), fma_tile(1, 1, 2, "neon", "float64"), vpdpbusd(3, 2, 2), vpdpbusd(1, 1, 1, 256), sdot(2, 2), *map(mma, ("float16", "float32", "int8")), mma_fill(), mma_store("int32"), wgmma("float16", 24), wgmma("float32", 8), wgmma("uint8", 32)]  # fmt: skip
 
 
 def called(i: Instruction) -> Kernel:
@@ -75,7 +75,7 @@ def test_names_that_are_words_of_the_text() -> None:
         (("call `fma_tile(1, 1, 1, avx512, float32)` {", "call other {"), "no instruction is called `other` here"),
         (('needs "avx512f"', "needs 3"), "expected a string"),
         (("operand a[_, _]", "operand b[_, _]"), "the operands are in the order of the buffers, next is `a`"),
-        (("emits vector", "emits scalar"), "expected `vector`, `warp` or `copy`"),
+        (("emits vector", "emits scalar"), "expected `vector` or `warp`"),
         (("lanes 16", "lanes 0"), "is not an instruction: the lanes do not divide"),
         (("group 1", "group 0"), "is not an instruction: the lanes do not divide"),
         (('"llvm.fma.v16f32"', '"llvm.fma()\\n"'), "that of its code not of letters, digits, dots and colons"),
@@ -148,11 +148,6 @@ def test_malformed_instructions(kernel: Kernel, operands: tuple[Operand, ...], e
         Instruction("x", kernel, operands, emission, ("fma",), 1.0, 1)
 
 
-def copied(count: int) -> Kernel:
-    to, source = Buffer("to", "int8", (count,)), Buffer("from", "int8", (count,))
-    return Kernel("meaning", (to, source), (to,), (), loop("i", count, lambda i: store(to, (i,), source[i])))
-
-
 @pytest.mark.parametrize(
     ("i", "change", "why"),
     [
@@ -170,10 +165,10 @@ def copied(count: int) -> Kernel:
         ),
         (mma_fill(), {"name": "x\ny"}, "its name is not of the form"),
         (mma_fill(), {"emission": WarpOp('"', ("acc",))}, "not of letters, digits, dots and colons"),
-        (wgmma("int8", 8), {"operands": (*wgmma("int8", 8).operands[:2], Operand((None, None, 8, 1), ("shared",)))}, "do not divide `b`"),
+        (wgmma("int8", 8), {"operands": (*wgmma("int8", 8).operands[:2], Operand((None, 8, None, 1), ("shared",)))}, "do not divide `b`"),
         (
             wgmma("int8", 8),
-            {"operands": (wgmma("int8", 8).operands[0], Operand((None, None, 16, 1)), wgmma("int8", 8).operands[2])},
+            {"operands": (wgmma("int8", 8).operands[0], Operand((None, 16, None, 1)), wgmma("int8", 8).operands[2])},
             "do not divide `a`",
         ),
         (wgmma("int8", 8), {"operands": (Operand((None,) * 4), *wgmma("int8", 8).operands[1:])}, "do not divide `acc`"),
@@ -183,17 +178,7 @@ def copied(count: int) -> Kernel:
             {"operands": (*mma("int8").operands[:2], Operand((None, None), fragment=Fragment((E.const(0), E.const(0)), 2, 128)))},
             "`b` is divided among 128 threads, `acc` among 32",
         ),
-        (bulk_copy("int8", 16), {"emission": CopyOp("cp", ("from", "to"))}, "its emission takes where to, and where from"),
-        (bulk_copy("int8", 16), {"emission": CopyOp("c;", ("to", "from"))}, "not of letters, digits, dots and colons"),
-        (bulk_copy("int8", 16), {"operands": bulk_copy("int8", 16).operands[::-1]}, "neighbours in global memory to neighbours in shared"),
-        (
-            bulk_copy("int8", 16),
-            {"operands": (Operand((2,), ("shared",)), bulk_copy("int8", 16).operands[1])},
-            "neighbours in global memory",
-        ),
-        (bulk_copy("int8", 16), {"meaning": copied(8)}, "it does not copy a multiple of 16 bytes"),
-        (mma_store(), {"emission": CopyOp("cp", ("out", "acc"))}, "it is not one loop that copies elements"),
-        (mma_fill(), {"emission": CopyOp("cp", ("acc",))}, "it is not one loop that copies elements"),
+        (mma_fill(), {"emission": WarpOp("c;", ("acc",))}, "not of letters, digits, dots and colons"),
     ],
 )
 def test_malformed_instructions_of_gpus(i: Instruction, change: dict, why: str) -> None:

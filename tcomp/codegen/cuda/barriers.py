@@ -141,24 +141,12 @@ def place(body: Stmt, copies: Collection[Stmt]) -> Placement:
     return completed(found, True)
 
 
-def unproved(body: Stmt, copies: Collection[Stmt], placement: Placement, counted: Collection[Stmt] = ()) -> list[Stmt]:
+def unproved(body: Stmt, copies: Collection[Stmt], placement: Placement) -> list[Stmt]:
     """The statements where threads may conflict in spite of a placement: what they touch, another thread may have written since the last
-    barrier, or may be copying; or barriers (and `counted` phases) that not all threads may reach, as they stand under what threads do not
-    share."""
-    check = _checked(body, copies, placement)
-    return list(dict.fromkeys(check.faults + list(_divergent_barriers(body, {*placement.before, *counted}, False))))
-
-
-def pending_groups(body: Stmt, copies: Collection[Stmt], placement: Placement) -> int:
-    """The largest number of groups of copies pending at once, the incomplete one included; more than `MAX_TRACKED` means any
-    number."""
-    return _checked(body, copies, placement).most
-
-
-def _checked(body: Stmt, copies: Collection[Stmt], placement: Placement) -> _Run:
+    barrier, or may be copying; or barriers that not all threads may reach, as they stand under what threads do not share."""
     check = _Run(placement, {s: touched(s) for s in phases(body)}, copies, True, changes=False)
     check.follow(body, _State())
-    return check
+    return list(dict.fromkeys(check.faults + list(_divergent_barriers(body, placement.before, False))))
 
 
 def _divergent_barriers(s: Stmt, barriers: Collection[Stmt], divergent: bool) -> Iterator[Stmt]:
@@ -225,7 +213,6 @@ class _Run:
     changes: bool = True
     faults: list[Stmt] = field(default_factory=list)  # where a barrier or a wait is missing
     values: dict[Expr, int] = field(default_factory=dict)  # of the variables of loops around
-    most: int = 0  # groups that were not waited for, with the one that is not complete
 
     def follow(self, s: Stmt, state: _State) -> _State:
         """The state behind a statement."""
@@ -269,7 +256,6 @@ class _Run:
         if s not in self.copies:
             return replace(state, touched=state.touched | found)
         state = replace(state, started=state.started | found, copy=s)
-        self.most = max(self.most, len(state.groups) + 1)
         return state.with_group() if s in self.placement.groups else state
 
     def arrive(self, s: Stmt, found: Touched, state: _State) -> _State:

@@ -52,6 +52,7 @@ class FunctionBuilder(SourceText):
         self.declarations: list[str] = []
         self.block = [1, 1, 1]  # its threads along x, y, z
         self.shared: dict[Buffer, int] = {}  # buffers in shared memory, with the elements of each
+        self.swizzled: dict[Buffer, int] = {}  # those that tensor cores read themselves, with the pieces of 16 bytes in a row
         self.written: set[Buffer] = set()
         self.copies: set[Stmt] = set()  # the phases that only start copies in the background
         self.variables: set[Expr] = set()  # of its loops
@@ -127,9 +128,17 @@ class FunctionBuilder(SourceText):
         return self.names[buffer]
 
     def address(self, buffer: Buffer, indices: Sequence[Expr]) -> str:
-        """The text of the position of an element that a statement touches."""
+        """The text of the place of an element that a statement touches."""
         self.use(buffer)
-        return self.expression(self.linear(buffer, indices))
+        position = self.linear(buffer, indices)
+        self.begin_statement(position)
+        return self.place(buffer, position)
+
+    def place(self, buffer: Buffer, position: Expr) -> str:
+        """The text of where the element at a position lies in memory; of a vector, its first one."""
+        pieces = self.swizzled.get(buffer)
+        text = self.value(position)
+        return text if pieces is None else f"{self.helper('swizzled')}<{pieces}, {itemsize(buffer.dtype)}>({text})"
 
     def narrow(self, e: Expr) -> bool:
         """Whether an index fits 32 bits, and whatever it is made of."""
@@ -195,7 +204,7 @@ class FunctionBuilder(SourceText):
             case "read":
                 name, position = self.use(e.attr), self.linear(e.attr, e.args)
                 self.note_scalars(position)
-                return self.loaded(e.dtype, f"{name}[{self.value(position)}]")
+                return self.loaded(e.dtype, f"{name}[{self.place(e.attr, position)}]")
             case "select":
                 return self.select(e)
             case "checked" if self.target.unchecked:

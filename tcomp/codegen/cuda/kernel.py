@@ -15,7 +15,7 @@ from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, replace
 
 from tcomp.codegen.cuda.barriers import Placement, has_threads, is_phase, is_thread_loop, place, plain_statements, threads_along, unproved
-from tcomp.codegen.cuda.copies import BulkCopies, copy_of, copy_phases, start_copy, whole_vectors
+from tcomp.codegen.cuda.copies import copy_of, copy_phases, start_copy, whole_vectors
 from tcomp.codegen.cuda.function import FunctionBuilder
 from tcomp.codegen.cuda.math import MEMORY, REGISTER, helper_texts
 from tcomp.codegen.cuda.warp_instructions import WarpInstructions
@@ -23,7 +23,6 @@ from tcomp.ir import expr as E, loops as L
 from tcomp.ir.access import accesses
 from tcomp.ir.dtypes import itemsize
 from tcomp.ir.expr import INDEX, Dim, Expr, as_expr
-from tcomp.ir.instruction import CopyOp
 from tcomp.ir.loops import Buffer, Kernel, Stmt
 from tcomp.ir.reducers import Reducer
 from tcomp.target import CudaTarget
@@ -66,7 +65,6 @@ class Function(FunctionBuilder):
         self.name = name
         self.grid: list[Dim] = [1, 1, 1]
         self.warps = WarpInstructions(self)
-        self.bulk = BulkCopies(self)
         self.threads_copy = False  # whether threads copy elements in some of the phases that are copies
         self.current: Stmt | None = None  # the current phase
         self.total: str | None = None  # the register into which loops accumulate
@@ -88,14 +86,10 @@ class Function(FunctionBuilder):
         self.copies = set(copy_phases(self, body))
         self.threads_copy = any(isinstance(x, L.Store) for s in self.copies for x in plain_statements(s))
         self.barriers = place(body, self.copies)
-        self.bulk.survey(body, self.barriers)
-        if missing := unproved(body, self.copies, self.barriers, self.barriers.groups if self.bulk else ()):
+        if missing := unproved(body, self.copies, self.barriers):
             raise self.fail(f"a barrier is not proved in front of\n{missing[0]}", hint="report this kernel as a bug of tcomp")
-        if self.bulk:
-            self.bulk.begin()
         self.statement(body)
-        if self.bulk:
-            self.bulk.wait(0)  # a block does not end before what is copied into its memory has arrived
+        self.warps.finish()
         dynamic = self.declare_shared()
         self.note_scalars(*map(as_expr, self.grid))
         buffers = [b for b in self.kernel.buffers if b in self.used_buffers]
@@ -117,6 +111,8 @@ class Function(FunctionBuilder):
         """A statement: outside of phases, behind the barrier that it needs, by all threads alike; inside of a phase as one thread executes
         it."""
         if self.current is None:
+            if s in self.barriers.before or (is_phase(s) and s not in self.copies):
+                self.warps.finish()
             self.synchronize(s)
             if isinstance(s, L.While) and has_threads(s):
                 raise self.fail("a while loop around thread loops cannot be compiled for a GPU")
@@ -134,6 +130,7 @@ class Function(FunctionBuilder):
             case L.For(var, extent, body, kind) if self.current is None:
                 with self.loop_over(var, extent, kind):
                     self.statement(body)
+                    self.warps.finish()
             case L.For():
                 self.loop(s)
             case L.If(cond, then, otherwise):
@@ -142,6 +139,8 @@ class Function(FunctionBuilder):
                     if branch is not None:
                         with self.braces(word):
                             self.statement(branch)
+                            if self.current is None:
+                                self.warps.finish()
             case L.While(cond, body):
                 with self.braces("while (true)"):
                     self.line(f"if (!({self.expression(cond)})) break;")
@@ -164,8 +163,6 @@ class Function(FunctionBuilder):
                 else:
                     self.allocate_in_thread(buffer)
                 self.statement(body)
-            case L.Call(instruction) if isinstance(instruction.emission, CopyOp):
-                self.bulk.start(s)
             case L.Call():
                 self.warps.emit(s)
             case _:
@@ -188,9 +185,7 @@ class Function(FunctionBuilder):
             pending = self.barriers.before[s]
             if pending is not None and self.threads_copy:
                 self.line(f"{self.helper('wait_for_copies')}<{pending}>();")
-            if pending is not None and self.bulk:
-                self.bulk.wait(pending)
-            if self.warps.background or self.bulk:
+            if self.warps.background:
                 self.line(f"{self.helper('publish')}();")
             if math.prod(self.block) > 1:
                 self.line("__syncthreads();")
@@ -262,8 +257,6 @@ class Function(FunctionBuilder):
         self.current = None
         if s in self.barriers.groups and self.threads_copy:
             self.line(f"{self.helper('complete_group')}();")
-        if s in self.barriers.groups and self.bulk:
-            self.bulk.complete()
 
     def reduce_across_threads(self, s: L.For, leaf: L.Accumulate) -> None:
         """All threads accumulate into one element: their values lie side by side in shared memory and are combined in halves, as a binary
@@ -361,7 +354,8 @@ class Function(FunctionBuilder):
         ):
             if (at := self.vector_start(r.attr, r.args, s.var, lanes)) is not None:
                 kind, name = f"{self.helper('Vector')}<{MEMORY[r.attr.dtype]}, {lanes}>", self.fresh(f"{r.attr.name}_v")
-                begin = self.expression(at)
+                self.begin_statement(at)
+                begin = self.place(r.attr, at)
                 self.line(f"const {kind} {name} = *reinterpret_cast<const {kind}*>({self.use(r.attr)} + {begin});")
                 vectors[r] = name
         first = None
@@ -379,7 +373,8 @@ class Function(FunctionBuilder):
                 self.statement(s.body)
             self.loaded_lanes = {}
         if first is not None:
-            self.line(f"*reinterpret_cast<{kind}*>({self.use(leaf.buffer)} + {self.expression(first)}) = {result};")
+            self.begin_statement(first)
+            self.line(f"*reinterpret_cast<{kind}*>({self.use(leaf.buffer)} + {self.place(leaf.buffer, first)}) = {result};")
 
     def linear(self, buffer: Buffer, indices: Sequence[Expr]) -> Expr:
         """The position of an element: row-major, or that of the register that holds it."""
@@ -390,7 +385,7 @@ class Function(FunctionBuilder):
         position = self.linear(buffer, indices)
         self.begin_statement(value, position)
         text = self.value(value)
-        self.line(f"{self.use(buffer)}[{self.value(position)}] = {self.stored(buffer.dtype, text)};")
+        self.line(f"{self.use(buffer)}[{self.place(buffer, position)}] = {self.stored(buffer.dtype, text)};")
 
     def accumulated(self, old: str, value: Expr, reducer: Reducer) -> str:
         """The text of reducer(`old`, value)."""

@@ -77,39 +77,15 @@ template <int N> __device__ __forceinline__ void start_copy(void* target, const 
 template <int N> __device__ __forceinline__ void wait_for_copies() {
   asm volatile("cp.async.wait_group %0;" :: "n"(N) : "memory");
 }""",
-    "prepare_groups": """// barrier objects, at each of which so many threads arrive; for copies in bulk to use as well
-template <int N> __device__ __forceinline__ void prepare_groups(unsigned long long* objects, int threads) {
-  for (int n = 0; n < N; ++n) {
-    asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;" :: "r"((unsigned int)__cvta_generic_to_shared(objects + n)), "r"(threads) : "memory");
-  }
-  asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
-  asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
-}""",
-    "announce": """// so many bytes of the group are to come; returns the address of its barrier object
-__device__ __forceinline__ unsigned int announce(unsigned long long* object, int bytes) {
-  const unsigned int at = (unsigned int)__cvta_generic_to_shared(object);
-  asm volatile("mbarrier.expect_tx.relaxed.cta.shared::cta.b64 [%0], %1;" :: "r"(at), "r"(bytes) : "memory");
-  return at;
-}""",
-    "arrive": """// this thread has announced all it copies in the group
-__device__ __forceinline__ void arrive(unsigned long long* object) {
-  asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" :: "r"((unsigned int)__cvta_generic_to_shared(object)) : "memory");
-}""",
-    "wait_for_group": """// until the object has completed its phase of that parity: all threads have arrived, and all bytes
-__device__ __forceinline__ void wait_for_group(unsigned long long* object, unsigned int parity) {
-  const unsigned int at = (unsigned int)__cvta_generic_to_shared(object);
-  unsigned int there;
-  do {
-    asm volatile("{ .reg .pred p; mbarrier.try_wait.parity.shared::cta.b64 p, [%1], %2; selp.u32 %0, 1, 0, p; }" : "=r"(there) : "r"(at), "r"(parity) : "memory");
-  } while (!there);
-}""",
-    "publish": """// what this thread has done with shared memory, to those that use it past ordinary accesses: tensor cores, copies in bulk
+    "publish": """// what this thread has done with shared memory, to those that use it past ordinary accesses: tensor cores
 __device__ __forceinline__ void publish() { asm volatile("fence.proxy.async.shared::cta;" ::: "memory"); }""",
     "begin_products": """// the registers of the sums are written
 __device__ __forceinline__ void begin_products() { asm volatile("wgmma.fence.sync.aligned;" ::: "memory"); }""",
+    "complete_products": """__device__ __forceinline__ void complete_products() {  // the group that this thread has started
+  asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory");
+}""",
     "finish_products": """// until the products that this thread has started are added
 __device__ __forceinline__ void finish_products() {
-  asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory");
   asm volatile("wgmma.wait_group.sync.aligned 0;" ::: "memory");
 }""",
     "settle": """// accesses to registers are not moved across this
@@ -121,10 +97,12 @@ template <int N> __device__ __forceinline__ void settle(int (&x)[N]) {
 #pragma unroll
   for (int n = 0; n < N; ++n) asm volatile("" : "+r"(x[n]) :: "memory");
 }""",
-    "matrix": """// the descriptor of a matrix of core matrices in shared memory, so many bytes apart along the fold and across it
-__device__ __forceinline__ unsigned long long matrix(const void* start, int along, int across) {
-  const unsigned long long at = (unsigned int)__cvta_generic_to_shared(start);
-  return (at & 0x3ffff) >> 4 | (unsigned long long)along >> 4 << 16 | (unsigned long long)across >> 4 << 32;
+    "swizzled": """// where element i of rows of N pieces of 16 bytes lies for tensor cores: pieces are exchanged by the number of the 128 bytes they are in
+template <int N, int BYTES> __device__ __forceinline__ int swizzled(int i) { return i ^ i / (128 / BYTES) % N * (16 / BYTES); }""",
+    "matrix": """// the descriptor of a matrix in shared memory whose rows are N swizzled pieces of 16 bytes
+template <int N> __device__ __forceinline__ unsigned long long matrix(const void* start) {
+  const unsigned long long at = (unsigned int)__cvta_generic_to_shared(start), mode = N == 8 ? 1 : N == 4 ? 2 : 3;
+  return (at & 0x3ffff) >> 4 | 1ull << 16 | 8ull * N << 32 | mode << 62;
 }""",
     "minimum": """template <class T> __device__ __forceinline__ T minimum(T a, T b) {  // NaN if either is
   return a <= b || a != a ? a : b;

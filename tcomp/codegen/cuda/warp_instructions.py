@@ -1,8 +1,9 @@
 """Instructions of a warp or a warpgroup in CUDA C++: the threads hold fragments of the operands, inline PTX combines them.
 
 Factors in shared memory are read by the tensor cores in the background (`wgmma`), by the *asynchronous proxy*: threads publish what they
-wrote in front of each barrier, and a phase of such instructions waits for all of them in the end, so that the usual barriers are enough.
-Source: PTX ISA 8.5, sections 9.7.15.4 (proxies), 9.7.15.5.1 (descriptors) and 9.7.15.7 (fences and groups).
+wrote in front of each barrier, and wait for a phase of such instructions before the next barrier, and before any phase but copies, so that
+the usual barriers are enough. Rows of such factors are swizzled: otherwise 8 rows of 16 bytes, which are read together, lie in few banks.
+Source: PTX ISA 8.5, sections 9.7.15.4 (proxies), 9.7.15.5.1 (descriptors, swizzling) and 9.7.15.7 (fences and groups).
 """
 
 from __future__ import annotations
@@ -20,13 +21,13 @@ from tcomp.codegen.cuda.math import REGISTER
 from tcomp.ir import expr as E, loops as L
 from tcomp.ir.dtypes import is_float, itemsize
 from tcomp.ir.expr import Expr, as_expr, bounds
-from tcomp.ir.instruction import CORE, ELEMENT, CopyOp, Fragment, WarpOp, match
+from tcomp.ir.instruction import CORE, ELEMENT, Fragment, WarpOp, match
 from tcomp.ir.linear import linear
 from tcomp.ir.loops import Buffer, Stmt
-from tcomp.ir.simplify import difference, simplify
+from tcomp.ir.simplify import difference, from_linear, simplify
 from tcomp.target import capability
 
-MAX_OFFSET = 1 << 18  # bytes: offsets in a matrix descriptor have 14 bits, in units of 16 bytes (PTX ISA 8.5, section 9.7.15.5.1)
+SWIZZLED = (2, 4, 8)  # pieces of 16 bytes of a row, for which there is a mode of swizzling (PTX ISA 8.5, section 9.7.15.5.1)
 
 
 @dataclass(frozen=True)
@@ -55,6 +56,7 @@ class WarpInstructions:
         self.distributions: dict[Buffer, Distribution] = {}
         self.lanes: set[Expr] = set()  # loops over the threads of a warp
         self.background = False
+        self.pending: list[Buffer] = []  # sums to which instructions that are under way add
 
     def survey(self, body: Stmt) -> None:
         """Find which register buffers the threads of a warp share, and how wide that makes a block."""
@@ -77,6 +79,10 @@ class WarpInstructions:
             raise f.fail(f"the target `{f.target}` has no instruction `{instruction.name}`", why)
         matched = match(instruction, s.body)
         for operand, (buffer, indices) in matched.accesses.items():
+            if instruction.operand(operand).fragment is None:
+                pieces = _pieces(f, s, operand)
+                if f.swizzled.setdefault(buffer, pieces) != pieces:
+                    raise f.fail(f"`{buffer.name}` is swizzled in two ways")
             if buffer.scope != "register":
                 continue
             fragment = instruction.fragment(operand)
@@ -133,12 +139,12 @@ class WarpInstructions:
 
     @property
     def alignment(self) -> int:
-        """Bytes to whose multiples buffers in shared memory are aligned: those of a vector, or of a core matrix."""
-        return math.prod(CORE) if self.background else CORE[1]
+        """Bytes to whose multiples buffers in shared memory are aligned: those of a vector, or those after which swizzling repeats."""
+        return math.prod(CORE) * max(SWIZZLED) if self.background else CORE[1]
 
     @contextmanager
     def around(self, phase: Stmt) -> Iterator[None]:
-        """Around a phase: if its instructions run in the background, what they need in front of them, and a wait for all of them behind."""
+        """Around a phase: if its instructions run in the background, what they need in front of them, and that they are a group."""
         f, calls = self.function, [s for s in _warp_calls(phase) if s.instruction.background]
         sums = list(dict.fromkeys(match(s.instruction, s.body).accesses[s.instruction.result][0] for s in calls))
         for b in sums:
@@ -150,9 +156,17 @@ class WarpInstructions:
             f.line(f"{f.helper('begin_products')}();")
         yield
         if calls:
+            f.line(f"{f.helper('complete_products')}();")
+            self.pending = sums
+
+    def finish(self) -> None:
+        """Wait for the instructions that are under way."""
+        f = self.function
+        if self.pending:
             f.line(f"{f.helper('finish_products')}();")
-        for b in sums:
+        for b in self.pending:
             f.line(f"settle({f.names[b]});")
+        self.pending = []
 
     def emit(self, s: L.Call) -> None:
         """An instruction, by the threads that execute it together."""
@@ -166,8 +180,22 @@ class WarpInstructions:
             return call.multiply() if call.op.code else call.assign()
 
 
+def _pieces(f: FunctionBuilder, s: L.Call, operand: Buffer) -> int:
+    """How many pieces of 16 bytes the rows of an operand in shared memory have. Raises `CodegenError` where it has no such rows."""
+    matched, indices = match(s.instruction, s.body), s.instruction.places()[operand]
+    buffer, zero = matched.accesses[operand][0], dict.fromkeys(indices, as_expr(0))
+    start = f.linear(buffer, matched.indices(operand, zero))
+    group, row = (difference(f.linear(buffer, matched.indices(operand, zero | {indices[d]: as_expr(1)})), start) for d in (0, 2))
+    size = itemsize(buffer.dtype)
+    for pieces in SWIZZLED:
+        if row is as_expr(CORE[1] * pieces // size) and group in (as_expr(0), as_expr(CORE[0] * CORE[1] * pieces // size)):
+            return pieces
+    why = f"its rows lie {row} elements apart, and 8 rows {group}"
+    raise f.fail(f"`{buffer.name}` cannot be described to `{s.instruction.name}`", why, "rows of 32, 64, or 128 bytes, side by side")
+
+
 def _warp_calls(s: Stmt) -> list[L.Call]:
-    return [x for x in L.walk(s) if isinstance(x, L.Call) and not isinstance(x.instruction.emission, CopyOp)]
+    return [x for x in L.walk(s) if isinstance(x, L.Call)]
 
 
 class _Operation:
@@ -220,18 +248,17 @@ class _Operation:
             f.line(f"{place} = {value};")
 
     def descriptor(self, operand: Buffer) -> str:
-        """Where an operand made of core matrices starts, and the distances of its core matrices along the reduction and across it."""
-        f, indices, buffer = self.function, self.instruction.places()[operand], self.matched.accesses[operand][0]
-        zero, size = dict.fromkeys(indices, as_expr(0)), itemsize(buffer.dtype)
-        start = f.linear(buffer, self.matched.indices(operand, zero))
-        ends = [f.linear(buffer, self.matched.indices(operand, zero | {indices[d]: as_expr(1)})) for d in (1, 0)]
-        distances = [difference(end, start) for end in ends]
-        offsets = [int(x.attr) * size if x.op == "const" else -1 for x in distances]
-        if any(x % CORE[1] or not 0 <= x < MAX_OFFSET for x in offsets) or any(c * size % CORE[1] for c in linear(start).values()):
-            why = f"its core matrices lie {' and '.join(map(str, distances))} elements apart, the first one at {start}"
-            hint = f"at multiples of {CORE[1]} bytes, less than 256 KiB"
-            raise f.fail(f"`{buffer.name}` cannot be described to `{self.instruction.name}`", why, hint)
-        return f"{f.helper('matrix')}({f.use(buffer)} + {f.expression(start)}, {offsets[0]}, {offsets[1]})"
+        """Where an operand in shared memory starts, and the size of its rows."""
+        f, buffer = self.function, self.matched.accesses[operand][0]
+        pieces, size = f.swizzled[buffer], itemsize(buffer.dtype)
+        start = f.linear(buffer, self.matched.indices(operand, dict.fromkeys(self.instruction.places()[operand], as_expr(0))))
+        terms = {m: c for m, c in linear(start).items() if c * size % (CORE[0] * CORE[1] * pieces)}  # 8 rows have their own terms
+        low, high = bounds(from_linear(terms))
+        within = low is not None and high is not None and 0 <= low and high * size <= CORE[1] * (pieces - 2)
+        if not within or any(c * size % CORE[1] for c in terms.values()):
+            why = f"it starts at element {start}, not certainly in the first of 8 rows, {CORE[1] * pieces} bytes long, at a multiple of 16"
+            raise f.fail(f"`{buffer.name}` cannot be described to `{self.instruction.name}`", why)
+        return f"{f.helper('matrix')}<{pieces}>({f.use(buffer)} + {f.expression(start)})"
 
     def packed(self, operand: Buffer) -> list[str]:
         """The 32-bit registers of an operand, elements in order from the lowest bits."""

@@ -18,7 +18,7 @@ from tcomp.ir import loops as L, program as P
 from tcomp.ir.dtypes import NARROW_INTEGERS, integer_range, is_integer, to_numpy
 from tcomp.ir.expr import Dim, Expr, as_expr
 from tcomp.ir.graph import STRUCTURAL, Graph, Node, Operator, Value
-from tcomp.ir.instruction import ELEMENT, WARP, CopyOp, Fragment, Instruction, Operand, VectorOp, WarpOp, lane_of
+from tcomp.ir.instruction import ELEMENT, WARP, Fragment, Instruction, Operand, VectorOp, WarpOp, lane_of
 from tcomp.ir.layout import Layout, Piece
 from tcomp.ir.te import Extern, Tensor
 from tcomp.ir.text.expression_parser import ExpressionParser
@@ -111,13 +111,13 @@ class _Parser(ExpressionParser):
         except IRError as error:
             self.fail(f"{error.what}: {error.why}", start)
 
-    def emission(self) -> VectorOp | WarpOp | CopyOp:
+    def emission(self) -> VectorOp | WarpOp:
         kind = self.name()
-        if kind not in ("vector", "warp", "copy"):
-            self.fail(f"expected `vector`, `warp` or `copy`, found `{kind}`")
+        if kind not in ("vector", "warp"):
+            self.fail(f"expected `vector` or `warp`, found `{kind}`")
         code, arguments = self.string(), self.bracketed(self.name, "()")
         if kind != "vector":
-            return WarpOp(code, arguments) if kind == "warp" else CopyOp(code, arguments)
+            return WarpOp(code, arguments)
         return VectorOp(code, arguments, *self.sequence("lanes", self.integer, "group", self.integer))
 
     def operand(self, b: L.Buffer) -> Operand:

@@ -171,9 +171,9 @@ class Product:
         return prod(-(-extent_of(x.extent) // reach.get(d, 1)) for d, x in enumerate(self.reduction.spatial))
 
     def tiles(self) -> list[Tile]:
-        """The best tiles, best first; those of warpgroups behind the others."""
+        """The best tiles of each kind, best first."""
         kinds = [_candidates(self), *([_candidates(self, True)] if self.tensor and self.target.executes(WGMMA_ARCHITECTURE) else [])]
-        return [tile for kind in kinds for tile in sorted(kind, key=self._cycles)[:MAX_OPTIONS]]
+        return sorted((tile for kind in kinds for tile in sorted(kind, key=self._cycles)[:MAX_OPTIONS]), key=self._cycles)
 
     def best_split(self, least: int, gain: float) -> int:
         """Into how many parts of at least `least` elements a reduction is best split (split-K), if that is faster by the factor `gain`."""
@@ -270,7 +270,8 @@ def _candidates(product: Product, by_warpgroups: bool = False) -> Iterator[Tile]
         for rows, columns in all_pairs(_sides(product.rows, y, heights, units[0]), _sides(product.columns, x, widths, units[1])):
             own = rows.per_thread * columns.per_thread // together
             if 4 <= own <= (128 if product.tensor else 64):
-                steps = {1: min(length, 16 if own <= 32 else 8), WARP: 2, WARPGROUP: min(4, length)}[together]  # of wgmma, 128 bytes
+                power = 1 << (min(4, length) - 1).bit_length()  # rows of 32, 64, or 128 bytes, for `wgmma`
+                steps = {1: min(length, 16 if own <= 32 else 8), WARP: 2, WARPGROUP: power}[together]
                 yield Tile(rows, columns, steps * unit, product.tensor, together)
 
 

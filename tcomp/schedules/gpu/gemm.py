@@ -6,41 +6,29 @@ fly are one family. A block computes a tile of rows x columns (`block_tiles`) ov
 these, with zeros where a tile hangs over an edge, and whatever the factors are: boxes of a matrix or of a padded image, values computed
 from either.
 
-Tensor cores multiply by `mma`; on sm_90a alone a decision may also choose tiles of `wgmma` (`tensor_cores`). Where a result has too few
+Tensor cores multiply by `mma`, on sm_90a by `wgmma` where the model finds that faster (`tensor_cores`). Where a result has too few
 tiles to fill the machine and its reduction is long, the reduction is split among blocks first (`split_k`).
-
-All threads copy slices (`cp.async`). From sm_90 on a decision may have some copied in bulk (`bulk_copy`): each thread of a warp has whole
-rows of full tiles copied, a row by one instruction; tiles over an edge are kept apart by `specialize`. That takes rows that follow the
-source, in multiples of 16 bytes on both sides (so not `wgmma`), and is never the default before both were measured on hardware.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
-from tcomp.errors import ScheduleError
 from tcomp.ir import expr as E
 from tcomp.ir.access import is_multiple, linear_index, without
 from tcomp.ir.dtypes import itemsize
-from tcomp.ir.instruction import RUN
-from tcomp.ir.loops import Accumulate, For, Store, perfect, walk
+from tcomp.ir.loops import Accumulate, For, Store, walk
 from tcomp.schedules.analysis.access_patterns import bytes_of, extent_of, reduction_nest, result_nest, stage_axes
 from tcomp.schedules.cost.gpu import OTHER_REGISTERS
 from tcomp.schedules.gpu import tensor_cores, thread_mapping as T
 from tcomp.schedules.gpu.block_tiles import Product, Side, Tile, find
 from tcomp.schedules.handles import BufferCopy
-from tcomp.schedules.instructions import bulk_copy
 from tcomp.schedules.knobs import Knobs
 from tcomp.schedules.primitives import editing
-from tcomp.schedules.primitives.guards import specialize
-from tcomp.schedules.primitives.loop_structure import tensorize
 from tcomp.schedules.schedule import Schedule
 from tcomp.schedules.tiles import fuse_all, unroll
 from tcomp.target import CudaTarget
 
 MAX_UNROLLED = 16  # elements of a slice that a thread multiplies without a test of the loop: more only lengthens the code
 MAX_STAGES = 4  # slices in shared memory: three that are under way hide the latency of memory
-BULK_COPY_ARCHITECTURE = "sm_90"  # the oldest architecture with copies in bulk
 ASYNC_COPY_ARCHITECTURE = 80  # compute capability (times 10) from which on copies into shared memory pass no register (`cp.async`)
 SPLIT_GAIN = 1.15  # factor by which the model must find a split reduction faster: a second launch must not be lost by an error of the model
 MIN_SPLIT_PART = 128  # elements of the reduction in each part: several slices
@@ -77,7 +65,7 @@ def schedule(s: Schedule, result: str, acc: str, target: CudaTarget, knobs: Knob
     s.bind(home, "block.x")
     s.compute_at(acc, home, "register")
     map_elements(s, tile, inside, width)
-    step, copies = multiply_in_slices(s, acc, product, tile, width, knobs=knobs)
+    step, copies = multiply_in_slices(s, acc, product, tile, width)
 
     # As many slices are copied in advance as leave room for all the blocks that an SM gets, and has registers for.
     gpu, size = target.gpu, sum(bytes_of(editing.find_buffer(s.kernel, copy)) for copy in copies)
@@ -87,15 +75,14 @@ def schedule(s: Schedule, result: str, acc: str, target: CudaTarget, knobs: Knob
     most = (gpu.shared << 10) // (size * resident) if target.compute_capability >= ASYNC_COPY_ARCHITECTURE else 1
     stages = knobs.choice((acc, "stages"), counts, max(n for n in counts if n == 1 or n <= most))
     if stages > 1:
-        s.pipeline(step, stages, *copies)
+        s.pipeline(step, stages, *copies, last=tile.by_warpgroups)  # while the tensor cores multiply in the background
 
 
 def multiply_in_slices(
-    s: Schedule, acc: str, product: Product, tile: Tile, width: int, owner: Tile | None = None, knobs: Knobs | None = None
+    s: Schedule, acc: str, product: Product, tile: Tile, width: int, owner: Tile | None = None
 ) -> tuple[str, tuple[BufferCopy, BufferCopy]]:
     """A tile of sums that has been moved to where it is read: slices of both factors in shared memory, accumulators in registers. Returns
-    the loop over slices, and their names. `owner`: the tile whose elements the factor of the rows are; threads copy their own. `knobs`
-    decide which of the other slices are copied in bulk (none without)."""
+    the loop over slices, and their names. `owner`: the tile whose elements the factor of the rows are; threads copy their own."""
     rows, columns = (f"{r[0].attr.name}.shared" for r in product.reads)
     names = editing.fresh(s.kernel, rows), editing.fresh(s.kernel, columns + "2" * (rows == columns))
     cleared = dict(enumerate(stage_axes(s.kernel, acc, False)))
@@ -108,23 +95,13 @@ def multiply_in_slices(
     step = fuse_all(s, [*others, step])
     made = s.cache_factors(step, names[1 - product.right], names[product.right], "shared")
     copies = made if product.right == 1 else made[::-1]
-    slices = list[tuple[list[str], bool]]()
     for copy, along, side in zip(copies, product.along_reduction, (tile.rows, tile.columns), strict=True):
         if owner is not None and side is tile.rows:
             map_elements(s, owner, dict(zip(owner.axes, copy.loads, strict=True)), 1)
             if tile.tensor:
                 s.relayout(copy, f"(a,b+0+{T.VECTOR_BYTES // itemsize(editing.find_buffer(s.kernel, copy).dtype)})")
         else:
-            slices.append((_slice(s, copy, tile, side, along), along))
-    in_bulk: list[list[str]] = []
-    if knobs is not None and not tile.by_warpgroups and product.target.executes(BULK_COPY_ARCHITECTURE):
-        possible = [loops for loops, _ in slices if _copies_in_bulk(s, loops)]
-        in_bulk = possible if possible and knobs.choice((acc, "copies"), ("threads", "bulk"), "threads") == "bulk" else []
-    for loops, along in slices:
-        if loops in in_bulk:
-            loops = _copy_in_bulk(s, loops, tile.instruction_threads if tile.tensor else tile.columns.threads)
-        if loops:
-            _copy_by_threads(s, loops, tile, along)
+            _copy_by_threads(s, _slice(s, copy, tile, side, along), tile, along)
     summed = dict(enumerate(stage_axes(s.kernel, acc, True)))
     map_elements(s, tile, cleared, width)
     update = next(x for x in walk(s.kernel.body) if isinstance(x, Accumulate) and x.buffer.name == acc)
@@ -167,7 +144,7 @@ def _slice(s: Schedule, copy: BufferCopy, tile: Tile, side: Side, along: bool) -
     """How a slice lies in shared memory; the loops that fill it.
 
     One that lies along the reduction in memory does so here, and is copied in vectors. Others lie along the tile, unless tensor cores want
-    narrow elements side by side along the reduction, or all in core matrices. Of columns, neighbouring threads read neighbouring rows.
+    narrow elements side by side along the reduction, or whole rows of bytes. Of columns, neighbouring threads read neighbouring rows.
     """
     size, loops = itemsize(editing.find_buffer(s.kernel, copy).dtype), list(copy.loads)
     *dims, last = list(T.LETTERS[: len(loops)])
@@ -176,10 +153,8 @@ def _slice(s: Schedule, copy: BufferCopy, tile: Tile, side: Side, along: bool) -
         loops = [loops[-1], *loops[:-1]]
         s.reorder(*loops)
     if tile.by_warpgroups:
-        s.relayout(copy, tensor_cores.core_matrices(tile, side))
-        if along and len(side.axes) == 1:
-            loops[:1] = s.split(loops[0], tensor_cores.ROWS)
-    elif (tile.tensor and (along or size < 4)) or (along and side is tile.columns):  # neighbouring threads' rows begin in different banks
+        return loops  # as it is: in rows that the code generator swizzles
+    if (tile.tensor and (along or size < 4)) or (along and side is tile.columns):  # neighbouring threads' rows begin in different banks
         s.relayout(copy, T.layout([*dims, f"{last}+0+{pad}"]))
     elif not along:
         s.relayout(copy, T.layout([last, *dims[:-1], dims[-1] + (f"+0+{2 * pad}" if tile.tensor else "")]))
@@ -194,9 +169,6 @@ def _copy_by_threads(s: Schedule, loops: list[str], tile: Tile, along: bool) -> 
         loops[-1], one = s.split(loops[-1], width)
         s.vectorize(one)
         lane = [one]
-    if tile.by_warpgroups and along:  # neighbouring threads fill a core matrix, whose rows lie in other rows
-        loops = [loops[0], loops[2], loops[1]]
-        s.reorder(*loops)
     rest, thread = s.split(fuse_all(s, loops), tile.threads)
     inner: list[str] = []
     for n in (tile.instruction_threads, tile.rows.threads) if tile.tensor else (tile.columns.threads,):
@@ -206,55 +178,9 @@ def _copy_by_threads(s: Schedule, loops: list[str], tile: Tile, along: bool) -> 
     T.bind(s, dict(zip([*inner, thread], ("thread.x", "thread.y", "thread.z"), strict=False)))
 
 
-def _copies_in_bulk(s: Schedule, loops: Sequence[str]) -> bool:
-    """Whether the innermost of the loops that fill a slice is a run in both memories, at multiples of 16 bytes, in full tiles."""
-    first, last = (editing.find_loop(s.kernel, x) for x in (loops[0], loops[-1]))
-    store = _store(last)
-    source = store.value.args[1] if store.value.op == "select" else store.value
-    if source.op != "read" or not isinstance(last.extent, int):
-        return False
-    starts = [without(linear_index(b, indices), last.var) for b, indices in ((store.buffer, store.indices), (source.attr, source.args))]
-    if not all(start is not None and is_multiple(start[1] * itemsize(store.buffer.dtype), RUN) for start in starts):
-        return False
-    try:
-        kernel = specialize(s.kernel, loops[0])[0] if _has_edges(first) else s.kernel
-        tensorize(kernel, loops[-1], _run(last))
-    except ScheduleError:
-        return False
-    return True
-
-
-def _copy_in_bulk(s: Schedule, loops: Sequence[str], threads: int) -> list[str]:
-    """Full tiles are copied in bulk by `threads` threads; returns the loops over a tile that hangs over an edge, none if there are no such
-    tiles."""
-    edges: list[str] = []
-    if _has_edges(editing.find_loop(s.kernel, loops[0])):
-        edge = s.specialize(loops[0])
-        edges = T.names(perfect(editing.find_loop(s.kernel, edge))[0])
-    *rows, last = loops
-    s.tensorize(last, _run(editing.find_loop(s.kernel, last)))
-    if rows:
-        rest, thread = s.split(fuse_all(s, rows), threads)
-        s.reorder(thread, rest)
-        s.bind(thread, "thread.x")
-    return edges
-
-
-def _store(loop: For) -> Store:
-    return next(x for x in walk(loop) if isinstance(x, Store))
-
-
-def _has_edges(loop: For) -> bool:
-    return any(e.op == "select" for e in E.walk(_store(loop).value))
-
-
-def _run(last: For) -> str:
-    return bulk_copy(_store(last).buffer.dtype, extent_of(last.extent)).name
-
-
 def _copy_width(last: For) -> int:
     """How many neighbours a thread copies at once: as many as certainly lie aligned in a row, and are there or not together."""
-    store = _store(last)
+    store = next(x for x in walk(last) if isinstance(x, Store))
     width = T.power_of_two(extent_of(last.extent), T.VECTOR_BYTES // itemsize(store.buffer.dtype))
     for r in E.reads(store.value):
         step, rest = without(linear_index(r.attr, r.args), last.var) or (0, None)

@@ -6,10 +6,9 @@ threads (thread.x), and instructions.
     wgmma     by a warpgroup, on sm_90a alone: units of 64 rows x all columns of the warpgroup; a thread has likewise, every 8 columns,
               row = 16 * (t // 32) + 8 * high + t // 4 % 8, column = 8 * many + 2 * (t % 4) + low
 
-Slices of both factors lie for `wgmma` in shared memory as core matrices: 8 rows of 16 bytes along the reduction that follow each other
-(`core_matrices`). A side of a tile along two axes has 8 elements along the inner one, the rows of a core matrix. These tiles are options of
-a decision, and never the default one: that stays `mma` before wgmma was seen on hardware. A sum is cleared and used by the thread that
-holds it.
+Slices of both factors lie for `wgmma` in shared memory in rows of 32, 64, or 128 bytes along the reduction, which the code generator
+swizzles. A side of a tile along two axes has 8 elements along the inner one, as 8 rows are read together. A sum is cleared and used by the
+thread that holds it.
 """
 
 from __future__ import annotations
@@ -17,11 +16,9 @@ from __future__ import annotations
 from tcomp.ir.dtypes import itemsize
 from tcomp.ir.instruction import CORE
 from tcomp.schedules.gpu import thread_mapping as T
-from tcomp.schedules.gpu.block_tiles import Side, Tile, tensor_depth
+from tcomp.schedules.gpu.block_tiles import Tile, tensor_depth
 from tcomp.schedules.schedule import Schedule
 from tcomp.schedules.tiles import fuse_all, unroll
-
-ROWS = CORE[0]  # of a core matrix
 
 
 def map_elements(s: Schedule, tile: Tile, axes: dict[int, str]) -> None:
@@ -61,12 +58,6 @@ def fragment_layout(tile: Tile, rank: int) -> str:
     return T.layout([*tile.outer_dims(rank), warp, quad, pair, high, unit, low])
 
 
-def core_matrices(tile: Tile, side: Side) -> str:
-    """How the slice of a factor lies in shared memory: its dimensions are those of its side, and the reduction."""
-    row = _row(tile)
-    return f"(a,c/{row},b,c%{row})" if len(side.axes) == 2 else f"(a/{ROWS},b/{row},a%{ROWS},b%{row})"
-
-
 def lanes_of_row(s: Schedule, reduction: str) -> tuple[str, int]:
     """A reduction over the columns of a tile: the loop over the threads that have elements of a row, and how many these are."""
     return T.cut(s, reduction, 8, 2)[1], 4
@@ -82,5 +73,5 @@ def map_rows(s: Schedule, tile: Tile, row: str, lane: str) -> str:
 
 
 def _row(tile: Tile) -> int:
-    """Elements of a row of a core matrix."""
+    """Elements of the 16 bytes of a row that are read together."""
     return CORE[1] // itemsize(tile.tensor)

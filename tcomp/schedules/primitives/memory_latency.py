@@ -23,19 +23,18 @@ MAX_TOGETHER = (
 )
 
 
-def pipeline(kernel: L.Kernel, loop: Loop, stages: int, *buffers: Stage) -> tuple[L.Kernel, str]:
+def pipeline(kernel: L.Kernel, loop: Loop, stages: int, *buffers: Stage, last: bool = False) -> tuple[L.Kernel, str]:
     """Fill buffers of a loop's body `stages - 1` iterations before they are read.
 
     Each buffer gets a first dimension of `stages`, of which iteration i uses element i % stages. A loop before the loop (the prologue;
-    its name is returned) fills the first ones; then each iteration fills, where it stood, the one for `stages - 1` iterations later, if
-    there is such an iteration, and computes with its own. `partition` at the last `stages - 1` iterations makes those without a copy (the
-    epilogue) a loop of their own, and takes the condition out of the steady state.
+    its name is returned) fills the first ones; then each iteration fills, where it stood or `last` of all, the one for `stages - 1`
+    iterations later, if there is such an iteration, and computes with its own. `partition` at the last `stages - 1` iterations makes
+    those without a copy (the epilogue) a loop of their own, and takes the condition out of the steady state.
 
     Legal for serial loops with nests in their body that fill the buffers, before these are read, from what the loop does not write; the
     rest of the body only reads them. Good for hiding the latency of memory; costs the memory for the copies. On a GPU, phases that
     only copy from global to shared memory run in the background from sm_80 on (`cp.async`): the copies of one iteration are a group, and
-    one barrier an iteration suffices, behind a wait for all groups but the newest `stages - 2`. So do copies in bulk (`bulk_copy`, from
-    sm_90 on), each a run that one thread starts.
+    one barrier an iteration suffices, behind a wait for all groups but the newest `stages - 2`.
 
       >>> A, k = te.placeholder((32,), name="A"), te.reduce_axis(32, "k")
       >>> s = Schedule(te.compute((), lambda: te.sum(A[k] * A[k], k), name="C"))
@@ -85,7 +84,9 @@ def pipeline(kernel: L.Kernel, loop: Loop, stages: int, *buffers: Stage) -> tupl
 
     copies = {fill: fill_for(fill, target.var + distance) for fill in fills}
     prologue = [fill_for(editing.renamed(fill, lambda name: editing.fresh(kernel, name + ".p")), first) for fill in fills]
-    body = using(editing.rebuild(target.body, copies.get), target.var)
+    body = using(editing.rebuild(target.body, (lambda x: L.block() if x in copies else None) if last else copies.get), target.var)
+    if last:
+        body = L.block(body, *copies.values())
     for old in olds:
         body = editing.without_allocation(body, old)
     new = L.block(L.For(first, distance, L.block(*prologue)), replace(target, body=body))

@@ -7,9 +7,6 @@ The blocks of a launch run one after the other. The threads of a block are conte
 descending order: a missing barrier, or two threads that write one element, shows as a difference between the two orders or from the
 reference. A thread that misses a barrier that others wait at is reported.
 
-Copies in bulk are done at the last moment, too: a barrier object completes a phase when all threads have arrived and all bytes announced were
-copied, and what was copied is there for whoever then waits. Waits that would not end are reported, and objects that are used anew too early.
-
 Products in the background read shared memory as soon as they are started where threads ascend, and as late as possible where they descend;
 the sums are as they were until they are waited for.
 """
@@ -46,14 +43,7 @@ _ASM = (  # what stands for the instructions of the device
      "copy_later(to, from, N, size);"),
     (re.compile(r'asm volatile\("\{ \.reg \.pred add; setp\.eq\.b32 add, 0, 0; (wgmma[\w.]+) [^"]*" : (.*) : ("l".*)\);'), _group_mma),
     (re.compile(r'asm volatile\("wgmma\.wait_group\.sync\.aligned 0;"[^;]*\);'), "wait_products();"),
-    (re.compile(r'asm volatile\("mbarrier\.init[^"]*" :: "r"\((.*)\), "r"\((\w+)\) : "memory"\);'), r"prepare_group(\1, \2);"),
-    (re.compile(r'asm volatile\("mbarrier\.expect_tx[^"]*" :: "r"\((\w+)\), "r"\((\w+)\) : "memory"\);'), r"announce_bytes(\1, \2);"),
-    (re.compile(r'asm volatile\("cp\.async\.bulk[^"]*, (\d+), [^"]*" :: "r"\((.*)\), "l"\((.*)\), "r"\((.*)\) : "memory"\);'),
-     r"copy_in_bulk(\2, \3, \1, \4);"),
-    (re.compile(r'asm volatile\("mbarrier\.arrive[^"]*" :: "r"\((.*)\) : "memory"\);'), r"arrive_at(\1);"),
-    (re.compile(r'asm volatile\("\{ \.reg \.pred p; mbarrier\.try_wait\.parity[^"]*" : "=r"\((\w+)\) : "r"\((\w+)\), "r"\((\w+)\) : "memory"\);'),
-     r"\1 = wait_at(\2, \3);"),
-    (re.compile(r'asm volatile\("(?:wgmma\.fence\.sync\.aligned;|wgmma\.commit_group\.sync\.aligned;|fence\.proxy\.async\.shared::cta;|fence\.mbarrier_init\.release\.cluster;|)"[^;]*\);'), ";"),
+    (re.compile(r'asm volatile\("(?:wgmma\.fence\.sync\.aligned;|wgmma\.commit_group\.sync\.aligned;|fence\.proxy\.async\.shared::cta;|)"[^;]*\);'), ";"),
     (re.compile(r'asm volatile\("cp\.async\.commit_group;"[^;]*\);'), "commit_copies();"),
     (re.compile(r'asm volatile\("cp\.async\.wait_group %0;"[^;]*\);'), "wait_copies(N);"),
 )  # fmt: skip
@@ -119,5 +109,4 @@ def launch(text: str, name: str, grid: Sequence[int], block: Sequence[int], args
     three = ctypes.c_int * 3
     code = getattr(library(text), f"{name}_run")(int(descending), three(*grid), three(*block), places)
     assert code != 1, f"{name}: some threads of a block wait at a barrier that others do not reach"
-    assert code != 3, f"{name}: a wait for copies in bulk does not end, or their barrier objects are used anew too early"
     assert code == 0, f"{name}: a copy in the background is not aligned"

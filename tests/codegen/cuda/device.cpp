@@ -23,7 +23,7 @@ struct Copy { char *to; const char *from; int bytes, size; };
 struct Copies { std::vector<Copy> started; std::deque<std::vector<Copy>> groups; };
 static std::map<int, Copies> copies;
 static bool misaligned;
-static char origin;
+static char origin __attribute__((aligned(1024)));
 static inline Copies &mine() { return copies[(threadIdx.z * 1024 + threadIdx.y) * 1024 + threadIdx.x]; }
 static std::map<unsigned, const char *> places;  // what a descriptor says of an address -> the last one of which it was said
 int __cvta_generic_to_shared(const void *p) {
@@ -41,35 +41,6 @@ void commit_copies() { Copies &c = mine(); c.groups.push_back(c.started); c.star
 void wait_copies(size_t pending) {
   for (auto &groups = mine().groups; groups.size() > pending; groups.pop_front())
     for (const Copy &c : groups.front()) { memcpy(c.to, c.from, c.size); memset(c.to + c.size, 0, c.bytes - c.size); }
-}
-
-// Copies in bulk, by the barrier objects that count their bytes.
-struct Group { int threads, missing, phase; long long announced, copied; std::vector<Copy> started, there; };
-static std::map<unsigned, Group> bulk;
-static bool together, stuck;
-void prepare_group(unsigned at, int threads) { bulk[at] = {threads, threads, 0, 0, 0, {}, {}}; }
-void announce_bytes(unsigned at, int bytes) { bulk.at(at).announced += bytes; }
-void copy_in_bulk(unsigned to, unsigned long long from, int bytes, unsigned at) {
-  Group &g = bulk.at(at);
-  char *const place = &origin + (int)to;
-  misaligned |= (unsigned long long)place % 16 || from % 16 || bytes % 16;
-  stuck |= (g.copied += bytes) > g.announced;
-  memset(place, 0x7f, bytes);
-  g.started.push_back({place, (const char *)from, bytes, bytes});
-}
-void arrive_at(unsigned at) {
-  Group &g = bulk.at(at);
-  if (--g.missing || g.copied != g.announced) return;
-  stuck |= !g.there.empty();  // nobody has waited for the phase before
-  g = {g.threads, g.threads, g.phase + 1, 0, 0, {}, g.started};
-}
-unsigned wait_at(unsigned at, unsigned parity) {  // all threads wait for a group alike
-  if (together) __syncthreads();
-  Group &g = bulk.at(at);
-  stuck |= g.phase % 2 == parity;
-  for (const Copy &c : g.there) memcpy(c.to, c.from, c.size);
-  g.there.clear();
-  return 1;
 }
 
 // A warp that is executed together: its threads leave their registers and read those of the others when all have. Written from the
@@ -109,16 +80,17 @@ template <class T> void warp_mma(const char *op, T *d, const unsigned *a, const 
   __syncthreads();
 }
 
-// A warpgroup that is executed together reads factors from shared memory, as descriptors say: written from the text of the PTX ISA on core
-// matrices without swizzling (K-major), and its figure of the fragments of D. Each thread adds to its elements alone.
+// A warpgroup that is executed together reads factors from shared memory, as descriptors say: written from the text of the PTX ISA on
+// swizzled matrices (K-major), and its figure of the fragments of D. Each thread adds to its elements alone.
 struct Product { std::function<void()> read, add; };
 static std::map<int, std::vector<Product>> products;
 static std::vector<Product> &my_products() { return products[(threadIdx.z * 1024 + threadIdx.y) * 1024 + threadIdx.x]; }
 static bool late;
 static const char *element(unsigned long long descriptor, int row, int k, int bytes) {
-  const unsigned along = (descriptor >> 16 & 0x3fff) << 4, across = (descriptor >> 32 & 0x3fff) << 4;
-  const int core = k * bytes / 16, within = k * bytes % 16;
-  return places.at(descriptor & 0x3fff) + core * along + row / 8 * across + row % 8 * 16 + within;
+  const int mode = descriptor >> 62, size = mode == 1 ? 128 : mode == 2 ? 64 : 32, across = (descriptor >> 32 & 0x3fff) << 4;
+  if (!mode) abort();
+  const unsigned long long at = (unsigned long long)places.at(descriptor & 0x3fff) + row / 8 * across + row % 8 * size + k * bytes;
+  return (const char *)(at ^ (at >> 7 & (size / 16 - 1)) << 4);
 }
 template <class T> T loaded_value(const char *op, const char *p, int bytes) {
   unsigned x = 0;
@@ -159,13 +131,11 @@ int run(bool barriers, bool descending, const int *grid, const int *block, void 
   job = body;
   const int threads = block[0] * block[1] * block[2];
   late = descending;
-  together = barriers;
-  stuck = misaligned = false;
+  misaligned = false;
   if (barriers && (int)fibers.size() < threads) fibers.resize(threads);
   std::unique_ptr<char[]> stacks(barriers ? new char[threads * STACK] : nullptr);  // not cleared: pages that nobody touches take no memory
   for (int n = 0; n < grid[0] * grid[1] * grid[2]; ++n) {
     copies.clear();
-    bulk.clear();
     blockIdx = {n % grid[0], n / grid[0] % grid[1], n / grid[0] / grid[1]};
     for (int m = 0; m < threads; ++m) {
       const int t = descending ? threads - 1 - m : m;
@@ -190,5 +160,5 @@ int run(bool barriers, bool descending, const int *grid, const int *block, void 
       some = alive;
     }
   }
-  return stuck ? 3 : misaligned ? 2 : 0;
+  return misaligned ? 2 : 0;
 }

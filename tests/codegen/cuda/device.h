@@ -29,12 +29,6 @@ void copy_later(unsigned to, unsigned long long from, int bytes, int size);
 void commit_copies();
 void wait_copies(size_t pending);
 
-void prepare_group(unsigned at, int threads);
-void announce_bytes(unsigned at, int bytes);
-void copy_in_bulk(unsigned to, unsigned long long from, int bytes, unsigned at);
-void arrive_at(unsigned at);
-unsigned wait_at(unsigned at, unsigned parity);
-
 template <class T> void warp_mma(const char *op, T *d, const unsigned *a, const unsigned *b);
 template <class T> void group_mma(const char *op, std::initializer_list<T *> d, unsigned long long a, unsigned long long b);
 void wait_products();

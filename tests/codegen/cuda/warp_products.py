@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import numpy as np
-
 from tcomp.ir import te
 from tcomp.schedules import Schedule
-from tcomp.schedules.instructions import bulk_copy, mma, mma_fill, mma_store, tf32, wgmma
+from tcomp.schedules.instructions import mma, mma_fill, mma_store, tf32, wgmma
 
 
 def product(dtype: str, m: int, n: int, depth: int, along: bool = True) -> Schedule:
@@ -37,27 +35,20 @@ def product(dtype: str, m: int, n: int, depth: int, along: bool = True) -> Sched
     return s
 
 
-def product_of_groups(
-    dtype: str, m: int, n: int, depth: int, width: int, steps: int = 2, stages: int = 1, packed: bool = False
-) -> Schedule:
+def product_of_groups(dtype: str, m: int, n: int, depth: int, width: int, steps: int = 2, stages: int = 1) -> Schedule:
     """A product whose tiles of 128 x `width` results are computed by two warpgroups, in registers, from core matrices in shared memory.
 
-    `steps` instructions follow each other on each slice of the fold, of which `stages` are in shared memory. With `packed` the slices of B lie
-    in memory as they do there (`pack`), each is copied in bulk, and there are no edges.
+    `steps` instructions follow each other on each slice of the fold, of which `stages` are in shared memory.
     """
     size = {"int8": 1, "uint8": 1, "float32": 4}.get(dtype, 2)
     total = "int32" if size == 1 else "float32"
     row = 16 // size
     k = te.reduce_axis(depth, "k")
     second, deep = "int8" if dtype == "uint8" else dtype, 2 * row * steps
-    shape = (n // width, depth // deep, width // 8, deep // row, 8, row) if packed else (n, depth)
-    a, b = te.placeholder((m, depth), dtype, "A"), te.placeholder(shape, second, "B")
+    a, b = te.placeholder((m, depth), dtype, "A"), te.placeholder((n, depth), second, "B")
     convert = tf32 if dtype == "float32" else lambda x: te.cast(x, total)
 
-    def right(j: te.Expr) -> te.Expr:
-        return b[j // width, k // deep, j // 8 % (width // 8), k // row % (deep // row), j % 8, k % row] if packed else b[j, k]
-
-    s = Schedule([a, b, te.compute((m, n), lambda i, j: te.sum(convert(a[i, k]) * convert(right(j)), k), "C")])
+    s = Schedule([a, b, te.compute((m, n), lambda i, j: te.sum(convert(a[i, k]) * convert(b[j, k]), k), "C")])
     s.cache_write("C", "acc")
     rows, i = s.split("C.0", 128)
     columns, j = s.split("C.1", width)
@@ -67,12 +58,6 @@ def product_of_groups(
     s.reorder(step, "C.i", "C.j", slice_)
     s.cache_factors(step, "A.shared", "B.shared", "shared")
     for name in ("A.shared", "B.shared"):
-        s.relayout(name, f"(a/8,b/{row},a%8,b%{row})")
-        if packed and name == "B.shared":
-            (jo, ji), (ko, ki) = s.split(f"{name}.0", 8), s.split(f"{name}.1", row)
-            s.reorder(jo, ko, ji, ki)
-            s.tensorize(s.fuse(s.fuse(s.fuse(jo, ko), ji), ki), bulk_copy(second, width * deep))
-            continue
         outer, lane = s.split(f"{name}.1", row)
         s.vectorize(lane)
         rest, thread = s.split(s.fuse(f"{name}.0", outer), 256)
@@ -102,11 +87,3 @@ def product_of_groups(
         s.pipeline(step, stages, "A.shared", "B.shared")
     s.clean()
     return s
-
-
-def pack(b: np.ndarray, width: int, steps: int) -> np.ndarray:
-    """A factor of [columns, depth] in slices made of core matrices."""
-    row = 16 // b.itemsize
-    n, depth = b.shape
-    slices = b.reshape(n // width, width // 8, 8, depth // (2 * row * steps), 2 * steps, row)
-    return np.ascontiguousarray(slices.transpose(0, 3, 1, 4, 2, 5))
