@@ -3,7 +3,7 @@
 import     ONNX -> graph                               `frontends.onnx`
 passes     graph -> graph of kernels, with layouts     `graph_passes`
 kernels    each distinct kernel is lowered to loops, scheduled, and emitted as code: `backends.kernel.compile_kernel`;
-           `compile_kernels` does so in parallel processes, or finds the code in the cache
+           `Compilation` does so in parallel processes, or finds the code in the cache
 link       memory plan, host program, linked code
 package    code, weights and manifest -> artifact
 """
@@ -22,7 +22,7 @@ import numpy as np
 
 from tcomp.backends.kernel import CompiledKernel, listings, operand_layouts, predicted_seconds
 from tcomp.backends.protocol import Backend
-from tcomp.backends.workers import compile_kernels
+from tcomp.backends.workers import Compilation
 from tcomp.errors import InputError, UnsupportedError
 from tcomp.garbage import seldom_collected
 from tcomp.ir.dims import SolvedDims, upper_bound
@@ -165,13 +165,18 @@ def compile_graph(graph: Graph, options: CompileOptions | None = None, report: R
     """Graph -> artifact."""
     options, report = options or CompileOptions(), report or Report()
     options.progress("graph", 0, 1)
-    with report.timed("passes"):
-        graph, _ = run_passes(graph, graph_passes(options, report), verify=options.verify, dump=options.dump)
-    return compile_partitioned(graph, options, report)
+    with Compilation(options.backend) as compilation:
+        with report.timed("passes"):
+            passes = graph_passes(options, report, compilation if options.decide is None else None)
+            graph, _ = run_passes(graph, passes, verify=options.verify, dump=options.dump)
+        return compile_partitioned(graph, options, report, compilation)
 
 
-def graph_passes(options: CompileOptions, report: Report) -> list[tuple[str, Callable[[Graph], Graph]]]:
-    """Graph -> Graph, in order. Each is verified, timed and dumped on request by the runner."""
+def graph_passes(
+    options: CompileOptions, report: Report, compilation: Compilation | None = None
+) -> list[tuple[str, Callable[[Graph], Graph]]]:
+    """Graph -> Graph, in order. Each is verified, timed and dumped on request by the runner. A `compilation` begins kernels as soon as they
+    are final."""
     backend, decide, notes, wanted = options.backend, options.decide, report.notes, options.backend.graph_options
     halos, choose = wanted.halos, decide.algorithm if decide else None
     predict = partial(predicted_seconds, backend=backend) if halos else None
@@ -190,6 +195,10 @@ def graph_passes(options: CompileOptions, report: Report) -> list[tuple[str, Cal
     def widen(g: Graph) -> Graph:
         assert wanted.algorithms_for is not None
         return half_floats.widen_half_floats(g, wanted.algorithms_for, notes)
+
+    def decided(body: Graph) -> None:
+        if compilation is not None:
+            compilation.begin(canonical_graph_text(body))
 
     pairs: dict[str, str] = {}
 
@@ -218,17 +227,18 @@ def graph_passes(options: CompileOptions, report: Report) -> list[tuple[str, Cal
         ("attention", lambda g: algorithms.join_attention(g, wanted.attention_bytes, notes, wanted.attention_blocks)),
         *([("append", lambda g: state.append_rows(g, pairs))] if options.state is not None else []),
         ("partition", lambda g: partition.partition(g, report.not_fused, halos)),
-        ("layout", lambda g: layout.choose_layouts(g, weight_layouts, halos, predict)),
+        ("layout", lambda g: layout.choose_layouts(g, weight_layouts, halos, predict, decided)),
     ]
 
 
-def compile_partitioned(graph: Graph, options: CompileOptions, report: Report) -> Artifact:
-    """Graph after all passes -> artifact."""
+def compile_partitioned(graph: Graph, options: CompileOptions, report: Report, compilation: Compilation | None = None) -> Artifact:
+    """Graph after all passes -> artifact. Its kernels may have been begun by a `compilation`, which counts where it is for their target."""
     options = replace(options, target=options.backend.suited_to(graph))
     texts = {node: canonical_graph_text(node.bodies[0]) for node in kernel_nodes(graph)}
     decisions = _decisions(graph, texts, options, report)
-    with report.timed("kernels"):
-        compiled = compile_kernels(list(texts.values()), options.backend, partial(options.progress, "kernels"), decisions)
+    with report.timed("kernels"), Compilation(options.backend) as other:
+        begun = compilation if compilation is not None and compilation.backend == options.backend else other
+        compiled = begun.finish(list(texts.values()), partial(options.progress, "kernels"), decisions)
     with report.timed("link"):
         artifact = package(graph, {node: compiled[text] for node, text in texts.items()}, options, report)
     report.stages.update(listings(options.emit, graph, texts, compiled, options.backend, decisions))

@@ -18,6 +18,8 @@ from onnx import TensorProto, helper, numpy_helper
 
 import tcomp
 from tcomp import te
+from tcomp.backends.kernel import CompiledKernel
+from tcomp.backends.workers import Compilation
 from tcomp.errors import ArtifactError, ImportModelError, InputError, IRError, TargetError, UnsupportedError
 from tcomp.ir.graph import GraphBuilder
 from tcomp.ir.text.parser import parse_program
@@ -480,3 +482,23 @@ def test_build_of_imperative_programs() -> None:
     for size in (1, 2, 100):
         values = RNG.integers(-9, 9, size).astype(np.int32)
         np.testing.assert_array_equal(f(values), np.cumsum(values, dtype=np.int32))
+
+
+def test_kernels_are_begun_when_their_layouts_are_decided(monkeypatch: pytest.MonkeyPatch) -> None:
+    """All that are compiled, copies of outputs and kernels of loops included, while the passes still run."""
+    begun, finish = list[set[str]](), Compilation.finish
+
+    def finished(self: Compilation, texts: Sequence[str], *rest: Any) -> dict[str, CompiledKernel]:
+        begun.append(set(self._names))
+        assert begun[-1] == set(texts)
+        return finish(self, texts, *rest)
+
+    monkeypatch.setattr(Compilation, "finish", finished)
+    nodes = [
+        helper.make_node("Conv", ["x", "w"], ["p"], "conv", pads=[1, 1, 1, 1]),
+        helper.make_node("Relu", ["p"], ["q"], "relu"),
+        helper.make_node("GlobalAveragePool", ["q"], ["r"], "pool"),
+        helper.make_node("Softmax", ["r"], ["y"], "softmax", axis=1),
+    ]
+    compile_model(model(nodes, {"x": (1, 3, 12, 12)}, {"p": (1, 10, 12, 12), "y": (1, 10, 1, 1)}, {"w": WC}))
+    assert len(begun) == 1 and len(begun[0]) > 2

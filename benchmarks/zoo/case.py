@@ -102,6 +102,7 @@ def _difference(found: np.ndarray, wanted: np.ndarray) -> float:
 def _compiled(path: Path, threads: int, kernels: bool) -> tuple[Any, list[float], float]:
     """(the loaded model, the predicted seconds of its kernels in order, 0 for those that run several times, seconds to compile)."""
     from tcomp.backends.kernel import predicted_seconds
+    from tcomp.backends.workers import Compilation
     from tcomp.ir.graph import KERNEL
     from tcomp.options import CompileOptions, Report
     from tcomp.passes.runner import run_passes
@@ -109,8 +110,9 @@ def _compiled(path: Path, threads: int, kernels: bool) -> tuple[Any, list[float]
     from tcomp.runtime import Module
 
     options, report, start = CompileOptions(threads=threads), Report(), time.perf_counter()
-    graph, _ = run_passes(import_graph(os.fspath(path), options), graph_passes(options, report))
-    artifact = compile_partitioned(graph, options, report)
+    with Compilation(options.backend) as compilation:
+        graph, _ = run_passes(import_graph(os.fspath(path), options), graph_passes(options, report, compilation))
+        artifact = compile_partitioned(graph, options, report, compilation)
     module, spent = Module.load(artifact, threads=threads), time.perf_counter() - start
     once = {n for n in graph.nodes if n.op is KERNEL}  # not those of loops, of which a profile tells the sum of all steps
     asked = kernel_nodes(graph) if kernels else ()

@@ -14,12 +14,15 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor, as_completed
+from concurrent.futures import Future, ThreadPoolExecutor, as_completed
 from contextlib import ExitStack, contextmanager, suppress
+from heapq import heappop, heappush
 from pathlib import Path
 from queue import SimpleQueue
 from types import MappingProxyType
+from typing import Self
 
 import tcomp
 from tcomp import cache
@@ -41,50 +44,95 @@ def compile_kernels(
 ) -> dict[str, CompiledKernel]:
     """Each distinct text compiled, from the cache where possible. `on_progress` gets (kernels done, kernels in all), `decisions` are those
     of the schedules, by text. Raises `CodegenError`, naming the kernel, when one cannot be compiled."""
-    maker = *backend.identity, backend.toolchain
-    wanted = {t: cache.name(t, *maker, *([encode(decisions[t])] if decisions.get(t) else []))[:32] for t in dict.fromkeys(texts)}
-    results: dict[str, CompiledKernel] = {}
-    for text, name in wanted.items():
+    with Compilation(backend) as compilation:
+        return compilation.finish(texts, on_progress, decisions)
+
+
+class Compilation:
+    """Kernels on their way to machine code. Those that are known early are begun while graph passes still make others; leaving the context
+    ends the processes."""
+
+    def __init__(self, backend: Backend) -> None:
+        self.backend = backend
+        self._maker = *backend.identity, backend.toolchain
+        self._names: dict[str, str] = {}  # of all texts that were begun, in the cache
+        self._missing: dict[str, Decisions] = {}  # those of them that the cache does not hold
+        self._results: dict[str, CompiledKernel] = {}
+        self._waiting: list[tuple[int, str]] = []  # a heap of what no worker has taken: long texts, which are long compilations, come first
+        self._taken = threading.Lock()
+        self._futures: list[Future[tuple[str, CompiledKernel]]] = []
+        self._idle = SimpleQueue[_Worker]()
+        self._pool: ThreadPoolExecutor | None = None
+        self._stack = ExitStack()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self._stack.close()
+
+    def begin(self, text: str, decisions: Decisions = DEFAULT) -> None:
+        """Compile a kernel, unless that was begun before: in other processes, once there are enough kernels for these."""
+        if text in self._names:
+            return
+        name = self._names[text] = cache.name(text, *self._maker, *([encode(decisions)] if decisions else []))[:32]
         with suppress(ValueError, KeyError, TypeError):  # not stored, or damaged
             if (found := CompiledKernel.from_json(cache.load("kernels", name))).symbol == _symbol(name):
-                results[text] = found
-    missing = [text for text in wanted if text not in results]
-    on_progress(len(results), len(wanted))
-    for text, compiled in _compiled(missing, wanted, backend, decisions):
-        cache.store("kernels", wanted[text], compiled.to_json())
-        results[text] = compiled
-        on_progress(len(results), len(wanted))
-    return results
+                self._results[text] = found
+                return
+        self._missing[text] = decisions
+        unknown_to_workers = backend_of(self.backend.target) != self.backend  # they get the target alone
+        if len(self._missing) > IN_PROCESS and _jobs() > 1 and not unknown_to_workers:
+            self._hand_out([text] if self._pool is not None else [*self._missing])
 
+    def finish(
+        self,
+        texts: Sequence[str],
+        on_progress: Callable[[int, int], None] = lambda done, total: None,
+        decisions: Mapping[str, Decisions] = MappingProxyType({}),
+    ) -> dict[str, CompiledKernel]:
+        """See `compile_kernels`."""
+        wanted = dict.fromkeys(texts)
+        for text in sorted(wanted, key=len, reverse=True):
+            self.begin(text, decisions.get(text, DEFAULT))
+        on_progress(len(wanted.keys() & self._results.keys()), len(wanted))
+        for text, compiled in self._compiled():
+            cache.store("kernels", self._names[text], compiled.to_json())
+            self._results[text] = compiled
+            on_progress(len(wanted.keys() & self._results.keys()), len(wanted))
+        return {text: self._results[text] for text in wanted}
 
-def _compiled(
-    missing: Sequence[str], names: Mapping[str, str], backend: Backend, decisions: Mapping[str, Decisions]
-) -> Iterator[tuple[str, CompiledKernel]]:
-    unknown_to_workers = backend_of(backend.target) != backend  # they get the target alone
-    if len(missing) <= IN_PROCESS or _jobs() == 1 or unknown_to_workers:
-        for text in missing:
+    def _compiled(self) -> Iterator[tuple[str, CompiledKernel]]:
+        if self._pool is not None:
+            for future in as_completed(self._futures):
+                yield future.result()
+            return
+        for text, decisions in self._missing.items():
             with _naming(text):
-                yield text, compile_kernel(text, _symbol(names[text]), backend, decisions.get(text, DEFAULT))
-        return
-    with ExitStack() as stack:
-        idle = SimpleQueue[_Worker]()
-        for worker in [_Worker() for _ in range(_jobs())]:
-            stack.callback(worker.close)
-            idle.put(worker)
+                yield text, compile_kernel(text, _symbol(self._names[text]), self.backend, decisions)
 
-        def compiled(text: str) -> tuple[str, CompiledKernel]:
-            worker = idle.get()
-            try:
-                with _naming(text):
-                    return text, worker.compile(text, _symbol(names[text]), backend, decisions.get(text, DEFAULT))
-            finally:
-                idle.put(worker)
+    def _hand_out(self, texts: Sequence[str]) -> None:
+        """Let workers compile these, too."""
+        if self._pool is None:
+            for worker in [_Worker() for _ in range(_jobs())]:
+                self._stack.callback(worker.close)
+                self._idle.put(worker)
+            self._pool = self._stack.enter_context(ThreadPoolExecutor(_jobs()))
+            self._stack.callback(self._pool.shutdown, cancel_futures=True)
+        for text in texts:
+            with self._taken:
+                heappush(self._waiting, (-len(text), text))
+            self._futures.append(self._pool.submit(self._compile_next))
 
-        pool = stack.enter_context(ThreadPoolExecutor(_jobs()))
-        stack.callback(pool.shutdown, cancel_futures=True)
-        # Long texts are long compilations: first, so that none is left over at the end.
-        for future in as_completed([pool.submit(compiled, text) for text in sorted(missing, key=len, reverse=True)]):
-            yield future.result()
+    def _compile_next(self) -> tuple[str, CompiledKernel]:
+        worker = self._idle.get()
+        try:
+            with self._taken:
+                _, text = heappop(self._waiting)
+            with _naming(text):
+                return text, worker.compile(text, _symbol(self._names[text]), self.backend, self._missing[text])
+        finally:
+            self._idle.put(worker)
 
 
 @contextmanager

@@ -47,9 +47,16 @@ Seconds = Callable[[Graph], float]  # kernel body -> how long it takes, about
 Layouts = Mapping[int, Layout | None]  # of inputs or outputs, by number; others stay as they are
 
 
-def choose_layouts(graph: Graph, operand_layouts: OperandLayouts, halos: bool = True, seconds: Seconds | None = None) -> Graph:
+def choose_layouts(
+    graph: Graph,
+    operand_layouts: OperandLayouts,
+    halos: bool = True,
+    seconds: Seconds | None = None,
+    decided: Callable[[Graph], None] = lambda body: None,
+) -> Graph:
     """The graph with layouts on intermediate values and constants. Control-flow bodies keep row-major boundaries. Without `halos`, as for
-    a GPU, values get no zeros around them, and are computed as they lie; so are outputs without `seconds`."""
+    a GPU, values get no zeros around them, and are computed as they lie; so are outputs without `seconds`. `decided` is told the body of
+    each kernel once its layouts are."""
     graph, gathered = _copied_inputs(graph) if halos else (graph, {})
     output_layouts, memory_order = _remembered(kernel_layouts.output_layouts), _remembered(kernel_layouts.memory_order)
     operand_layouts, grouped = _remembered(operand_layouts), _remembered(kernel_layouts.groups)
@@ -82,7 +89,7 @@ def choose_layouts(graph: Graph, operand_layouts: OperandLayouts, halos: bool = 
     for node in graph.nodes:
         inputs = tuple(None if v is None else chosen.get(v, v) for v in node.inputs)
         if node.op is not KERNEL:
-            bodies = tuple(choose_layouts(b, operand_layouts, halos, seconds) for b in node.bodies)
+            bodies = tuple(choose_layouts(b, operand_layouts, halos, seconds, decided) for b in node.bodies)
             nodes.append(replace(node, inputs=inputs, bodies=bodies))
             continue
         body = with_layouts(node.bodies[0], dict(enumerate(v.layout for v in inputs if v is not None)))
@@ -109,6 +116,7 @@ def choose_layouts(graph: Graph, operand_layouts: OperandLayouts, halos: bool = 
         panels = operand_layouts(body, known)
         inputs, body = copied(inputs, panels, "packed"), with_layouts(body, panels)
         nodes.append(replace(node, inputs=inputs, outputs=outputs, bodies=(body,)))
+        decided(body)
         if copied_out:
             nodes.append(_copy(outputs[0], result))
     used = {v for n in nodes for v in n.inputs} | set(graph.outputs)

@@ -15,7 +15,7 @@ import pytest
 from tcomp import cache as kept
 from tcomp.backends import Backend, backend_of, kernel as kernel_module, workers as kernels
 from tcomp.backends.kernel import CompiledKernel, predicted_seconds
-from tcomp.backends.workers import IN_PROCESS, compile_kernels
+from tcomp.backends.workers import IN_PROCESS, Compilation, compile_kernels
 from tcomp.errors import CodegenError, TcompError
 from tcomp.ir import te
 from tcomp.ir.expr import Dim
@@ -45,7 +45,8 @@ def no_compiler(monkeypatch: pytest.MonkeyPatch) -> None:
     def fail(*args: Any) -> None:
         raise AssertionError("a kernel is compiled that should be in the cache")
 
-    monkeypatch.setattr(kernels, "_compiled", lambda missing, *rest: fail() if missing else iter(()))
+    monkeypatch.setattr(kernels, "compile_kernel", fail)
+    monkeypatch.setattr(kernels._Worker, "compile", fail)
 
 
 def files(cache: Path) -> list[Path]:
@@ -202,6 +203,41 @@ def test_workers_make_what_this_process_makes(monkeypatch: pytest.MonkeyPatch, t
     monkeypatch.setenv("TCOMP_CACHE", str(tmp_path / "other"))
     monkeypatch.setattr(kernels, "_jobs", lambda: 1)
     assert compile_kernels(TEXTS, HOST) == by_workers
+
+
+def test_kernels_are_begun_before_all_are_known(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """What was begun early is compiled once, and found where the cache held it before."""
+    monkeypatch.setattr(kernels, "_jobs", lambda: 2)
+    want, progress = compile_kernels(TEXTS, HOST), list[tuple[int, int]]()
+    monkeypatch.setenv("TCOMP_CACHE", str(tmp_path / "other"))
+    assert compile_kernels(TEXTS[:1], HOST) == {TEXTS[0]: want[TEXTS[0]]}
+    given, compile_one = list[str](), kernels._Worker.compile
+    monkeypatch.setattr(kernels._Worker, "compile", lambda self, text, *rest: given.append(text) or compile_one(self, text, *rest))
+    with Compilation(HOST) as compilation:
+        for text in (*TEXTS, TEXTS[1]):
+            compilation.begin(text)
+        assert compilation.finish([TEXTS[2], *TEXTS], lambda *done: progress.append(done)) == want
+    assert sorted(given) == sorted(TEXTS[1:])
+    assert progress == [(n, len(TEXTS)) for n in range(1, len(TEXTS) + 1)]
+
+
+def test_few_kernels_that_were_begun_need_no_workers(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(kernels, "_jobs", lambda: 2)
+    monkeypatch.setattr(kernels, "_Worker", lambda: pytest.fail("a worker is started"))
+    with Compilation(HOST) as compilation:
+        compilation.begin(TEXTS[0])
+        assert set(compilation.finish(TEXTS[:IN_PROCESS])) == set(TEXTS[:IN_PROCESS])
+
+
+def test_workers_end_where_a_pass_fails_after_kernels_were_begun(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(kernels, "_jobs", lambda: 2)
+    started, start = list[kernels._Worker](), kernels._Worker.__init__
+    monkeypatch.setattr(kernels._Worker, "__init__", lambda self: (started.append(self), start(self))[1])
+    with pytest.raises(TcompError, match="a pass fails"), Compilation(HOST) as compilation:
+        for text in TEXTS:
+            compilation.begin(text)
+        raise TcompError("a pass fails")
+    assert len(started) == 2 and all(w.process is None or w.process.poll() is not None for w in started)
 
 
 def test_workers_do_not_import_from_the_working_directory(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, cache: Path) -> None:

@@ -5,12 +5,15 @@ from __future__ import annotations
 import functools
 import re
 import threading
-from collections.abc import Collection
+from collections.abc import Collection, Iterator
+from contextlib import contextmanager
 
 import llvmlite.binding as llvm
 
 from tcomp.errors import CodegenError
 from tcomp.target import CpuTarget
+
+MANY_ADDRESSES = 8 * 16  # eight for each integer register
 
 _lock = threading.Lock()
 
@@ -22,7 +25,8 @@ def compile_ir(ir_text: str, target: CpuTarget, opt_level: int = 2, exported: Co
         module, machine = _optimised(ir_text, target, opt_level)
         if target.platform.linker:
             _hide(module, target, exported)
-        return bytes(machine.emit_object(module))
+        with _strength_reduction(ir_text):
+            return bytes(machine.emit_object(module))
 
 
 def _hide(module: llvm.ModuleRef, target: CpuTarget, exported: Collection[str]) -> None:
@@ -40,7 +44,8 @@ def assembly(ir_text: str, target: CpuTarget) -> str:
     """The same as assembly text, for people and for tests."""
     with _lock:
         module, machine = _optimised(ir_text, target, 2)
-        return str(machine.emit_assembly(module))
+        with _strength_reduction(ir_text):
+            return str(machine.emit_assembly(module))
 
 
 def _optimised(ir_text: str, target: CpuTarget, opt_level: int) -> tuple[llvm.ModuleRef, llvm.TargetMachine]:
@@ -59,6 +64,21 @@ def _optimised(ir_text: str, target: CpuTarget, opt_level: int) -> tuple[llvm.Mo
     builder = llvm.create_pass_builder(machine, options)
     builder.getModulePassManager().run(module, builder)
     return module, machine
+
+
+@contextmanager
+def _strength_reduction(ir_text: str) -> Iterator[None]:
+    """LLVM's reduction of the strength of addresses (an option of the process), but for code of many of them: it weighs ways to hold the
+    addresses of a loop in registers against each other, which takes longer than the rest of code generation together where a register tile
+    is unrolled. There they lie at constant distances of a few, and to compute these in each turn costs nothing beside the tile."""
+    if ir_text.count("getelementptr") < MANY_ADDRESSES:
+        yield
+        return
+    llvm.set_option("tcomp", "-disable-lsr")
+    try:
+        yield
+    finally:
+        llvm.set_option("tcomp", "-disable-lsr=false")
 
 
 @functools.cache
