@@ -106,6 +106,8 @@ def _slice_of_input(node: Node, box: Box, constants: Mapping[Value, Constant]) -
     values = {v: value for v in body.leaves if (value := uniform(materialised(constants.get(v)))) is not None}
     if (move := movement(with_constants(body, values))) is None:
         return None
+    if any(extent == 1 and part != 1 for extent, part in zip(body.tensor.shape, box.extent, strict=True)):
+        return None  # of a single element nothing is read: no index says so
     axes, left = body.tensor.axes, [n for n, d in enumerate(body.tensor.shape) if d != 1]
     needs, steps = dict[int, tuple[E.Expr, E.Dim]](), list[int]()
     for d, index in enumerate(move.indices):

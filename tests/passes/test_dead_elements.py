@@ -236,3 +236,12 @@ def test_random_graphs(choices, start, extent):
     expected, found = evaluate_graph(before, feeds), evaluate_graph(after, feeds)
     for name in expected:
         np.testing.assert_allclose(found[name], expected[name], rtol=1e-4, atol=1e-5)
+
+
+def test_nothing_is_read_of_an_axis_of_one():
+    b = GraphBuilder()
+    x = b.input("x", "float32", (2, 3, 1))
+    one = taken(b, b.add(NEG, [x])[0], 1, 1, 1)
+    after = eliminate_dead_elements(b.build(b.add(NEG, [taken(b, one, 2, 0, 0)])))
+    verify_graph(after)
+    assert evaluate_graph(after, {"x": np.ones((2, 3, 1), np.float32)})[after.outputs[0].name].shape == (2, 1, 0)
