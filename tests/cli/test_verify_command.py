@@ -8,7 +8,7 @@ import pytest
 
 from tcomp import pipeline, te, verification
 from tcomp.backends.kernel import compile_kernel
-from tcomp.backends.workers import compile_kernels
+from tcomp.backends.workers import Compilation
 from tcomp.errors import ArtifactError
 from tcomp.frontends.onnx import import_model
 from tcomp.options import CompileOptions
@@ -60,17 +60,16 @@ def test_the_first_wrong_pass_is_named(tcomp, models, monkeypatch):
 ])  # fmt: skip
 def test_the_first_wrong_kernel_is_named(tcomp, models, monkeypatch, name, right, wrong, culprit):
     """A kernel of another operator takes the place of the right one."""
-    original = compile_kernels
+    original = Compilation.finish
 
-    def miscompiling(texts, target, *options):
-        compiled = original(texts, target, *options)
+    def miscompiling(self, texts, *options):
+        compiled = original(self, texts, *options)
         for text, kernel in compiled.items():
             if right in text and wrong not in text:
-                compiled[text] = compile_kernel(text.replace(right, wrong), kernel.symbol, target)
+                compiled[text] = compile_kernel(text.replace(right, wrong), kernel.symbol, self.backend)
         return compiled
 
-    monkeypatch.setattr(pipeline, "compile_kernels", miscompiling)
-    monkeypatch.setattr(verification, "compile_kernels", miscompiling)
+    monkeypatch.setattr(Compilation, "finish", miscompiling)
     record = tcomp.json("verify", models[name], status=1)
     assert all(p["ok"] for p in record["passes"])
     assert [k["ok"] for k in record["kernels"]] == [True] * (len(record["kernels"]) - 1) + [False]
