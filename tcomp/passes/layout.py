@@ -8,7 +8,8 @@ is only about speed. Four rules:
    their largest input, axis by axis, through transposes and broadcasts; an axis that a product with a constant sums stays the last one.
 2. Weights. Each constant gets a copy in the layout that its reader wants (`operand_layouts`: packed panels), stored in the artifact.
 3. Padding. Intermediate values get a halo of zeros as wide as their readers' windows reach: no kernel copies them.
-4. Pitch. Rows that products walk together at distances of a multiple of `ALIASED` would evict each other: a cache line separates them.
+4. Pitch. Rows that products, or windows of depthwise convolutions, walk together at distances of a multiple of `ALIASED` would evict each
+   other: a cache line separates them.
 
 Inputs and outputs of the graph stay row-major. Separate kernels copy an input that vectors would read across its rows at several places or
 whose rows are shorter than vectors (windows of weights), and, where a model of the machine says that it pays, an output that was computed
@@ -27,6 +28,7 @@ from tcomp.ir import expr as E
 from tcomp.ir.dtypes import is_float, itemsize
 from tcomp.ir.graph import APPEND, KERNEL, Graph, Node, Value, canonical_graph_text
 from tcomp.ir.layout import LINE, Layout
+from tcomp.ir.linear import linear
 from tcomp.ir.read_patterns import SMALL_WINDOW, Widths, joined
 from tcomp.ir.text.printer import unused
 from tcomp.ops.movement import IDENTITY
@@ -43,6 +45,7 @@ P = ParamSpec("P")
 T = TypeVar("T")
 
 OperandLayouts = Callable[[Graph, frozenset[int]], Mapping[int, Layout]]  # (kernel body, its constant inputs) -> what is wanted for some
+Axes = Mapping[Value, set[int]]
 Seconds = Callable[[Graph], float]  # kernel body -> how long it takes, about
 Layouts = Mapping[int, Layout | None]  # of inputs or outputs, by number; others stay as they are
 
@@ -63,7 +66,8 @@ def choose_layouts(
     products = list(_products(graph))
     # What kernels compute for each other.
     passed_on = {v for n in graph.nodes if n.op is KERNEL and len(n.outputs) == 1 for v in n.outputs} - set(graph.outputs)
-    around, summed_axes = (_halos(graph, passed_on), _summed_axes(graph, products, passed_on)) if halos else ({}, {})
+    around = _halos(graph, passed_on) if halos else {}
+    summed_axes, walked_axes = _summed_axes(graph, products, passed_on) if halos else ({}, {})
     summed_bytes = _summed_bytes(products)
     fixed = set(graph.outputs) | {
         v for n in graph.nodes if (n.bodies or n.op is APPEND) and n.op is not KERNEL for v in (*n.inputs, *n.outputs) if v is not None
@@ -106,7 +110,7 @@ def choose_layouts(
         pairs = zip(node.outputs, wishes, strict=True)
         found = {v: None if v in fixed else w or summed_bytes.get(v) or gathered.get(v) or otherwise for v, w in pairs}
         groups = grouped(body)
-        layouts = [_spaced(v, w, around.get(v, {}), summed_axes.get(v, ()), groups) for v, w in found.items()]
+        layouts = [_spaced(v, w, around.get(v, {}), walked_axes.get(v, ()), groups) for v, w in found.items()]
         outputs = tuple(Value(v.name, v.dtype, v.shape, w) if w is not None else v for v, w in zip(node.outputs, layouts, strict=True))
         chosen.update((v, w) for v, w in zip(node.outputs, outputs, strict=True) if v is not w)
         body = with_layouts(body, {}, dict(enumerate(layouts)))
@@ -235,15 +239,27 @@ def _products(graph: Graph) -> Iterator[_Product]:
                 yield node, reduction, {r: sources[number] for r, number in operands.items()}
 
 
-def _summed_axes(graph: Graph, products: Sequence[_Product], passed_on: set[Value]) -> dict[Value, set[int]]:
-    """For what is passed on: the axes along which products with constants sum it up."""
-    found: dict[Value, set[int]] = {}
+def _summed_axes(graph: Graph, products: Sequence[_Product], passed_on: set[Value]) -> tuple[Axes, Axes]:
+    """For what is passed on: the axes along which products with constants sum it up, all of them or groups of neighbours; and those whose
+    rows such products walk together, which are these and the channels of depthwise convolutions."""
+    summed, walked = dict[Value, set[int]](), dict[Value, set[int]]()
     for node, reduction, operands in products:
         if reduction.args[0].op == "mul" and any(v in graph.constants for v in node.inputs):
+            reduced = reduction.attr[1]
             for r, v in operands.items():
                 if v in passed_on and is_float(v.dtype):
-                    found.setdefault(v, set()).update(d for d, i in enumerate(r.args) if i in reduction.attr[1])
-    return found
+                    along = {d for d, i in enumerate(r.args) if _is_summed(i, reduced)}
+                    windows = any(d not in along and not set(reduced).isdisjoint(E.variables(i)) for d, i in enumerate(r.args))
+                    summed.setdefault(v, set()).update(along)
+                    lanes = {d for d, i in enumerate(r.args) if windows and i.op == "var"}
+                    walked.setdefault(v, set()).update(along | lanes)
+    return summed, walked
+
+
+def _is_summed(index: E.Expr, reduced: Collection[E.Expr]) -> bool:
+    """Whether a reduction runs along an axis with this index, or along the group of neighbours that a quotient chooses."""
+    factors = [monomial[0] for monomial in linear(index) if monomial]
+    return all(x in reduced or x.op == "floordiv" for x in factors) and any(x in reduced for x in factors)
 
 
 def _summed_bytes(products: Sequence[_Product]) -> dict[Value, Layout]:
@@ -259,12 +275,12 @@ def _summed_bytes(products: Sequence[_Product]) -> dict[Value, Layout]:
     return wanted
 
 
-def _spaced(v: Value, layout: Layout | None, halo: Widths, summed: Collection[int], groups: int) -> Layout | None:
+def _spaced(v: Value, layout: Layout | None, halo: Widths, walked: Collection[int], groups: int) -> Layout | None:
     """The layout with zeros around, and a line of the cache between rows that would evict each other; whole groups of so many elements, as
     the loops over them are cut there."""
     w = layout or Layout.identity(len(v.shape))
     last = w.pieces[-1].axis if w.pieces else -1
-    if last in summed and last not in halo and not w.pads:
+    if last in walked and last not in halo and not w.pads:
         row, rows = v.shape[last], prod(_expected(d) for n, d in enumerate(v.shape) if n != last)
         if isinstance(row, int) and row * itemsize(v.dtype) % ALIASED == 0 and rows > MAX_ALIASED_ROWS:
             halo = {**halo, last: (0, lcm(LINE // itemsize(v.dtype), groups))}

@@ -106,6 +106,18 @@ def test_rows_that_would_evict_each_other_lie_apart(channels: int, spaced: bool,
     np.testing.assert_array_equal(Module.load(artifact).run({"x": x})["y"], ReferenceEvaluator(model).run(None, {"x": x})[0])
 
 
+@pytest.mark.parametrize(("channels", "groups", "spaced"), [(512, 32, True), (512, 512, True), (1024, 1024, True), (520, 520, False)])
+@pytest.mark.parametrize("stride", [1, 2])
+def test_rows_that_windows_of_groups_walk_lie_apart(channels: int, groups: int, spaced: bool, stride: int) -> None:
+    """Grouped convolutions sum groups of neighbours, depthwise ones none: the pixels of a window lie at the same distances."""
+    weights = [weight("w1", channels, 4, 1, 1), weight("w2", channels, channels // groups, 3, 3)]
+    model = chain([POINTWISE, conv("a", "w2", "y", pads=[1] * 4, group=groups, strides=[stride] * 2)], weights, [1, 4, 8, 8])
+    artifact, report = compile_model(model, CompileOptions(emit=("loops",)))
+    assert bool(re.search(rf"float32\[[0-9, ]*{channels + 16}\]", report.stages["loops"])) == spaced
+    x = RNG.integers(-3, 4, (1, 4, 8, 8)).astype("float32")
+    np.testing.assert_array_equal(Module.load(artifact).run({"x": x})["y"], ReferenceEvaluator(model).run(None, {"x": x})[0])
+
+
 @pytest.mark.parametrize(("channels", "groups", "pitch"), [(512, 32, 528), (512, 16, 544), (512, 4, 640), (512, 128, 528)])
 def test_rows_of_groups_lie_apart_by_whole_groups(channels: int, groups: int, pitch: int) -> None:
     """So that a grouped convolution writes them group by group: none of its kernels stays as lowered."""
