@@ -216,16 +216,22 @@ class _Call:
             self.places = {r: n for n, (kind, r) in zip(changed, results[rest:], strict=True) if kind == "output" and (n, r) in allowed}
             self.plan = self.model.fixed_plan()
             self.types = [(tuple(v.shape), TORCH_DTYPES[v.dtype]) for v in graph.outputs]
+        self.module = module
         self.single = not isinstance(next(n for n in module.graph.nodes if n.op == "output").args[0], list | tuple)
 
     def __call__(self, *args: Any) -> Any:
         found: Sequence[Any] = ()
         if self.model is not None:
             given = [_seed() if n == SEED else args[n] for n in self.imported.inputs]
-            if self.plan is None:
-                found = [tensor_of(a) for a in self.model._execute([array_of(x) for x in given])]
-            else:
-                found = self.run_at(self.model, self.plan, [contiguous(x) for x in given], args)
+            try:
+                if self.plan is None:
+                    found = [tensor_of(a) for a in self.model._execute([array_of(x) for x in given])]
+                else:
+                    found = self.run_at(self.model, self.plan, [contiguous(x) for x in given], args)
+            except InputError:
+                if self.places:
+                    raise
+                return self.module(*args)  # a run that ended with an error, which PyTorch is to tell
         results = [found[r] if kind == "output" else self.size(r, args) for kind, r in self.imported.results]
         return results[0] if self.single else results
 

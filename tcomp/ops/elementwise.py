@@ -209,6 +209,14 @@ SUM = pointwise("sum", lambda *values: reduce(add, values))
 MEAN = pointwise("mean", lambda *values: divide(total := reduce(add, values), const(len(values), total.dtype)))
 
 
+def _required(x: Expr, condition: Expr) -> Expr:
+    """x; the run ends with an error where the condition is false."""
+    return select(te.equal(checked(cast(~condition, INDEX), 1), 0), x, cast(const(0), x.dtype))
+
+
+REQUIRED = pointwise("required", _required)
+
+
 def _pow(x: Tensor, y: Tensor) -> Tensor:
     result = elementwise("pow", _power, x, y)
     return result if result.dtype == x.dtype else elementwise("pow.cast", lambda v: _convert(v, x.dtype), result)

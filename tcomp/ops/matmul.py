@@ -1,4 +1,4 @@
-"""Matrices: products with broadcast batches, the product of attention, Einstein sums, determinants."""
+"""Matrices: products with broadcast batches, the product of attention, Einstein sums; determinants, factors, systems of equations."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ from operator import mul
 from tcomp.errors import IRError
 from tcomp.ir import loops as L, te
 from tcomp.ir.broadcasting import HALF, SizeMismatch, require_same, widened
-from tcomp.ir.expr import Dim, Expr, ExprLike, as_expr, cast, const
+from tcomp.ir.expr import Dim, Expr, ExprLike, as_expr, cast, const, maximum, minimum, select
 from tcomp.ir.graph import Operator
-from tcomp.ir.simplify import same_dim
+from tcomp.ir.simplify import as_dim, same_dim
 from tcomp.ir.te import Tensor, broadcast_read, matmul, rounded
 from tcomp.ops.reduction import softmax_weights
 
@@ -174,6 +174,149 @@ def inverse(x: Tensor) -> Tensor:
     return te.extern((x.shape, x.dtype), [x], program, "inverse")
 
 
+def lu(x: Tensor) -> tuple[Tensor, Tensor]:
+    """(factors, pivots) of the matrices [..., m, n]: P x = L U by elimination with partial pivoting, L below the diagonal (where it has
+    ones), U from there on; the row (int32, from 1 on) that each of the first min(m, n) rows is exchanged with, in order."""
+    m, n = map(as_expr, x.shape[-2:])
+    steps = minimum(m, n)
+
+    def program(inputs: Sequence[L.Buffer], outputs: Sequence[L.Buffer]) -> L.Stmt:
+        (source,), (factors, pivots) = inputs, outputs
+        work = L.Buffer("work", x.dtype, (m, n))
+        pivot, held = L.Buffer("pivot", "int64", (1,), "register"), L.Buffer("held", x.dtype, (1,), "register")
+
+        def eliminate(k: Expr, outer: Sequence[ExprLike]) -> L.Stmt:
+            search, swap = _pivoting(work, pivot, held, k)
+
+            def subtract(below: Expr) -> L.Stmt:
+                row = k + 1 + below
+                ratio = L.block(L.store(held, (0,), work[row, k] / work[k, k]), L.store(work, (row, k), held[0]))
+                return L.block(
+                    ratio,
+                    L.loop("c2", n - 1 - k, lambda c: L.store(work, (row, k + 1 + c), work[row, k + 1 + c] - held[0] * work[k, k + 1 + c])),
+                )
+
+            return L.block(
+                L.store(pivot, (0,), k),
+                L.loop("r1", m, search),
+                L.If(te.not_equal(pivot[0], k), L.loop("c1", n, swap)),
+                L.store(pivots, (*outer, k), cast(pivot[0] + 1, "int32")),
+                L.If(te.not_equal(work[k, k], 0), L.loop("r2", m - 1 - k, subtract)),
+            )
+
+        def matrix(outer: tuple[Expr, ...]) -> L.Stmt:
+            copy = L.over((m, n), lambda at: L.store(work, at, source[(*outer, *at)]), "copy{}".format)
+            back = L.over((m, n), lambda at: L.store(factors, (*outer, *at), work[at]), "back{}".format)
+            return L.block(copy, L.loop("k", steps, lambda k: eliminate(k, outer)), back)
+
+        return L.allocated((work, pivot, held), L.over(x.shape[:-2], matrix))
+
+    factors, pivots = te.externs([(x.shape, x.dtype), ((*x.shape[:-2], as_dim(steps)), "int32")], [x], program, "lu")
+    return factors, pivots
+
+
+def row_order(pivots: Tensor, rows: Dim) -> Tensor:
+    """The rows (int64 [..., rows]) that stand one after the other once rows are exchanged by the pivots of `lu`."""
+
+    def program(inputs: Sequence[L.Buffer], outputs: Sequence[L.Buffer]) -> L.Stmt:
+        (source,), (order,) = inputs, outputs
+        held = L.Buffer("held", "int64", (2,), "register")
+
+        def lane(outer: tuple[Expr, ...]) -> L.Stmt:
+            def exchange(k: Expr) -> L.Stmt:
+                other = held[1]
+                last = minimum(maximum(cast(source[(*outer, k)], "int64") - 1, 0), as_expr(rows) - 1)
+                return L.block(
+                    L.store(held, (0,), order[(*outer, k)]),
+                    L.store(held, (1,), last),
+                    L.store(order, (*outer, k), order[(*outer, other)]),
+                    L.store(order, (*outer, other), held[0]),
+                )
+
+            start = L.loop("r", rows, lambda r: L.store(order, (*outer, r), r))
+            return L.block(start, L.loop("k", pivots.shape[-1], exchange))
+
+        return L.allocated((held,), L.over(pivots.shape[:-1], lane))
+
+    return te.extern(((*pivots.shape[:-1], rows), "int64"), [pivots], program, "row_order")
+
+
+def triangular_solve(a: Tensor, b: Tensor, upper: bool, unit: bool) -> Tensor:
+    """The x of a x = b, [..., n, n] and [..., n, k] of equal batches, row by row; only a triangle of `a` is read, without its diagonal if
+    that is `unit`."""
+    require_same(a.shape[-1], a.shape[-2], "system of equations whose matrix is not square")
+    require_same(a.shape[-1], b.shape[-2], "rows of a system of equations")
+    n, columns = as_expr(a.shape[-1]), b.shape[-1]
+
+    def program(inputs: Sequence[L.Buffer], outputs: Sequence[L.Buffer]) -> L.Stmt:
+        (matrix, given), (x,) = inputs, outputs
+        rest, held = L.Buffer("rest", b.dtype, (columns,)), L.Buffer("held", b.dtype, (1,), "register")
+
+        def solve(outer: tuple[Expr, ...]) -> L.Stmt:
+            def row(step: Expr) -> L.Stmt:
+                i = n - 1 - step if upper else step
+
+                def known(before: Expr) -> L.Stmt:
+                    j = n - 1 - before if upper else before
+                    line = L.loop("c2", columns, lambda c: L.store(rest, (c,), rest[c] - held[0] * x[(*outer, j, c)]))
+                    return L.block(L.store(held, (0,), matrix[(*outer, i, j)]), line)
+
+                scale = const(1, b.dtype) if unit else matrix[(*outer, i, i)]
+                return L.block(
+                    L.loop("c1", columns, lambda c: L.store(rest, (c,), given[(*outer, i, c)])),
+                    L.loop("j", step, known),
+                    L.store(held, (0,), scale),
+                    L.loop("c3", columns, lambda c: L.store(x, (*outer, i, c), rest[c] / held[0])),
+                )
+
+            return L.loop("i", n, row)
+
+        return L.allocated((rest, held), L.over(b.shape[:-2], solve))
+
+    return te.extern((b.shape, b.dtype), [a, b], program, "triangular_solve")
+
+
+def cholesky(x: Tensor, upper: bool) -> tuple[Tensor, Tensor]:
+    """(factors, places) of symmetric matrices [..., n, n]: x = L L^T, or U^T U if `upper`, of which that triangle is read alone; the first
+    row (int32, from 1 on) where a matrix is not positive definite, from which on factors are NaN, 0 where there is none."""
+    require_same(x.shape[-1], x.shape[-2], "factors of a matrix that is not square")
+    n = as_expr(x.shape[-1])
+
+    def program(inputs: Sequence[L.Buffer], outputs: Sequence[L.Buffer]) -> L.Stmt:
+        (source,), (factors, places) = inputs, outputs
+        rows, held = L.Buffer("rows", x.dtype, (n, n)), L.Buffer("held", x.dtype, (1,), "register")
+
+        def matrix(outer: tuple[Expr, ...]) -> L.Stmt:
+            def row(j: Expr) -> L.Stmt:
+                def subtract(k: Expr) -> L.Stmt:
+                    line = L.loop("c2", n - j, lambda c: L.store(rows, (j, j + c), rows[j, j + c] - held[0] * rows[k, j + c]))
+                    return L.block(L.store(held, (0,), rows[k, j]), line)
+
+                start = L.loop("c1", n - j, lambda c: L.store(rows, (j, j + c), source[(*outer, *((j, j + c) if upper else (j + c, j)))]))
+                bad = te.equal(places[outer], 0) & ~(rows[j, j] > 0)
+                return L.block(
+                    start,
+                    L.loop("k", j, subtract),
+                    L.If(bad, L.store(places, outer, cast(j + 1, "int32"))),
+                    L.store(held, (0,), te.sqrt(rows[j, j])),
+                    L.loop("c3", n - j, lambda c: L.store(rows, (j, j + c), rows[j, j + c] / held[0])),
+                )
+
+            def finish(at: tuple[Expr, ...]) -> L.Stmt:
+                i, j = at if upper else at[::-1]
+                return L.store(factors, (*outer, *at), select(i <= j, rows[minimum(i, j), j], 0))
+
+            first = L.store(places, outer, const(0, "int32"))
+            return L.block(first, L.loop("i", n, row), L.over((n, n), finish, "f{}".format))
+
+        return L.allocated((rows, held), L.over(x.shape[:-2], matrix))
+
+    factors, places = te.externs([(x.shape, x.dtype), (x.shape[:-2], "int32")], [x], program, "cholesky")
+    return factors, places
+
+
 MATMUL, SOFTMAX_PRODUCT = Operator("matmul", matmul), Operator("softmax_product", softmax_product)
 EINSUM, DET = Operator("einsum", einsum), Operator("det", det)
 INVERSE = Operator("inverse", inverse)
+LU, ROW_ORDER = Operator("lu", lu), Operator("row_order", row_order)
+TRIANGULAR_SOLVE, CHOLESKY = Operator("triangular_solve", triangular_solve), Operator("cholesky", cholesky)

@@ -2,7 +2,7 @@ import numpy as np
 import pytest
 
 from tcomp.errors import IRError
-from tcomp.ops.matmul import EINSUM, MATMUL
+from tcomp.ops.matmul import CHOLESKY, EINSUM, LU, MATMUL, ROW_ORDER, TRIANGULAR_SOLVE
 
 RNG = np.random.default_rng(2)
 
@@ -59,3 +59,46 @@ def test_einsum_follows_numpy(apply, equation, shapes):
 def test_wrong_equations_are_refused(apply, equation):
     with pytest.raises(IRError, match="einsum"):
         apply(EINSUM, array(2, 3), equation=equation)
+
+
+@pytest.mark.parametrize("shape", [(4, 4), (2, 5, 3), (3, 5), (1, 1)])
+def test_factors_with_pivots(apply, shape):
+    """P x = L U, with factors of L that are at most 1."""
+    x, k = array(*shape), min(shape[-2:])
+    for symbolic in (False, True):
+        factors, pivots = apply(LU, x, symbolic=symbolic)
+        order = apply(ROW_ORDER, pivots, rows=shape[-2])
+        lower, upper = np.tril(factors[..., :k], -1) + np.eye(shape[-2], k, dtype=np.float32), np.triu(factors[..., :k, :])
+        np.testing.assert_allclose(lower @ upper, np.take_along_axis(x, order[..., None], -2), atol=1e-5)
+        assert np.abs(lower).max() <= 1
+        assert pivots.dtype == np.int32
+
+
+def test_pivots_of_a_singular_matrix_are_zero(apply):
+    factors, pivots = apply(LU, np.array([[1, 2], [2, 4]], np.float32))
+    assert factors[1, 1] == 0
+    assert pivots.tolist() == [2, 2]
+
+
+@pytest.mark.parametrize("upper", [False, True])
+@pytest.mark.parametrize("unit", [False, True])
+def test_triangular_systems(apply, upper, unit):
+    a, b = array(2, 5, 5) + 4 * np.eye(5, dtype=np.float32), array(2, 5, 3)
+    x = apply(TRIANGULAR_SOLVE, a, b, upper=upper, unit=unit)
+    triangle = np.triu(a) if upper else np.tril(a)
+    if unit:
+        triangle = triangle * (1 - np.eye(5)) + np.eye(5)
+    np.testing.assert_allclose(triangle @ x, b, atol=1e-4)
+
+
+@pytest.mark.parametrize("upper", [False, True])
+def test_factors_of_definite_matrices(apply, upper):
+    root = array(2, 4, 4)
+    x = root @ np.swapaxes(root, -1, -2) + np.eye(4, dtype=np.float32)
+    x[1, 2, 2] = -1
+    given = np.where(np.tri(4, dtype=bool).T if upper else np.tri(4, dtype=bool), x, 77)  # the other triangle is not read
+    factors, places = apply(CHOLESKY, given.astype(np.float32), upper=upper)
+    lower = np.swapaxes(factors, -1, -2) if upper else factors
+    np.testing.assert_allclose(lower[0], np.linalg.cholesky(x[0]), rtol=1e-4, atol=1e-5)
+    assert places.tolist() == [0, 3]
+    assert np.isnan(lower[1, 2, 2])

@@ -20,6 +20,7 @@ from tcomp.ir.scalar_operators import OPERATORS
 from tcomp.ir.shape_operands import derived
 from tcomp.ir.simplify import as_dim
 from tcomp.ops.movement import CONCAT, DIMS
+from tcomp.ops.reduction import REDUCE_MIN
 
 Scalar: TypeAlias = "int | float | bool | Expr"
 Operand: TypeAlias = "Value | Scalar"
@@ -133,6 +134,7 @@ class Context(GraphContext):
     values: dict[Node, Any] = field(default_factory=dict)
     seed: Value | None = None
     streams: int = 0
+    required: list[Value] = field(default_factory=list)  # conditions, bool scalars: a run ends with an error where one is false
     flips: dict[Value, tuple[Value, tuple[int, ...]]] = field(default_factory=dict)  # (of what, along which axes)
 
     @property
@@ -157,6 +159,11 @@ class Context(GraphContext):
             self.seed = self.builder.input("seed", "uint32", (1,))
         self.streams += 1
         return self.add(CONCAT, self.seed, self.constant([self.streams], "uint32"), axis=0)
+
+    def require(self, condition: Value) -> None:
+        """Have a run end with an error where any of the bools is false."""
+        axes = tuple(range(len(condition.shape)))
+        self.required.append(self.add(REDUCE_MIN, condition, axes=axes, keepdims=False) if axes else condition)
 
     def tensor(self, x: Operand, dtype: str) -> Value:
         """A tensor, or a number as one, of this element type."""

@@ -15,18 +15,20 @@ from torch.fx.node import map_arg
 from tcomp.errors import TcompError, UnsupportedError
 from tcomp.frontends.context import Values
 from tcomp.frontends.torch.context import DTYPES, Context, Dims, Table, array_of, dtype_name
-from tcomp.frontends.torch.handlers import elementwise, indexing, movement, nn, random, reduction
+from tcomp.frontends.torch.handlers import elementwise, indexing, linalg, movement, nn, random, reduction
 from tcomp.frontends.torch.operators import FUNCTIONS
 from tcomp.ir.expr import Expr
 from tcomp.ir.graph import Graph, GraphBuilder, Value
 from tcomp.ir.shape_operands import element
+from tcomp.ops.elementwise import EQUAL, REQUIRED
 
 HANDLERS: Table = {
-    op: handler for family in (elementwise, indexing, movement, nn, random, reduction) for op, handler in family.TABLE.items()
+    op: handler for family in (elementwise, indexing, linalg, movement, nn, random, reduction) for op, handler in family.TABLE.items()
 }
 aten = torch.ops.aten
 
 
+EFFECT, TOKEN = torch.ops.higher_order.with_effects, "token"  # what keeps effects in order: there is nothing in it
 SEED = -1  # the number of the input, uint32 [1], that random numbers of a run come from
 
 
@@ -99,8 +101,15 @@ class _Importer:
                 continue
             results.append(("output", len(outputs)))
             outputs.append(value)
+        self.require(outputs)
         inputs = (*self.placeholders, *([] if self.context.seed is None else [SEED]))
         return Imported(_pruned(self.context.finished(outputs)), inputs, tuple(results), self.sizes)
+
+    def require(self, outputs: list[Value]) -> None:
+        """Have an output depend on the conditions that a run has to fulfil."""
+        if (place := next((n for n, v in enumerate(outputs) if 0 not in v.shape), None)) is not None:
+            for condition in self.context.required:
+                outputs[place] = self.context.add(REQUIRED, outputs[place], condition)
 
     def node(self, node: Node) -> None:
         self.context.node = node
@@ -129,8 +138,8 @@ class _Importer:
             if isinstance(size, Expr):
                 self.sizes[size] = number, None
             return size
-        if not isinstance(example, torch.Tensor):
-            return example
+        if not isinstance(example, torch.Tensor) or any(user.target is EFFECT and user.args[0] is node for user in node.users):
+            return TOKEN if isinstance(example, torch.Tensor) else example
         self.placeholders.append(number)
         value = self.unknown(node)
         for axis, size in enumerate(value.shape):
@@ -173,8 +182,10 @@ class _Importer:
         if isinstance(example, int | torch.SymInt) and not isinstance(example, bool):
             return self.context.dims(example)
         operator = getattr(node.target, "overloadpacket", node.target)
-        if operator is aten._assert_tensor_metadata:  # of what was known when the program was traced
-            return None
+        if operator in (aten._assert_tensor_metadata, aten._assert_scalar) or isinstance(example, torch.SymBool):
+            return None  # of what was known when the program was traced, or which follows from the range of a size
+        if operator is EFFECT:
+            return self.effect(*args, **kwargs)
         if operator is torch.ops.higher_order.scan:
             return self.scan(node, *args)
         if operator in FUNCTIONS:
@@ -188,7 +199,15 @@ class _Importer:
             raise UnsupportedError(what, where=node.name, why=why) from error
         if isinstance(result, tuple):
             return tuple(r if r is None or e is None else self.checked(r, e) for r, e in zip(result, example, strict=False))
-        return self.checked(result, example)
+        return result if result is None else self.checked(result, example)
+
+    def effect(self, token: Any, operator: Any, *args: Any, **kwargs: Any) -> tuple[Any, ...]:
+        """An operator that PyTorch keeps in order with others by a token, which is passed on."""
+        if operator is not aten._linalg_check_errors.default:
+            raise self.context.unsupported(f"it calls `{operator}`")
+        zero = self.context.add(EQUAL, args[0], self.context.constant(0, args[0].dtype))
+        self.context.require(zero)
+        return token, None
 
     def scan(self, node: Node, step: GraphModule, carry: Values, xs: Values, captured: Sequence[Any]) -> tuple[Value, ...]:
         """All rows may be given from the last one on: then they are read so, and what is made of them is stacked so."""
@@ -206,8 +225,8 @@ class _Importer:
                     inner.values[n] = next(given)
                 elif n.op != "output":
                     inner.node(n)
-            if inner.context.seed is not None:
-                raise ctx.unsupported("it draws random numbers")
+            if inner.context.seed is not None or inner.context.required:
+                raise ctx.unsupported("it draws random numbers, or checks what it is given")
             (output,) = (n for n in step.graph.nodes if n.op == "output")
             found = [inner.values[n] for n in output.args[0]]
             return found[: len(carry)], found[len(carry) :], inner.context.finished(found)

@@ -211,6 +211,7 @@ TABLE: Table = {
     aten.special_zeta: binary(special.ZETA, F), aten.special_i0e: unary(special.BESSEL_I0E, F),
     aten.special_i1e: unary(special.BESSEL_I1E, F), aten.i0: composed(partial(_grown, special.BESSEL_I0E), F),
     aten.special_i1: composed(partial(_grown, special.BESSEL_I1E), F),
+    aten._assert_async: lambda ctx, condition, message="": ctx.require(ctx.tensor(condition, "bool")),
     aten.isinf: _isinf, aten.elu: _elu, aten._to_copy: _cast,
     aten.add: partial(_sum, ops.ADD), aten.sub: partial(_sum, ops.SUB), aten.mul: binary(ops.MUL), aten.div: _div, aten.pow: _pow,
     aten.maximum: binary(ops.MAX), aten.minimum: binary(ops.MIN), aten.fmod: binary(ops.FMOD), aten.remainder: binary(ops.MOD),

@@ -15,7 +15,6 @@ from tcomp.ir.expr import as_expr
 from tcomp.ir.graph import Operator, Value
 from tcomp.ops import movement, reduction as ops
 from tcomp.ops.elementwise import ABS, ADD, DIV, EQUAL, MUL, NOT, POW, RECIPROCAL, SQRT, SUB
-from tcomp.ops.matmul import DET
 
 aten = torch.ops.aten
 Axes = int | Sequence[int] | None
@@ -189,7 +188,6 @@ TABLE: Table = {
     aten.max: partial(_extreme, ops.REDUCE_MAX, ops.ARG_MAX), aten.min: partial(_extreme, ops.REDUCE_MIN, ops.ARG_MIN),
     aten.argmax: partial(_position, ops.ARG_MAX), aten.argmin: partial(_position, ops.ARG_MIN), aten.var: widened(_var),
     aten.var_mean: widened(_var_mean), aten.linalg_vector_norm: _vector_norm, aten._cdist_forward: _distances,
-    aten._linalg_det: lambda ctx, x: (ctx.add(DET, x), None, None),
     aten._softmax: partial(_softmax, ops.SOFTMAX), aten._log_softmax: partial(_softmax, ops.LOG_SOFTMAX),
     aten.cumsum: partial(_cumulative, ops.CUM_SUM), aten.cumprod: partial(_cumulative, ops.CUM_PROD),
     aten.native_group_norm: _group_norm,

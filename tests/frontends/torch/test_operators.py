@@ -1,0 +1,86 @@
+"""Operators of linear algebra and of data-dependent results, forward and backward, as whole graphs, against eager PyTorch."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+
+torch = pytest.importorskip("torch", reason="PyTorch is not installed: pip install torch==2.13.0")
+
+from torch.nn import functional
+from torch.utils._pytree import tree_flatten
+
+from tcomp.torch_backend import tcomp_backend
+
+STRICT = {"strict": True, "threads": 1}
+linalg = torch.linalg
+
+
+@pytest.fixture(autouse=True)
+def fresh() -> Iterator[None]:
+    torch.manual_seed(0)
+    torch._dynamo.reset()
+    yield
+    torch._dynamo.reset()
+
+
+def tensors(result: Any) -> list[Any]:
+    return [t for t in tree_flatten(result)[0] if isinstance(t, torch.Tensor)]
+
+
+def slopes(result: Any, inputs: list[Any]) -> list[Any]:
+    """Gradients of the sum of all floating results, each element with a weight of its own."""
+    given = [t.real if t.is_complex() else t for t in tensors(result) if t.requires_grad]
+    total = sum((t * torch.linspace(1, 2, t.numel()).reshape(t.shape)).sum() for t in given)
+    return list(torch.autograd.grad(total, inputs, allow_unused=True)) if given else []
+
+
+def same(function: Callable[..., Any], *inputs: Any, tolerance: float = 1e-4) -> None:
+    """Results and gradients of both."""
+    several = [[x.clone().requires_grad_(x.is_floating_point() or x.is_complex()) for x in inputs] for _ in range(2)]
+    found, wanted = torch.compile(function, backend=tcomp_backend, options=STRICT, fullgraph=True)(*several[0]), function(*several[1])
+    torch.testing.assert_close(tensors(found), tensors(wanted), rtol=tolerance, atol=tolerance, equal_nan=True)
+    found, wanted = (slopes(r, [x for x in xs if x.requires_grad]) for r, xs in ((found, several[0]), (wanted, several[1])))
+    torch.testing.assert_close(found, wanted, rtol=10 * tolerance, atol=10 * tolerance, equal_nan=True)
+
+
+MATRICES: dict[str, Callable[..., Any]] = {
+    "cholesky": lambda a, b: linalg.cholesky(a),
+    "cholesky of the upper triangle": lambda a, b: linalg.cholesky_ex(a, upper=True)[0],
+    "solved by cholesky": lambda a, b: (torch.cholesky_solve(b, linalg.cholesky(a)), torch.cholesky_inverse(linalg.cholesky(a))),
+    "solve": lambda a, b: (linalg.solve(a, b), linalg.solve(a, b[..., 0]), linalg.solve(a, b.mT, left=False)),
+    "solve_triangular": lambda a, b: (
+        linalg.solve_triangular(a.triu(), b, upper=True),
+        linalg.solve_triangular(a.tril(), b.mT, upper=False, left=False),
+        linalg.solve_triangular(a, b, upper=True, unitriangular=True),
+    ),
+    "inv": lambda a, b: linalg.inv(a),
+    "det": lambda a, b: (linalg.det(a[:, :3, :3].flip(1)), linalg.slogdet(a.flip(1)), linalg.det(a.mT), linalg.slogdet(a)),
+    "lu": lambda a, b: (linalg.lu(a.flip(1)), linalg.lu(a[:, :3]), linalg.lu(a[..., :3])),
+    "lu_factor": lambda a, b: linalg.lu_solve(*linalg.lu_factor(a.flip(1)), b),
+    "adjoint": lambda a, b: (
+        linalg.lu_solve(*linalg.lu_factor(a), b, adjoint=True),
+        linalg.lu_solve(*linalg.lu_factor(a), b.mT, left=False),
+    ),
+}
+OTHERS = ("solve", "inv", "det", "lu", "lu_factor", "adjoint")  # of matrices that are not symmetric
+
+
+@pytest.mark.parametrize("name", MATRICES)
+def test_linear_algebra(name: str) -> None:
+    root = torch.randn(3, 5, 5)
+    a = torch.randn(3, 5, 5) + 4 * torch.eye(5) if name in OTHERS else root @ root.mT + 5 * torch.eye(5)
+    same(MATRICES[name], a, torch.randn(3, 5, 2))
+
+
+def test_errors_are_those_of_pytorch() -> None:
+    singular, places = torch.zeros(3, 3), torch.tensor([1, 5])
+    for function, x, message in (
+        (linalg.inv, singular, "input matrix is singular"),
+        (linalg.cholesky, -torch.eye(3), "not positive-definite"),
+        (lambda x: functional.one_hot(x, 3), places, "smaller than num_classes"),
+    ):
+        with pytest.raises(RuntimeError, match=message):
+            torch.compile(function, backend=tcomp_backend, options=STRICT)(x)
