@@ -86,6 +86,12 @@ def log1p(x: Expr) -> Expr:
     return select(exact, x, te.log(u) * (x / select(exact, 1.0, u - 1.0)))
 
 
+def log_add_exp(x: Expr, y: Expr) -> Expr:
+    """log(exp(x) + exp(y)), without overflow."""
+    top = maximum(x, y)
+    return select(te.isinf(top), top, top + log1p(te.exp(-te.abs(x - y))))
+
+
 def sign_bit(x: Expr) -> Expr:
     """Whether a float of 32 or 64 bits is negative, -0.0 and NaN with a sign included."""
     return bitcast(x, f"int{BITS[x.dtype]}") < 0

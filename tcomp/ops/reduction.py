@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from operator import add, mul
 
@@ -16,7 +17,7 @@ from tcomp.ir.expr import Dim, Expr, ExprLike, as_expr, cast, const, maximum, mi
 from tcomp.ir.graph import Operator
 from tcomp.ir.simplify import as_dim, simplify
 from tcomp.ir.te import Tensor, broadcast_read, rounded
-from tcomp.ops.elementwise import divide
+from tcomp.ops.elementwise import divide, log_add_exp
 from tcomp.ops.movement import product, valid_index
 
 Axes = Sequence[int]
@@ -229,6 +230,7 @@ def _prefix(name: str, combine: Callable[[Expr, Expr], Expr], identity: Callable
 
 CUM_SUM, CUM_PROD = _prefix("cum_sum", add, lambda dtype: 0), _prefix("cum_prod", mul, lambda dtype: 1)
 CUM_MAX, CUM_MIN = _prefix("cum_max", maximum, lowest), _prefix("cum_min", minimum, highest)
+CUM_LOG_SUM_EXP = _prefix("cum_log_sum_exp", log_add_exp, lambda dtype: -math.inf)
 
 
 def nll_loss(log_prob: Tensor, target: Tensor, weight: Tensor | None, ignore_index: int | None, reduction: str) -> Tensor:

@@ -84,3 +84,22 @@ def test_errors_are_those_of_pytorch() -> None:
     ):
         with pytest.raises(RuntimeError, match=message):
             torch.compile(function, backend=tcomp_backend, options=STRICT)(x)
+
+
+def ties() -> Any:
+    x = torch.randn(4, 7).round()
+    x[1, 2] = torch.nan
+    return x
+
+
+def test_running_extremes() -> None:
+    for dtype in (torch.float32, torch.int64, torch.bool):
+        x = (ties().nan_to_num() if dtype != torch.float32 else ties()).to(dtype)
+        same(lambda x: (torch.cummax(x, 1), torch.cummin(x, 0)), x)
+    same(lambda x: (torch.logcumsumexp(x, 1), torch.logcumsumexp(x, 0)), torch.randn(4, 7) * 30)
+    same(lambda x: torch.logcumsumexp(x, 0), torch.tensor([-torch.inf, -torch.inf, 1.0, 90.0, torch.inf]))
+
+
+def test_histograms() -> None:
+    x = torch.tensor([-2.0, -1.9, 0.0, 0.3, 1.99, 2.0, 2.1, -7.0])
+    same(lambda x: (torch.histc(x, 8, -2, 2), torch.histc(x, 5), torch.histc(torch.ones(3), 4)), x)

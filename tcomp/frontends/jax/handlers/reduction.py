@@ -10,7 +10,7 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from tcomp.frontends.jax.context import Context, Table, decomposed
+from tcomp.frontends.jax.context import Context, Table
 from tcomp.ir.graph import Operator, Value
 from tcomp.ops import elementwise as ew, reduction as ops
 
@@ -112,5 +112,5 @@ TABLE: Table = {
     "argmax": partial(_arg, ops.ARG_MAX), "argmin": partial(_arg, ops.ARG_MIN), "reduce": _reduce,
     "cumsum": partial(_cumulative, ops.CUM_SUM), "cumprod": partial(_cumulative, ops.CUM_PROD),
     "cummax": partial(_cumulative, ops.CUM_MAX), "cummin": partial(_cumulative, ops.CUM_MIN),
-    "cumlogsumexp": decomposed(partial(lax.associative_scan, jnp.logaddexp)),
+    "cumlogsumexp": partial(_cumulative, ops.CUM_LOG_SUM_EXP),
 }  # fmt: skip

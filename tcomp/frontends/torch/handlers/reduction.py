@@ -14,7 +14,7 @@ from tcomp.ir.dtypes import is_float
 from tcomp.ir.expr import as_expr
 from tcomp.ir.graph import Operator, Value
 from tcomp.ops import movement, reduction as ops
-from tcomp.ops.elementwise import ABS, ADD, DIV, EQUAL, MUL, NOT, POW, RECIPROCAL, SQRT, SUB
+from tcomp.ops.elementwise import ABS, ADD, AND, DIV, EQUAL, ISNAN, LESS_EQUAL, MIN, MUL, NOT, OR, POW, RECIPROCAL, SQRT, SUB, WHERE
 
 aten = torch.ops.aten
 Axes = int | Sequence[int] | None
@@ -111,6 +111,43 @@ def _cumulative(op: Operator, ctx: Context, x: Value, axis: int, dtype: Any = No
     return ctx.add(op, x, axis=ctx.axis(x, axis), exclusive=False, reverse=False) if x.shape else x
 
 
+def _running(op: Operator, ctx: Context, x: Value, axis: int) -> tuple[Value, Value]:
+    """Running extremes, and where the last of equal ones is so far: the largest place of an element that is the extreme so far."""
+    if not x.shape:
+        return x, ctx.constant(0, "int64")
+    n = ctx.axis(x, axis)
+    wide = ctx.cast(x, "int32") if x.dtype == "bool" else x
+    found = ctx.add(op, wide, axis=n, exclusive=False, reverse=False)
+    hit = ctx.add(EQUAL, wide, found)
+    hit = ctx.add(OR, hit, ctx.add(ISNAN, wide)) if is_float(wide.dtype) else hit
+    places = ctx.add(movement.ARANGE, start=0, step=1, count=x.shape[n], dtype="int64")
+    places = ctx.add(movement.RESHAPE, places, shape=tuple(d if k == n else 1 for k, d in enumerate(x.shape)))
+    hits = ctx.add(WHERE, hit, places, ctx.constant(0, "int64"))
+    return ctx.cast(found, x.dtype), ctx.add(ops.CUM_MAX, hits, axis=n, exclusive=False, reverse=False)
+
+
+def _histogram(ctx: Context, x: Value, bins: int = 100, low: float = 0, high: float = 0) -> Value:
+    """How many elements are in each of equal parts of a range, by default that of the elements; its end is in the last part."""
+    flat = ctx.add(movement.RESHAPE, x, shape=(movement.product(x.shape),))
+    first, last = ctx.constant(low, x.dtype), ctx.constant(high, x.dtype)
+    if low == high:
+        if 0 in flat.shape:
+            raise ctx.unsupported("there are no elements, of which the range is to be found")
+        first, last = (ctx.add(op, flat, axes=(0,), keepdims=False) for op in (ops.REDUCE_MIN, ops.REDUCE_MAX))
+        one, none = ctx.constant(1, x.dtype), ctx.add(EQUAL, first, last)
+        first, last = ctx.add(WHERE, none, ctx.add(SUB, first, one), first), ctx.add(WHERE, none, ctx.add(ADD, last, one), last)
+    inside = ctx.add(AND, ctx.add(LESS_EQUAL, first, flat), ctx.add(LESS_EQUAL, flat, last))
+    part = ctx.add(DIV, ctx.add(MUL, ctx.add(SUB, flat, first), ctx.constant(bins, x.dtype)), ctx.add(SUB, last, first))
+    place = ctx.add(MIN, ctx.cast(ctx.add(WHERE, inside, part, ctx.constant(0, x.dtype)), "int64"), ctx.constant(bins - 1, "int64"))
+    return _counts(ctx, place, inside, bins, x.dtype)
+
+
+def _counts(ctx: Context, places: Value, counted: Value, size: int, dtype: str) -> Value:
+    """How many of the places 0, 1, ... that are `counted` there are: [size]."""
+    at = ctx.add(movement.RESHAPE, places, shape=(*places.shape, 1))
+    return ctx.add(movement.SCATTER_ND, ctx.constant(0, dtype, (size,)), at, ctx.cast(counted, dtype), reduction="add")
+
+
 def _group_norm(
     ctx: Context, x: Value, weight: Value | None, bias: Value | None, n: Any, channels: int, size: Any, groups: int, epsilon: float
 ) -> tuple[Value, ...]:
@@ -190,7 +227,8 @@ TABLE: Table = {
     aten.var_mean: widened(_var_mean), aten.linalg_vector_norm: _vector_norm, aten._cdist_forward: _distances,
     aten._softmax: partial(_softmax, ops.SOFTMAX), aten._log_softmax: partial(_softmax, ops.LOG_SOFTMAX),
     aten.cumsum: partial(_cumulative, ops.CUM_SUM), aten.cumprod: partial(_cumulative, ops.CUM_PROD),
-    aten.native_group_norm: _group_norm,
+    aten.cummax: partial(_running, ops.CUM_MAX), aten.cummin: partial(_running, ops.CUM_MIN), aten.histc: _histogram,
+    aten.logcumsumexp: partial(_cumulative, ops.CUM_LOG_SUM_EXP), aten.native_group_norm: _group_norm,
     aten._native_batch_norm_legit_no_training: widened(_batch_norm_inference),
     aten._native_batch_norm_legit: widened(_batch_norm_alone),  # without statistics from before
     aten._native_batch_norm_legit_functional: widened(_batch_norm),
