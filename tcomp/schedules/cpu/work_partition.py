@@ -32,16 +32,19 @@ MIN_CACHED_ROWS = 256  # but at least this many: each part reads the other opera
 
 def row_parts(nest: Nest, target: CpuTarget, knobs: Knobs) -> tuple[For, int] | None:
     """The outermost axis of rows, and how many of these a core computes all columns of before the next part, where it can be divided into
-    such parts: one for each core, or more, such that the second-level cache holds what is read for the rows of a part."""
+    such parts: one for each core, or more, such that the second-level cache holds what is read for the rows of a part. Where it cannot, and
+    all rows come from memory, the last-level cache does."""
     axis = _outermost(nest)
     if axis is None or not (each := _rows_per_core(nest, axis, target)):
         return None
     rows, read = extent_of(axis.extent), _operand_bytes(nest, axis, False)  # bytes that are read for the rows, and not for all columns
-    part, cached = each, target.l2 * CACHED_ROWS_SHARE
-    while read * part // rows > cached and part % 2 == 0 and part // 2 >= MIN_CACHED_ROWS and _in_tiles(nest, axis, part // 2):
-        part //= 2
-    if read * part // rows <= cached:
-        each = part
+    known = isinstance(axis.extent, int)  # another size is cut into halves alone, which divide most that it may be
+    counts = (n for n in range(1, max(1, each // MIN_CACHED_ROWS) + 1) if each % n == 0 and (known or n.bit_count() == 1))
+    parts = [each // n for n in counts if _in_tiles(nest, axis, each // n)]
+    if cached := [part for part in parts if read * part // rows <= target.l2 * CACHED_ROWS_SHARE]:
+        each = cached[0]
+    elif read > target.l3 // 2:
+        each = parts[-1]
     return (axis, each) if _rows_in_order(nest, axis, target, knobs) and each < rows else None
 
 

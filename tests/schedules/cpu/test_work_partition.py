@@ -75,8 +75,22 @@ def test_rows_that_no_cache_holds_come_in_parts(cores: int) -> None:
     assert axis == ("C.0.o" if cores > 1 else "C.1.o")
 
 
+@pytest.mark.parametrize(("rows", "parts"), [(25088, 98), (2688, 8), (2 * 2401, 14)])
+def test_rows_are_not_only_cut_into_halves(rows: int, parts: int) -> None:
+    """Of 448 elements, of which the second-level cache holds 351 rows: halves of 12544 would be 392, and stayed as they were."""
+    assert shared(scheduled(product(rows, 448, 256), 2).kernel) == [("C.0.o", parts)]
+
+
+@pytest.mark.parametrize(("l3", "parts"), [("4M", 8), ("64M", 2)])
+def test_rows_of_which_too_few_are_cached_come_in_parts_from_memory(l3: str, parts: int) -> None:
+    """256 rows of 1024 elements would be 1 MiB: in parts, they stay in the last-level cache, unless all of them do."""
+    target = CpuTarget.parse(f"cpu -march=x86_64 -mcpu=haswell -l1=32K -l2=1M -l3={l3} -cores=2")
+    p = product(2048, 1024, 256)
+    assert shared(schedule(lower("p", p.inputs, p.outputs), target).kernel) == [("C.0.o", parts)]
+
+
 @pytest.mark.parametrize("cores", [1, 2])
-@pytest.mark.parametrize("p", [product(512, 32, 40), product(512, 32, 37), product(1022, 16, 40)])
+@pytest.mark.parametrize("p", [product(512, 32, 40), product(512, 32, 37), product(1022, 16, 40), product(1680, 16, 40)])
 def test_parts_of_rows_compute_the_same(p: Program, cores: int) -> None:
     s = scheduled(p, cores, l2="64K")
     assert not s.kernel.notes and shared(s.kernel)[0][1] >= 2
