@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from math import prod
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -11,10 +12,12 @@ from tcomp.errors import InputError
 from tcomp.runtime.arrays import Array
 from tcomp.runtime.frame import Plan, new_arrays
 from tcomp.runtime.manifest import numpy_dtype
+from tcomp.runtime.workspace import new_memory
 
 if TYPE_CHECKING:
     from tcomp.runtime.module import Module
 
+_LINE = 64  # bytes of a cache line, to which each array of state is aligned
 GROWTH = 2  # times the rows that there is room for, when there is no more
 
 
@@ -44,7 +47,7 @@ class State:
         self._inputs = {spec.name: n for n, spec in enumerate(specs)}
         self._outputs = {[o.name for o in model.outputs].index(pair.output): n for n, pair in enumerate(pairs)}
         self._axes: list[int] = []
-        self._buffers: list[Array] = []  # where the next run writes
+        wanted = list[tuple[Sequence[int], np.dtype[Any]]]()
         for spec in specs:
             axis = next((n for n, d in enumerate(spec.shape) if d != 1), 0)
             shape: list[Any] = [(dims or {}).get(d, d) if isinstance(d, str) else d for d in spec.shape]
@@ -52,7 +55,8 @@ class State:
             if unknown := [d for d in shape if isinstance(d, str)]:
                 raise InputError(f"the size {unknown[0]} of the state is not known", hint=f"dims={{'{unknown[0]}': 1}}, say")
             self._axes.append(axis)
-            self._buffers.append(np.empty(shape, numpy_dtype(spec.dtype)))
+            wanted.append((shape, numpy_dtype(spec.dtype)))
+        self._buffers = _arrays(wanted)  # where the next run writes
         self._views = [self._first(buffer, n, 0) for n, buffer in enumerate(self._buffers)]  # the rows that there are
 
     def run(self, inputs: Mapping[str, object], timeout: float | None = None) -> dict[str, Array]:
@@ -101,10 +105,9 @@ class State:
     def _reserve(self, rows: int) -> None:
         """Have room for so many rows: in other buffers, if they do not fit, which hold nothing yet."""
         if rows > self.capacity:
-            self.capacity = max(GROWTH * self.capacity, rows)
-            for n, old in enumerate(self._buffers):
-                larger = [self.capacity if d == self._axes[n] else size for d, size in enumerate(old.shape)]
-                self._buffers[n] = np.empty(larger, old.dtype)
+            capacity, old = max(GROWTH * self.capacity, rows), list(zip(self._buffers, self._axes, strict=True))
+            self._buffers = _arrays([([capacity if d == axis else n for d, n in enumerate(b.shape)], b.dtype) for b, axis in old])
+            self.capacity = capacity
 
     def _ready(self, plan: Plan) -> list[Array]:
         """The outputs of a run: what is not state is new, and state lies in its buffers."""
@@ -114,3 +117,15 @@ class State:
             number = self._outputs.get(index)
             found.append(next(fresh) if number is None else self._first(self._buffers[number], number, shape[self._axes[number]]))
         return found
+
+
+def _arrays(wanted: Sequence[tuple[Sequence[int], np.dtype[Any]]]) -> list[Array]:
+    """Arrays of these shapes and types in one memory, so that together they are in huge pages: attention walks all of a cache, whose
+    addresses no table of small pages in a core holds. Raises InputError if there is no memory."""
+    sizes = [-(-prod(shape) * dtype.itemsize // _LINE) * _LINE for shape, dtype in wanted]
+    memory, _, offset = new_memory(sum(sizes), "state")
+    found = list[Array]()
+    for (shape, dtype), size in zip(wanted, sizes, strict=True):
+        found.append(np.ndarray(shape, dtype, memory, offset))
+        offset += size
+    return found

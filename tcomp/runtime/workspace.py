@@ -18,6 +18,21 @@ MAX_IDLE = 64  # workspaces, which are searched one by one
 HUGE_PAGE = 2 << 20  # bytes, of x86-64 and AArch64
 
 
+def new_memory(size: int, purpose: str) -> tuple[mmap.mmap, int, int]:
+    """(memory, its address, the offset of the first byte to use) of at least so many bytes from there on, zeros, aligned to 64 bytes at
+    least; where it is large, huge pages are asked for. Raises InputError, which names the purpose, if there is none."""
+    large = size >= 2 * HUGE_PAGE
+    try:
+        memory = mmap.mmap(-1, size + HUGE_PAGE if large else max(size, 1), flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    except (OSError, OverflowError) as problem:
+        raise InputError(f"no memory for {purpose} of {size >> 20} MiB", why=str(problem), hint="run with smaller inputs") from None
+    address = ctypes.addressof(ctypes.c_char.from_buffer(memory))
+    if large:
+        with suppress(AttributeError, OSError):  # a kernel without huge pages: only slower
+            memory.madvise(mmap.MADV_HUGEPAGE)
+    return memory, address, -address % HUGE_PAGE if large else 0
+
+
 class Workspace:
     """Scratch memory for one call at a time, aligned to 64 bytes at least; large ones ask for huge pages. InputError if there is none."""
 
@@ -25,16 +40,8 @@ class Workspace:
 
     def __init__(self, size: int) -> None:
         self.size = size
-        large = size >= 2 * HUGE_PAGE
-        try:
-            self._memory = mmap.mmap(-1, size + HUGE_PAGE if large else max(size, 1), flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
-        except (OSError, OverflowError) as problem:
-            raise InputError(f"no memory for a workspace of {size >> 20} MiB", why=str(problem), hint="run with smaller inputs") from None
-        self.address = ctypes.addressof(ctypes.c_char.from_buffer(self._memory))
-        if large:
-            self.address = -(-self.address // HUGE_PAGE) * HUGE_PAGE
-            with suppress(AttributeError, OSError):  # a kernel without huge pages: only slower
-                self._memory.madvise(mmap.MADV_HUGEPAGE)
+        self._memory, start, offset = new_memory(size, "a workspace")
+        self.address = start + offset
 
 
 _idle: list[Workspace] = []  # those used last at the end

@@ -1,13 +1,17 @@
 """State in place: the same numbers as with copies, wherever the axis is that grows; what is not state is refused."""
 
+from itertools import pairwise
+
 import numpy as np
 import pytest
 from onnx import TensorProto, helper, numpy_helper
 
 import tcomp
 from tcomp.errors import InputError, StoppedError, TcompError
+from tcomp.frontends.language_models.config import DecoderConfig
+from tcomp.frontends.language_models.decoder import decoder_graph
 from tcomp.options import CompileOptions
-from tcomp.pipeline import compile_model
+from tcomp.pipeline import compile_graph, compile_model
 
 RNG = np.random.default_rng(2)
 W = RNG.normal(size=(3, 3)).astype(np.float32)
@@ -83,6 +87,31 @@ def test_rows_may_be_written_from_outside():
     np.testing.assert_allclose(state.run({"x": x})["z"], 2 * np.concatenate([x @ W, np.ones((3, 2, 3))]), rtol=1e-5, atol=1e-6)
     with pytest.raises(InputError, match="3 rows in place of 7"):
         state.extend(3)
+
+
+def test_arrays_of_state_lie_in_one_memory():
+    """Aligned, and apart from each other, before and after there is room for more rows: a cache that is large is in huge pages."""
+    config = DecoderConfig("llama", 32, 16, 16, 2, 2, 1, 8, 64, 1e-6, 1e4, True)
+    artifact = compile_graph(decoder_graph(config, lambda _, shape: np.ones(shape, np.float32)), CompileOptions(state="auto"))
+    state = tcomp.State(tcomp.Module.load(artifact, threads=1), capacity=3)
+    for rows in (3, 5):
+        places = sorted((a.ctypes.data, a.nbytes) for a in state.extend(rows).values())
+        assert len(places) == 4 and all(place % 64 == 0 for place, _ in places)
+        assert all(place + size <= following for (place, size), (following, _) in pairwise(places))
+        assert places[-1][0] - places[0][0] < 4096
+
+
+def test_state_for_which_there_is_no_memory(monkeypatch):
+    state = tcomp.State(tcomp.compile(cumulative(0, ("p", 2, 3)), state="auto", dims={"p": (0, 100)}), capacity=2)
+
+    def refused(*_, **__):
+        raise OSError("cannot allocate memory")
+
+    with monkeypatch.context() as patch, pytest.raises(InputError, match="no memory for state"):
+        patch.setattr("tcomp.runtime.workspace.mmap.mmap", refused)
+        state.extend(3)
+    assert state.capacity == 2 and state.length == 0
+    assert state.run({"x": np.ones((1, 2, 3), np.float32)})["y"].shape == (2, 3)
 
 
 def test_an_array_that_is_continued_may_be_the_output():
