@@ -129,12 +129,16 @@ class Accumulate(Stmt):
     reducer: Reducer
 
 
+CACHE_LEVELS = (1, 2, 3)
+
+
 @dataclass(frozen=True, eq=False, slots=True)
 class Prefetch(Stmt):
-    """A hint that `buffer[indices]` will be read soon; it means nothing, and the element need not exist."""
+    """A hint that `buffer[indices]` will be read soon, from the cache of a `level`; it means nothing, and the element need not exist."""
 
     buffer: Buffer
     indices: tuple[Expr, ...]
+    level: int = 1
 
 
 @dataclass(frozen=True, eq=False, slots=True)
@@ -436,8 +440,8 @@ class LoopPrinter(Printer):
                 # Without braces it lives to the end of the block.
                 with self.arrays.scope([b]):
                     return [f"{indent}alloc {self.buffer(b)}", *self.statement(body, indent)]
-            case Prefetch(b, indices):
-                return [f"{indent}prefetch {self.place(b, indices)}"]
+            case Prefetch(b, indices, level):
+                return [f"{indent}prefetch {self.place(b, indices)}{'' if level == 1 else f' in l{level}'}"]
             case Call(instruction, body):
                 return self.braced(f"{indent}call {self.instructions(instruction, instruction.name)}", body, indent)
         raise IRError(f"no statement of the loop IR: {type(stmt).__name__}")

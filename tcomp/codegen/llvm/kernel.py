@@ -127,8 +127,8 @@ class Function(CountedLoops):
                 self.statement(body)
             case L.Prefetch() if self.target.arch == "wasm32":
                 pass  # there is no such instruction
-            case L.Prefetch(buffer, indices):
-                place, how = self.address(buffer, indices).pointer, (("i32", "0"), ("i32", "3"), ("i32", "1"))  # read, all caches, data
+            case L.Prefetch(buffer, indices, level):
+                place, how = self.address(buffer, indices).pointer, (("i32", "0"), ("i32", str(4 - level)), ("i32", "1"))  # to read, data
                 self.call("prefetch", "void", ("ptr", place), *how, suffix=("ptr",))
             case L.Call():
                 self.instruction(s)

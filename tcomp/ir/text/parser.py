@@ -168,7 +168,7 @@ class _Parser(ExpressionParser):
                         rest.append(self.statement())
                     return L.Allocate(b, L.block(*rest))
             case "prefetch":
-                return L.Prefetch(*self.place())
+                return L.Prefetch(*self.place(), self.cache_level() if self.accept("in") else 1)
             case "stream":
                 (b, indices), value = self.sequence(self.place, "=", self.expression)
                 return L.Store(b, indices, value, True)
@@ -182,6 +182,10 @@ class _Parser(ExpressionParser):
         start = self.token.start
         name, value = ("sum", self.expression()) if self.accept("+=") else self.sequence(self.name, "=", self.expression)
         return L.Accumulate(b, indices, value, self.reducer(name, value.dtype, start))
+
+    def cache_level(self) -> int:
+        start, name = self.token.start, self.name()
+        return int(name[1:]) if name in [f"l{n}" for n in L.CACHE_LEVELS] else self.fail("a cache is called l1, l2 or l3", start)
 
     def tensors(self) -> tuple[Tensor, ...]:
         self.sequence("te", self.dims)

@@ -136,7 +136,8 @@ class _Loops:
                 self.writable.add(b)
                 self.statement(body)
                 self.buffers.discard(b)
-            case L.Prefetch(b, indices):
+            case L.Prefetch(b, indices, level):
+                require(level in L.CACHE_LEVELS, "there is no cache of the level {}", level)
                 fits = b in self.buffers and [i.dtype for i in indices] == [INDEX] * len(b.shape)
                 require(fits, "no element of `{}` is prefetched", b.name)
             case L.Call(instruction, body):

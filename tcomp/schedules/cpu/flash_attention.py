@@ -201,7 +201,7 @@ def _unroll_steps(s: Schedule, loop: str, c: Nest) -> str:
 
 
 def _prefetch(s: Schedule, buffer: str, blocks: str, step: str) -> None:
-    """While a block is computed, step by step, what the next one reads of a buffer arrives. (Hardware prefetches what a phase of a block
-    reads in order, but nothing while other phases compute.)"""
+    """While a block is computed, step by step, what the next one reads of a buffer arrives in the second-level cache. (Hardware prefetches
+    what a phase of a block reads in order, but nothing while other phases compute.)"""
     with suppress(ScheduleError):  # there are too few steps to prefetch all of it
-        s.prefetch(buffer, blocks, 1, step, PREFETCHED_LINES)
+        s.prefetch(buffer, blocks, 1, step, PREFETCHED_LINES, level=2)

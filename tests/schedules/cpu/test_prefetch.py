@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from tcomp.codegen.llvm.kernel import emit_kernel
-from tcomp.errors import IRError, ScheduleError
+from tcomp.errors import IRError, ParseError, ScheduleError
 from tcomp.ir import te
 from tcomp.ir.expr import as_expr
 from tcomp.ir.loops import Block, Buffer, Kernel, Prefetch, walk
@@ -54,6 +54,30 @@ def test_one_hint_for_each_vector() -> None:
     s.prefetch("B", "C.k", 2)
     assert hints(s.kernel) == ["prefetch B[C.k + 2, C.j.o.p * 16]"]
     assert emit_kernel(s.kernel, HOST).count("call void @llvm.prefetch") == 4
+
+
+@pytest.mark.parametrize(("level", "written", "locality"), [(1, "", 3), (2, " in l2", 2), (3, " in l3", 1)])
+def test_a_hint_is_for_a_cache(level: int, written: str, locality: int) -> None:
+    p = product(6, 20, 37)
+    s = Schedule(lower("p", p.inputs, p.outputs))
+    s.prefetch("B", "C.k", 7, level=level)
+    assert hints(s.kernel) == [f"prefetch B[C.k + 7, C.j]{written}"]
+    assert str(parse_kernel(str(s.kernel))) == str(s.kernel)
+    agree(p, s.kernel)
+    assert f", i32 0, i32 {locality}, i32 1)" in emit_kernel(s.kernel, HOST)
+
+
+def test_caches_that_there_are_not() -> None:
+    p, x = product(6, 20, 64), Buffer("x", "float32", (4,))
+    s = Schedule(lower("p", p.inputs, p.outputs))
+    for level in (0, 4):
+        with pytest.raises(ScheduleError, match=f"a cache of level {level}"):
+            s.prefetch("B", "C.k", 2, level=level)
+        with pytest.raises(IRError, match=f"no cache of the level {level}"):
+            verify_kernel(Kernel("k", (x,), (), (), Block((Prefetch(x, (as_expr(0),), level),))))
+    s.prefetch("B", "C.k", 2, level=2)
+    with pytest.raises(ParseError, match="a cache is called l1, l2 or l3"):
+        parse_kernel(str(s.kernel).replace(" in l2", " in l4"))
 
 
 def test_default_schedules_prefetch_weights_that_no_cache_of_a_core_holds() -> None:
