@@ -214,7 +214,8 @@ class _Call:
             allowed = {(self.imported.inputs[n], m) for n, m in artifact.notes["overwritten"]}
             rest = len(results) - len(changed)
             self.places = {r: n for n, (kind, r) in zip(changed, results[rest:], strict=True) if kind == "output" and (n, r) in allowed}
-            self.plan = self.model.fixed_plan()
+            fixed = all(isinstance(d, int) for v in graph.outputs for d in v.shape)  # by the inputs; a run may count others
+            self.plan = self.model.fixed_plan() if fixed else None
             self.types = [(tuple(v.shape), TORCH_DTYPES[v.dtype]) for v in graph.outputs]
         self.module = module
         self.single = not isinstance(next(n for n in module.graph.nodes if n.op == "output").args[0], list | tuple)
@@ -232,7 +233,7 @@ class _Call:
                 if self.places:
                     raise
                 return self.module(*args)  # a run that ended with an error, which PyTorch is to tell
-        results = [found[r] if kind == "output" else self.size(r, args) for kind, r in self.imported.results]
+        results = [found[r] if kind == "output" else self.size(r, args, found) for kind, r in self.imported.results]
         return results[0] if self.single else results
 
     def run_at(self, model: Module, plan: Plan, given: list[torch.Tensor], args: Sequence[Any]) -> list[torch.Tensor]:
@@ -244,14 +245,15 @@ class _Call:
         model.run_at(plan, [x.data_ptr() for x in (*given, *found)])
         return found
 
-    def size(self, value: Any, args: Sequence[Any]) -> Any:
+    def size(self, value: Any, args: Sequence[Any], found: Sequence[Any]) -> Any:
         """A result that is not a tensor."""
         if not isinstance(value, Expr):
             return value
         known = {}
         for symbol in variables(value):
             number, axis = self.imported.sizes[symbol]
-            known[symbol] = args[number] if axis is None else args[number].shape[axis]
+            tensor = args[number] if number >= 0 else found[~number]
+            known[symbol] = tensor if axis is None else tensor.shape[axis]
         return evaluate_int(value, known)
 
 

@@ -9,17 +9,18 @@ from typing import Any, TypeAlias
 import numpy as np
 import torch
 from torch._prims_common import ELEMENTWISE_TYPE_PROMOTION_KIND as KIND, elementwise_dtypes
-from torch.fx import Node
+from torch.fx import Node as FxNode
 
 from tcomp.errors import UnsupportedError
 from tcomp.frontends.context import GraphContext
 from tcomp.ir.dtypes import to_numpy
 from tcomp.ir.expr import Dim, Expr, as_expr, dim, maximum, minimum
-from tcomp.ir.graph import Value
+from tcomp.ir.graph import SIZE, Node, Value
 from tcomp.ir.scalar_operators import OPERATORS
 from tcomp.ir.shape_operands import derived
 from tcomp.ir.simplify import as_dim
-from tcomp.ops.movement import CONCAT, DIMS
+from tcomp.ops.counting import POSITIONS
+from tcomp.ops.movement import CONCAT, DIMS, product
 from tcomp.ops.reduction import REDUCE_MIN
 
 Scalar: TypeAlias = "int | float | bool | Expr"
@@ -131,9 +132,10 @@ class Context(GraphContext):
 
     dims: Dims
     node: Any = None
-    values: dict[Node, Any] = field(default_factory=dict)
+    values: dict[FxNode, Any] = field(default_factory=dict)
     seed: Value | None = None
     streams: int = 0
+    counted: set[Expr] = field(default_factory=set)  # sizes that a run counts
     required: list[Value] = field(default_factory=list)  # conditions, bool scalars: a run ends with an error where one is false
     flips: dict[Value, tuple[Value, tuple[int, ...]]] = field(default_factory=dict)  # (of what, along which axes)
 
@@ -165,6 +167,19 @@ class Context(GraphContext):
         axes = tuple(range(len(condition.shape)))
         self.required.append(self.add(REDUCE_MIN, condition, axes=axes, keepdims=False) if axes else condition)
 
+    def positions(self, x: Value, size: Any) -> tuple[Value, Dim]:
+        """The row-major positions of elements that are not zero (more of them than there are), and their number, PyTorch's `size`."""
+        if 0 in x.shape:
+            raise self.unsupported("there are no elements")
+        places, count = self.results(POSITIONS, x)
+        number = self.dims(size)
+        if isinstance(number, Expr) and number.op != "var":
+            raise self.unsupported(f"the number of elements is {number}")
+        if isinstance(number, Expr) and number not in self.counted:
+            self.counted.add(number)
+            self.builder.append(Node(SIZE, (count,), (), {"dim": number, "bound": product(x.shape)}, self.name))
+        return places, number
+
     def tensor(self, x: Operand, dtype: str) -> Value:
         """A tensor, or a number as one, of this element type."""
         if isinstance(x, Value):
@@ -175,7 +190,7 @@ class Context(GraphContext):
 
     def promoted(self, *operands: Operand, kind: KIND = KIND.DEFAULT, count: int | None = None) -> list[Value]:
         """The operands in the element type that an elementwise operator on them computes with. `count`: of the arguments that decide."""
-        given = [a.meta["val"] if isinstance(a, Node) else a for a in self.node.args[: len(operands) if count is None else count]]
+        given = [a.meta["val"] if isinstance(a, FxNode) else a for a in self.node.args[: len(operands) if count is None else count]]
         given = [1 if isinstance(a, torch.SymInt) else a for a in given]
         dtype, _ = elementwise_dtypes(*given, type_promotion_kind=kind)
         name = dtype_name(dtype)

@@ -17,8 +17,8 @@ from tcomp.frontends.context import Values
 from tcomp.frontends.torch.context import DTYPES, Context, Dims, Table, array_of, dtype_name
 from tcomp.frontends.torch.handlers import elementwise, indexing, linalg, movement, nn, random, reduction
 from tcomp.frontends.torch.operators import FUNCTIONS
-from tcomp.ir.expr import Expr
-from tcomp.ir.graph import Graph, GraphBuilder, Value
+from tcomp.ir.expr import Expr, variables
+from tcomp.ir.graph import Graph, GraphBuilder, Needed, Value, is_needed, needs
 from tcomp.ir.shape_operands import element
 from tcomp.ops.elementwise import EQUAL, REQUIRED
 
@@ -39,7 +39,7 @@ class Imported:
     inputs: numbers of placeholders, or `SEED`
     results: for each result of the FX graph ("output", number of an output), ("size", a size), or ("none", what else it is)
     sizes: where to find each symbol of sizes: (number of a placeholder, None) if that is the size, (number, axis) if it is an extent of
-        that tensor
+        that tensor; ~number of an output, for one that the run counts
     """
 
     graph: Graph
@@ -101,6 +101,11 @@ class _Importer:
                 continue
             results.append(("output", len(outputs)))
             outputs.append(value)
+        for n, output in enumerate(outputs):
+            self.sizes |= {d: (~n, axis) for axis, d in enumerate(output.shape) if isinstance(d, Expr) and d in self.context.counted}
+        asked = variables(*(v for _, v in results if isinstance(v, Expr)))
+        if any(d in self.context.counted and d not in self.sizes for d in asked):
+            raise self.context.unsupported("a size that a run counts is a result, and that of no tensor among the results")
         self.require(outputs)
         inputs = (*self.placeholders, *([] if self.context.seed is None else [SEED]))
         return Imported(_pruned(self.context.finished(outputs)), inputs, tuple(results), self.sizes)
@@ -253,11 +258,11 @@ def _attribute(module: Any, path: str) -> Any:
 
 def _pruned(graph: Graph) -> Graph:
     """The graph without nodes and constants that no output needs; all inputs stay."""
-    needed: set[Any] = {*graph.outputs}
+    needed: Needed = {*graph.outputs, *variables(*(d for v in graph.outputs for d in v.shape if isinstance(d, Expr)))}
     nodes = []
     for node in reversed(graph.nodes):
-        if not needed.isdisjoint(node.outputs):
+        if is_needed(node, needed):
             nodes.append(node)
-            needed.update(node.inputs)
+            needed.update(needs(node))
     constants = {v: a for v, a in graph.constants.items() if v in needed}
     return Graph(graph.name, graph.inputs, graph.outputs, tuple(reversed(nodes)), constants)

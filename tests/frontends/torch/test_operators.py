@@ -103,3 +103,13 @@ def test_running_extremes() -> None:
 def test_histograms() -> None:
     x = torch.tensor([-2.0, -1.9, 0.0, 0.3, 1.99, 2.0, 2.1, -7.0])
     same(lambda x: (torch.histc(x, 8, -2, 2), torch.histc(x, 5), torch.histc(torch.ones(3), 4)), x)
+
+
+def test_sizes_that_a_run_counts() -> None:
+    x = torch.randn(4, 6)
+    same(lambda x: torch.nonzero(x > 0), x)
+    same(lambda x: (torch.nonzero(x > 0.5, as_tuple=True)[1] + 1, torch.argwhere(x < 0)), x)
+    same(lambda x: x[x > 0] * 2, x.abs() - 0.3)
+    for width in (3, 7):
+        with torch.no_grad():
+            same(lambda x: (x[:, x[0] > 0].sum(0), x.masked_select(x > 9)), torch.randn(4, width))

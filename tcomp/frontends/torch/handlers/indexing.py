@@ -16,6 +16,7 @@ from tcomp.ir.expr import as_expr
 from tcomp.ir.graph import Value
 from tcomp.ir.simplify import as_dim
 from tcomp.ops import movement as ops
+from tcomp.ops.counting import POSITIONS, UNRAVELLED
 from tcomp.ops.elementwise import DIV, EQUAL, FULL, ISNAN, LESS, LESS_EQUAL, MAX, MIN, MOD, NOT, OR, SUB, WHERE
 from tcomp.ops.movement import product
 from tcomp.ops.reduction import ARG_MAX, CUM_SUM, REDUCE_MAX, REDUCE_SUM
@@ -43,8 +44,31 @@ def _placed(ctx: Context, x: Value, indices: Sequence[Value | None]) -> tuple[Va
     return permute(ctx, x, order), tuples, order
 
 
+def _nonzero(ctx: Context, x: Value) -> Value:
+    if not x.shape:
+        raise ctx.unsupported("it has no axes")
+    places, count = ctx.positions(x, ctx.node.meta["val"].shape[0])
+    return permute(ctx, ctx.add(UNRAVELLED, places, shape=x.shape, count=count), (1, 0))
+
+
+def _masked(ctx: Context, x: Value, mask: Value, axis: int) -> Value:
+    """The parts of `x` along the axes of the mask, from `axis` on, where that is true."""
+    end = axis + len(mask.shape)
+    flat = ctx.add(ops.RESHAPE, x, shape=(*x.shape[:axis], product(x.shape[axis:end]), *x.shape[end:]))
+    places, count = ctx.positions(mask, ctx.node.meta["val"].shape[axis])
+    return ctx.add(ops.GATHER, flat, cut(ctx, places, 0, 0, count), axis=axis)
+
+
+def _masked_select(ctx: Context, x: Value, mask: Value) -> Value:
+    shape = broadcast_shape(x.shape, mask.shape) or (1,)
+    return _masked(ctx, ctx.add(ops.EXPAND, x, shape=shape), ctx.add(ops.EXPAND, mask, shape=shape), 0)
+
+
 def _index(ctx: Context, x: Value, indices: Sequence[Value | None]) -> Value:
     """The axes of the indices stand where the indexed axes were if these are neighbours, else in front, as in NumPy."""
+    given = [(n, i) for n, i in enumerate(indices) if i is not None]
+    if len(given) == 1 and given[0][1].dtype == "bool" and given[0][1].shape:
+        return _masked(ctx, x, given[0][1], given[0][0])
     moved, tuples, order = _placed(ctx, x, indices)
     y, width, count = ctx.add(ops.GATHER_ND, moved, tuples, batch_dims=0), int(tuples.shape[-1]), len(tuples.shape) - 1
     axes = order[:width]
@@ -54,11 +78,25 @@ def _index(ctx: Context, x: Value, indices: Sequence[Value | None]) -> Value:
     return permute(ctx, y, [*before, *range(count), *range(count + axes[0], len(y.shape))])
 
 
+def _put_masked(ctx: Context, x: Value, mask: Value, values: Value, accumulate: bool) -> Value:
+    """`x` with values, one after the other, where a mask of its first axes is true; there are as many as that."""
+    rest = x.shape[len(mask.shape) :]
+    if len(values.shape) != 1 + len(rest) or values.shape[1:] != rest:
+        raise ctx.unsupported("an index is a mask, and values are broadcast")
+    places = cut(ctx, ctx.results(POSITIONS, mask)[0], 0, 0, values.shape[0])
+    flat = ctx.add(ops.RESHAPE, x, shape=(product(mask.shape), *rest))
+    at = ctx.add(ops.RESHAPE, places, shape=(values.shape[0], 1))
+    written = ctx.add(ops.SCATTER_ND, flat, at, ctx.cast(values, x.dtype), reduction="add" if accumulate else "none")
+    return ctx.add(ops.RESHAPE, written, shape=x.shape)
+
+
 def _index_put(ctx: Context, x: Value, indices: Sequence[Value | None], values: Value, accumulate: bool = False) -> Value:
     if len(indices) == 1 and indices[0] is not None and indices[0].dtype == "bool" and values.shape in ((), (1,)) and not accumulate:
         mask = indices[0]
         wide = ctx.add(ops.RESHAPE, mask, shape=(*mask.shape, *[1] * (len(x.shape) - len(mask.shape))))
         return ctx.add(WHERE, wide, ctx.cast(values, x.dtype), x)
+    if len(indices) == 1 and indices[0] is not None and indices[0].dtype == "bool" and 0 not in x.shape:
+        return _put_masked(ctx, x, indices[0], values, accumulate)
     moved, tuples, order = _placed(ctx, x, indices)
     width, count = int(tuples.shape[-1]), len(tuples.shape) - 1
     before, shape = order[0], (*tuples.shape[:-1], *moved.shape[width:])
@@ -201,7 +239,8 @@ def _topk(ctx: Context, x: Value, k: int, dim: int = -1, largest: bool = True, s
 
 
 TABLE: Table = {
-    aten.index_select: _index_select, aten.index: _index, aten.index_put: _index_put,
+    aten.index_select: _index_select, aten.index: _index, aten.nonzero: _nonzero, aten.masked_select: _masked_select,
+    aten.index_put: _index_put,
     aten.scatter: _scatter, aten.scatter_reduce: _scatter_reduce, aten.embedding_dense_backward: _embedding_backward,
     aten.scatter_add: lambda ctx, x, dim, indices, source: _scatter(ctx, x, dim, indices, source, "add"),
     aten.index_reduce: _index_reduce, aten.masked_scatter: _masked_scatter, aten.median: _median, aten.searchsorted: _searchsorted,
