@@ -85,6 +85,7 @@ def schedule(s: Schedule, result: str, acc: str, target: CpuTarget, knobs: Knobs
     in_panels = loops and group is None and around[-1] is not column
     p = panel_blocking.panels(s, nest, loops, tile.vectors * lanes, column, others, target) if in_panels else None
     p = p if p is not None and knobs.flag((p.operand, "panels"), True) else None
+    next_tile = ""  # the loop whose next iteration is prefetched
     if p is not None and p.in_blocks:
         axes = [(x.var.name, n) for x, n in zip(tile_axes, (tile.outer_rows, tile.rows), strict=True) if x is not None]
         panel_blocking.accumulate_in_blocks(s, acc, axes, lanes, column, p)
@@ -102,12 +103,10 @@ def schedule(s: Schedule, result: str, acc: str, target: CpuTarget, knobs: Knobs
             s.prefetch(p.operand, column, 1, outer)
             s.unroll(steps)
         elif loops and group is None:  # a reduction of one element has no loop left
-            if is_product(nest) and not overlapping:
-                loop = next((x for x in reversed(around) if extent(s, x) != 1), around[-1])
-                _prefetch_next_tile(s, nest, out, loop, loops, target, knobs)
             _prefetch_vectors(s, nest, walked, loops[-1], target, knobs)
             window = min(MAX_WINDOW_FMAS // prod(astuple(tile)), target.core.unrolled_steps**2) if overlapping else 1
-            _unroll_steps(s, acc, loops, window, knobs)
+            loops = _unroll_steps(s, acc, loops, window, knobs)
+            next_tile = next((x for x in reversed(around) if extent(s, x) != 1), around[-1]) if is_product(nest) and not overlapping else ""
             if overlapping and around[-1] is column and len(around) > 1:
                 # From column to column, the tiles of some rows prefetch the next rows and their results, where these come from memory.
                 sizes = {b: common.size_of(b) for b in (*(r.attr for r in nest.reads), out.writes)}
@@ -115,6 +114,8 @@ def schedule(s: Schedule, result: str, acc: str, target: CpuTarget, knobs: Knobs
                     del sizes[out.writes]
                 _prefetch_next(s, sizes, around[-2], [column], target.l2, common.STREAM_CACHES * target.l2, knobs)
     shared = common.partition_tails(s, around, cuts)
+    if next_tile:  # the last tile, which has a nest of its own now, needs no next one
+        _prefetch_next_tile(s, nest, out, next_tile, loops, target, knobs)
     common.unguard_lanes(s)
     for name in _tested_steps(s):
         s.set_kind(name, SERIAL)
@@ -229,19 +230,22 @@ def _prefetch_next(
                     break
 
 
-def _unroll_steps(s: Schedule, acc: str, loops: Sequence[str], steps: int, knobs: Knobs) -> None:
+def _unroll_steps(s: Schedule, acc: str, loops: tuple[str, ...], steps: int, knobs: Knobs) -> tuple[str, ...]:
     """Unroll several steps of the innermost reduction loop: more loads are under way at once, at the price of more code. Or all steps of
-    the window that the inner two loops walk, by default as long as these are no more than `steps`."""
+    the window that the inner two loops walk, by default as long as these are no more than `steps`. Returns the loops that are left."""
     extents = [extent(s, x) for x in loops]
     window = [n for n in extents[-2:] if isinstance(n, int)]
     if len(window) == 2 and prod(window) <= MAX_WINDOW_STEPS and knobs.flag((acc, "window"), prod(window) <= steps):
         unroll(s, loops[-2:])
-        return
+        return loops[:-2]
     whole = [extents[-1]] if isinstance(extents[-1], int) and extents[-1] <= max(UNROLL_FACTORS) else []
     options = sorted({1, *(n for n in UNROLL_FACTORS if divides(n, extents[-1])), *whole})
     factor = knobs.choice((acc, "unroll"), options, next((n for n in whole if n <= steps), 1))
-    if factor > 1:
-        s.unroll(s.split(loops[-1], factor)[1])
+    if factor == 1:
+        return loops
+    outer, inner = s.split(loops[-1], factor)
+    s.unroll(inner)
+    return *loops[:-1], outer
 
 
 def _overlapping(nest: Nest, axes: Sequence[For | None]) -> bool:

@@ -8,7 +8,7 @@ from tcomp.codegen.llvm.kernel import emit_kernel
 from tcomp.errors import IRError, ParseError, ScheduleError
 from tcomp.ir import te
 from tcomp.ir.expr import as_expr
-from tcomp.ir.loops import Block, Buffer, Kernel, Prefetch, walk
+from tcomp.ir.loops import Block, Buffer, For, Kernel, Prefetch, walk
 from tcomp.ir.text.parser import parse_kernel
 from tcomp.ir.verify.loops import verify_kernel
 from tcomp.schedules import Schedule
@@ -85,6 +85,16 @@ def test_default_schedules_prefetch_weights_that_no_cache_of_a_core_holds() -> N
     for size, far in ((64, False), (1024, True)):
         p = product(32, size, size)
         assert bool(hints(cpu.schedule(lower("p", p.inputs, p.outputs), target).kernel)) == far
+
+
+def test_the_last_rows_do_not_ask_for_the_next_ones() -> None:
+    """Tiles of rows ask for the rows of the next one; the nest of the rows that are left, of which it is not known how many, does not."""
+    n = te.var("n", 1, 1 << 20)
+    a, b, r = te.placeholder((n, 3072), name="A"), te.placeholder((3072, 768), name="B"), te.reduce_axis(3072, "k")
+    c = te.compute((n, 768), lambda i, j: te.sum(a[i, r] * b[r, j], r), name="C")
+    kernel = cpu.schedule(lower("p", [a, b], [c]), CpuTarget.parse("cpu -march=x86_64 -mcpu=skylake-avx512 -cores=1")).kernel
+    asked = {s.var.name: {x.buffer.name for x in walk(s) if isinstance(x, Prefetch)} for s in walk(kernel.body) if isinstance(s, For)}
+    assert asked["C.0.o"] == {"A", "B.packed", "C"} and asked["C.0.o.t"] == {"B.packed"}
 
 
 def test_the_iterations_of_an_inner_loop_ask_for_all_of_the_next_panel() -> None:
