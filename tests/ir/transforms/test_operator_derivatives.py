@@ -19,6 +19,12 @@ def positive(*shape):
     return RNG.uniform(0.3, 2.0, shape)
 
 
+def gram(n):
+    """A matrix that is positive definite."""
+    rows = x(n, n)
+    return rows @ rows.T + 4 * np.eye(n)
+
+
 def ints(*shape, below):
     return RNG.integers(0, below, shape)
 
@@ -157,6 +163,11 @@ CASES += [
     ("cum_max", [x(*S)], {"axis": 1, "exclusive": False, "reverse": True}), ("cum_min", [x(*S)], {"axis": 0, "exclusive": False, "reverse": False}),
     ("sort_by", [x(*S), x(*S)], {"axis": 1, "keys": 1}),
     ("look_up", [ints(3, 5, below=4), np.arange(4), x(4), np.array(0.3), np.array(0.1)], {}),
+    *[(name, [positive(*S)], {}) for name in ("bessel_i0e", "bessel_i1e", "digamma", "lgamma")],
+    *[(name, [x(*S, low=-0.9, high=0.9)], {}) for name in ("erf_inv", "erfc", "erfcx")],
+    ("digamma_derivative", [positive(*S)], {"order": 1}), ("zeta", [positive(*S) + 1.5, positive(*S)], {}),
+    ("cum_log_sum_exp", [x(*S)], {"axis": 1, "exclusive": False, "reverse": True}), ("lu", [x(4, 4)], {}),
+    ("cholesky", [gram(4)], {"upper": False}), ("triangular_solve", [gram(4), x(4, 3)], {"upper": True, "unit": False}),
     ("leaf_scores", [ints(5, 3, below=7), x(7, 2)], {"aggregate": "SUM"}), ("leaf_scores", [ints(5, 3, below=7), x(7, 2)], {"aggregate": "MAX"}),
 ]  # fmt: skip
 
@@ -230,10 +241,14 @@ WITHOUT = [
     "byte_block_product",
     "wide_product",
     "expression",
+    "required",
+    "row_order",
+    "polygamma",
 ]
 """What has no derivative: graphs in graphs; bools and bits; positions and counts; numbers of no inputs of floats; roundings. `tree_scores` is
 `leaf_scores` of `tree_leaves`; `couple` iterates until it has converged, which is refused;
-products of bytes, and of narrow numbers in a wider type, are what passes make of others; `expression` is what its text says."""
+products of bytes, and of narrow numbers in a wider type, are what passes make of others; `expression` is what its text says; `polygamma`
+has one along one of its two inputs alone."""
 
 
 def test_no_operator_is_left_out():
