@@ -100,7 +100,7 @@ class Core:
     l2_vector_load: float = 0.5  # cycles by which a step of a product takes longer for each vector that comes from the second-level cache,
     memory_vector_load: float = 8.0  # and that it takes at least for each from beyond (both fitted to products on skylake-avx512)
     row_eviction: float = 1.05  # factor for products whose rows evict each other from the first-level cache (fitted likewise; on znver4,
-    # 48 and 128 rows of 12 KiB by 768 columns take 1.25 times as long in tiles of 14 rows as in tiles of 6)
+    # 48 and 128 rows of 12 KiB by 768 columns take 1.2 to 1.3 times as long in tiles of 14 rows as in tiles of 6)
     l2_ways: int = 16  # of the second-level cache: addresses whose distance is its size by its ways fall into one set
     usable_cache: float = 0.8  # share of a cache that a working set may take: stacks and code take the rest (fitted to benchmarks.model)
     exposed_transfer: float = 0.2  # share of a transfer's time that is waited for though something else takes longer (likewise)

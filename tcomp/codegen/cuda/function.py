@@ -53,7 +53,6 @@ class FunctionBuilder(SourceText):
         self.block = [1, 1, 1]  # its threads along x, y, z
         self.shared: dict[Buffer, int] = {}  # buffers in shared memory, with the elements of each
         self.swizzled: dict[Buffer, int] = {}  # those that tensor cores read themselves, with the pieces of 16 bytes in a row
-        self.written: set[Buffer] = set()
         self.copies: set[Stmt] = set()  # the phases that only start copies in the background
         self.variables: set[Expr] = set()  # of its loops
         self.reports = False  # whether it reports values that are out of range

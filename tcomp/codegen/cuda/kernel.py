@@ -76,7 +76,6 @@ class Function(FunctionBuilder):
         if symbolic := [s for s in L.walk(body) if isinstance(s, L.For) and is_thread_loop(s) and not isinstance(s.extent, int)]:
             what = f"thread loop `{symbolic[0].var.name}` has the symbolic extent {symbolic[0].extent}"
             raise self.fail(what, hint="split it by a constant first")
-        self.written = {s.buffer for s in L.walk(body) if isinstance(s, L.Store | L.Accumulate)}
         threads_along(body, self.block)
         self.warps.survey(body)
         threads = math.prod(self.block)
@@ -95,8 +94,10 @@ class Function(FunctionBuilder):
         buffers = [b for b in self.kernel.buffers if b in self.used_buffers]
         scalars = [v for v in self.kernel.scalars if v in self.used_scalars]
         # What one thread writes and another reads is not `__restrict__`: the compiler would move loads of it across barriers.
-        exchanged = self.written & {a.buffer for a in accesses(body) if not a.writes or isinstance(a.statement, L.Accumulate)}
-        qualified = [("" if b in self.written else "const ", "" if b in exchanged else "__restrict__ ") for b in buffers]
+        found = accesses(body)
+        written = {a.buffer for a in found if a.writes}
+        exchanged = written & {a.buffer for a in found if not a.writes or isinstance(a.statement, L.Accumulate)}
+        qualified = [("" if b in written else "const ", "" if b in exchanged else "__restrict__ ") for b in buffers]
         parameters = [f"{c}{MEMORY[b.dtype]}* {r}{self.names[b]}" for b, (c, r) in zip(buffers, qualified, strict=True)]
         parameters += [f"const long long {self.names[v]}_" for v in scalars]
         parameters += ["unsigned long long* report", "const long long call"] if self.reports else []

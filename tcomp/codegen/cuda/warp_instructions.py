@@ -21,7 +21,7 @@ from tcomp.codegen.cuda.math import REGISTER
 from tcomp.ir import expr as E, loops as L
 from tcomp.ir.dtypes import is_float, itemsize
 from tcomp.ir.expr import Expr, as_expr, bounds
-from tcomp.ir.instruction import CORE, ELEMENT, Fragment, WarpOp, match
+from tcomp.ir.instruction import CORE, ELEMENT, Fragment, Match, WarpOp, match
 from tcomp.ir.linear import linear
 from tcomp.ir.loops import Buffer, Stmt
 from tcomp.ir.simplify import difference, from_linear, simplify
@@ -80,7 +80,7 @@ class WarpInstructions:
         matched = match(instruction, s.body)
         for operand, (buffer, indices) in matched.accesses.items():
             if instruction.operand(operand).fragment is None:
-                pieces = _pieces(f, s, operand)
+                pieces = _pieces(f, s, matched, operand)
                 if f.swizzled.setdefault(buffer, pieces) != pieces:
                     raise f.fail(f"`{buffer.name}` is swizzled in two ways")
             if buffer.scope != "register":
@@ -180,10 +180,10 @@ class WarpInstructions:
             return call.multiply() if call.op.code else call.assign()
 
 
-def _pieces(f: FunctionBuilder, s: L.Call, operand: Buffer) -> int:
+def _pieces(f: FunctionBuilder, s: L.Call, matched: Match, operand: Buffer) -> int:
     """How many pieces of 16 bytes the rows of an operand in shared memory have. Raises `CodegenError` where it has no such rows."""
-    matched, indices = match(s.instruction, s.body), s.instruction.places()[operand]
-    buffer, zero = matched.accesses[operand][0], dict.fromkeys(indices, as_expr(0))
+    buffer, indices = matched.accesses[operand][0], s.instruction.places()[operand]
+    zero = dict.fromkeys(indices, as_expr(0))
     start = f.linear(buffer, matched.indices(operand, zero))
     group, row = (difference(f.linear(buffer, matched.indices(operand, zero | {indices[d]: as_expr(1)})), start) for d in (0, 2))
     size = itemsize(buffer.dtype)
