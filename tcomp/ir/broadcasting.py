@@ -24,6 +24,10 @@ class SizeMismatch(IRError):
         self.sizes = sizes
 
 
+class BroadcastMismatch(SizeMismatch):
+    """Two extents that neither are provably equal, nor is one of them provably 1."""
+
+
 def require_same(a: Dim, b: Dim, what: str) -> None:
     """Raises `SizeMismatch` unless the extents are provably equal."""
     if not same_dim(a, b):
@@ -39,14 +43,14 @@ def require_same_shape(a: Sequence[Dim], b: Sequence[Dim], what: str) -> None:
 
 
 def broadcast_shape(*shapes: Sequence[Dim]) -> tuple[Dim, ...]:
-    """The common shape under NumPy's rules. Raises `SizeMismatch` where two extents are neither provably equal nor 1."""
+    """The common shape under NumPy's rules. Raises `BroadcastMismatch` where two extents are neither provably equal nor 1."""
     result: list[Dim] = []
     for aligned in zip_longest(*map(reversed, shapes), fillvalue=1):  # from the last axis on
         extent: Dim = next((d for d in aligned if d != 1), 1)
         if other := [d for d in aligned if d != 1 and not same_dim(extent, d)]:
             listed = " and ".join(f"[{', '.join(map(str, s))}]" for s in shapes)
             sizes = next(((d, 1) for d in (extent, other[0]) if _at_most_one(d)), (extent, other[0]))
-            raise SizeMismatch(f"shapes {listed} do not broadcast: {extent} against {other[0]}", sizes)
+            raise BroadcastMismatch(f"shapes {listed} do not broadcast: {extent} against {other[0]}", sizes)
         result.append(extent)
     return tuple(reversed(result))
 

@@ -62,6 +62,12 @@ class Sizes:
         found = {simplify(_replaced(c, self.values)): where for c, where in self.checks.items()}
         return {c: where for c, where in found.items() if not prove(c)}
 
+    def solves(self, a: Dim, b: Dim) -> bool:
+        """Whether dims can be replaced so that two sizes are equal, by more than a narrower range of one. Raises as `meet` does."""
+        gap = difference(self.now(a), self.now(b))
+        solution = None if any(v.attr.source is not None for v in variables(gap)) else self._solved(gap)
+        return solution is not None and not any(value.op == "var" for _, value in solution.values)
+
     def meet(self, a: Dim, b: Dim, where: str) -> bool:
         """Take note that two sizes are equal; False if nothing can be done about it. Raises `Contradiction` where they cannot be."""
         gap = difference(self.now(a), self.now(b))

@@ -48,7 +48,7 @@ MAX_POINTS = {1: 8, 2: 6}  # along an axis, by the number of axes that are cut i
 MAX_STRIDE = 2  # of a window of three, a larger stride leaves nothing to save
 MAX_ERROR = 1e-3  # of the largest output: no algorithm is chosen that may be less exact
 MIN_KEYS = 256  # elements of a row of scores: two blocks of the schedule; a shorter row is a single block
-TYPICAL = 224  # elements of an axis of unknown size: pixels of an image
+TYPICAL = 256  # elements of an axis of unknown size: pixels of an image; a power of two, so that no algorithm has a tile too many
 UNBOUNDED = 1 << 20  # elements of a symbolic extent: where it may be larger, its bound says nothing about likely sizes
 MAX_ZEROS = 4  # elements of a filter, zeros included, for each element of it: with more, multiplying by zeros takes longest
 MAX_TIME = 0.95  # of the time of the direct sum: smaller differences are within the error of the model
@@ -310,7 +310,8 @@ def typical_dims(graph: Graph) -> dict[Expr, int]:
     found = dict[Expr, int]()
     for d in (as_expr(d) for value in graph.inputs for d in value.shape):
         for v in variables(d):
-            unit = evaluate_int(d, dict.fromkeys(variables(d), 1)) if len(variables(d)) == 1 else 1
+            ones = dict.fromkeys(variables(d), 1)
+            unit = evaluate_int(d, ones | {v: 2}) - evaluate_int(d, ones)  # 32 of 32 * v, and of 32 * v + rest
             lo, hi = bounds(v)
             likely = max(TYPICAL // max(unit, 1), lo or 0)
             found[v] = max(v.attr.exact, default=min(likely, found.get(v, likely)) if hi is None else min(likely, hi))

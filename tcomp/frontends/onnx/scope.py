@@ -13,10 +13,10 @@ from tcomp.errors import ImportModelError, UnsupportedError
 from tcomp.frontends.onnx import symbolic
 from tcomp.frontends.onnx.signature import LARGEST
 from tcomp.ir import shape_operands
-from tcomp.ir.broadcasting import SizeMismatch
+from tcomp.ir.broadcasting import BroadcastMismatch, SizeMismatch
 from tcomp.ir.dtypes import NARROW, is_float, itemsize, to_numpy
 from tcomp.ir.equations import Contradiction, Sizes
-from tcomp.ir.expr import Dim, Expr, as_expr, binary, bounds, dim, equal, variables, walk, with_sources
+from tcomp.ir.expr import Dim, Expr, as_expr, binary, bounds, dim, equal, evaluate_int, variables, walk, with_sources
 from tcomp.ir.graph import (
     SIZE,
     STRUCTURAL,
@@ -35,11 +35,12 @@ from tcomp.ir.graph import (
 )  # fmt: skip
 from tcomp.ir.interpreters.te import evaluate
 from tcomp.ir.simplify import as_dim, prove, same_dim, simplify
-from tcomp.ops.movement import DIMS, RESHAPE, WITH_SHAPE
+from tcomp.ops.movement import BROADCAST_TO, DIMS, RESHAPE, WITH_SHAPE
 
 FOLD_LIMIT = 4096  # elements: constants up to this size are computed while importing; larger ones are left to the passes
 MAX_RANK = 32
 MAX_EQUATIONS = 32  # between sizes that one operator needs
+SAMPLED = 64  # sizes of inputs from 1 on, for which a computed size may be 1
 MAX_BYTES = 1 << 42  # of one value; anything larger is a damaged or hostile model
 
 Type = tuple[str, Sequence[Dim]]  # (dtype, shape)
@@ -158,6 +159,9 @@ class Scope:
                 first, second = error.sizes
                 if not (isinstance(first, Expr) or isinstance(second, Expr)):
                     raise
+                if isinstance(error, BroadcastMismatch) and (stretched := self._stretched(inputs, attrs, error.sizes, name)) is not None:
+                    inputs = stretched
+                    continue
                 try:
                     noted = self.sizes is not None and self.sizes.meet(first, second, name)
                 except Contradiction as never:
@@ -181,6 +185,27 @@ class Scope:
                 inputs = [v if v is None or s == v.shape else self.with_shape(v, s, condition, name) for v, s in pairs]
                 attrs = {key: now(value) for key, value in attrs.items()}
         raise UnsupportedError("the sizes of its inputs depend on each other in too complex a way", where=name)
+
+    def _stretched(self, inputs: Inputs, attrs: Mapping[str, Any], pair: tuple[Dim, Dim], name: str) -> Inputs | None:
+        """Inputs of which one with a computed size, which is 1 in some runs, is stretched to the size that it has to be in all others. None
+        where no equation has to be checked before a run anyway, as it can be solved for symbolic sizes, or these do not occur so."""
+        if self.sizes is None or attrs:
+            return None
+        size, other = pair if _may_be_stretched(*map(self.sizes.now, pair)) else pair[::-1]
+        one, common = as_expr(self.sizes.now(size)), self.sizes.now(other)
+        if not _may_be_stretched(one, common) or self.sizes.solves(one, common):
+            return None
+        places = {n: d - len(v.shape) for n, v in enumerate(inputs) if v is not None for d, x in enumerate(v.shape) if same_dim(x, size)}
+        uses = [x for v in inputs if v is not None for x in v.shape if same_dim(x, size)]
+        condition = binary("or", equal(one, as_expr(common)), equal(one, 1))
+        if len(uses) != len(places) or len({*places.values()}) != 1 or not self.sizes.assume(condition, name):
+            return None
+        result = list(inputs)
+        for n, at in places.items():
+            if (v := inputs[n]) is not None:
+                shape = (*v.shape[:at], common, *v.shape[len(v.shape) + at + 1 :])
+                result[n] = self.add(BROADCAST_TO, [v], {"shape": shape}, name)[0]
+        return result
 
     def with_shape(self, x: Value, shape: Sequence[Dim], condition: Expr | None, name: str) -> Value:
         """`x` under a shape that is its own in every run where `condition` holds; other runs end here. None: there are no others."""
@@ -262,6 +287,18 @@ class Scope:
 def _few(value: Value) -> bool:
     """Whether a value has a fixed number of elements, few enough to be looked at one by one."""
     return all(isinstance(d, int) for d in value.shape) and prod(map(int, value.shape)) <= symbolic.LIMIT
+
+
+def _may_be_stretched(size: Dim, other: Dim) -> bool:
+    """Whether a computed size is 1 in some runs where `other` is not, and all that it is a product of is not 0."""
+    if not isinstance(size, Expr) or (size.op == "var" and size.attr.source is None):
+        return False
+    names, products = variables(size, as_expr(other)), [e for e in walk(size) if e.op == "mul"]
+    for n in range(1, SAMPLED + 1):
+        values = {v: max(1, v.attr.lo or 0) if v.attr.source is not None else min(max(n, v.attr.lo), v.attr.hi or n) for v in names}
+        if evaluate_int(size, values) == 1 and evaluate_int(other, values) > 1 and all(evaluate_int(e, values) for e in products):
+            return True
+    return False
 
 
 def check_type(shape: Sequence[Dim], dtype: str, where: str) -> None:

@@ -320,6 +320,7 @@ def tile_of(nest: Nest, target: CpuTarget, knobs: Knobs) -> Tile:
     if row is not None and not isinstance(row.extent, int):  # for example, the rows of several images: whole tiles only
         known = known_factor(row.extent)
         multiple = known if any(known % n == 0 for n in work_partition.TILE_ROWS) else 0
+    free = row is not None and isinstance(row.extent, E.Expr) and not multiple and not (row.extent.op == "var" and row.extent.attr.exact)
     # Rows whose distance is a multiple of `Core.l1_span` share one set of the first-level cache, of half of it two: more evict each other.
     step = 0 if row is None else max((abs(stride(r, row.var) or 0) * itemsize(r.attr.dtype) for r in nest.reads), default=0)
     in_sets = int(target.l1 // gcd(step, target.core.l1_span) * OPERAND_WAYS)
@@ -338,7 +339,7 @@ def tile_of(nest: Nest, target: CpuTarget, knobs: Knobs) -> Tile:
         if _overlapping(nest, (outer, row)):  # vectors are loaded once for a window: these need registers as well
             return choose_tile(rows, lanes, lanes, registers // 4 + WINDOW_REGISTERS, target.core, multiple=multiple)
         return choose_tile(
-            rows, columns, lanes, target.tile_registers, target.core, cached_rows, outer_rows, outer_options, loading, multiple, panel
+            rows, columns, lanes, target.tile_registers, target.core, cached_rows, outer_rows, outer_options, loading, multiple, panel, free
         )
 
     counts = [n for n in outer_row_counts(outer_rows) if outer_multiple % n == 0]

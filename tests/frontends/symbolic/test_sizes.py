@@ -192,6 +192,27 @@ def test_names_are_hints(make_model):
     check(model, tcomp.compile(model), {"a": (2, 5), "b": (3, 4)})
 
 
+def test_a_computed_size_of_one_is_stretched(make_model):
+    """Where halves meet two columns, or a few elements of a row all of it: runs in which they are as many, and those in which it is one."""
+    model = make_model(
+        [node("MaxPool", ["x"], ["p"], kernel_shape=[2], strides=[2]), node("Add", ["p", "c"], ["y"])],
+        {"x": (F, [1, 3, "n"])},
+        {"y": F},
+        constants={"c": array(3, 2)},
+    )
+    compiled = tcomp.compile(model)
+    check(model, compiled, *({"x": (1, 3, n)} for n in (2, 3, 4, 5)))
+    with pytest.raises(InputError, match="contradict"):
+        compiled.run({"x": array(1, 3, 6)})
+    nodes = [node("Slice", ["x", "start", "end", "axis", "step"], ["few"]), node("Mul", ["few", "x"], ["y"])]
+    constants = {"start": np.array([-6]), "end": np.array([6]), "axis": np.array([0]), "step": np.array([3])}
+    model = make_model(nodes, {"x": (F, ["n"])}, {"y": F}, constants=constants)
+    compiled = tcomp.compile(model)
+    check(model, compiled, *({"x": (n,)} for n in (1, 2, 3)))
+    with pytest.raises(InputError, match="contradict"):
+        compiled.run({"x": array(7)})
+
+
 @pytest.mark.parametrize("name", ["k", "i0", "n"])
 def test_sizes_may_be_called_like_loops(make_model, name):
     model = make_model([node("CumSum", ["x", "axis"], ["y"])], {"x": (F, [3, name])}, {"y": F}, constants={"axis": np.array(1)})

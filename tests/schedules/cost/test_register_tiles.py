@@ -44,6 +44,16 @@ def test_panels_stay_in_a_cache() -> None:
     assert choose_tile(6, 512, 16, 32, SKYLAKE.core, loading=loading) == Tile(6, 4)  # there are no other rows to load it again for
 
 
+def test_rows_of_unknown_number_have_small_tiles() -> None:
+    """The last tile takes as long as a whole one; taller tiles pay where the other operand comes from further away for each of them."""
+
+    def rows(on_top: float, free: bool) -> int:
+        """Of the tile, where loading a vector again takes `on_top` cycles more than one from the first-level cache."""
+        return choose_tile(512, 512, 16, 32, SKYLAKE.core, loading=lambda vectors: (0.0, on_top * vectors), free=free).rows
+
+    assert rows(0.0, True) < rows(0.5, True) < rows(0.5, False) == rows(2.0, True)
+
+
 def depthwise(size: int) -> Knobs:
     x, w = te.placeholder((size + 2, size + 2, 64), name="x"), te.placeholder((3, 3, 64), name="w")
     i, j = te.reduce_axis(3, "i"), te.reduce_axis(3, "j")
