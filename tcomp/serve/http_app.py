@@ -195,20 +195,16 @@ class _Service:
         return _json(self._state.model_metadata(self._find(request)))
 
     async def config(self, request: Request) -> Response:
-        """GET /v2/models/NAME/config: the options with which it is served"""
+        """GET /v2/models/NAME/config: how it is served, by the names of Triton, and by those of its options"""
         model = self._find(request)
         loaded = model.loaded
         batching = {"batched": loaded.batched, "why_not": loaded.not_batched, "rows": loaded.rows if loaded.batched else 1}
-        return _json({"name": model.name, "platform": "tcomp"} | batching | asdict(model.options) | {"instances": loaded.instances})
+        return _json(self._state.model_config(model) | batching | asdict(model.options) | {"instances": loaded.instances})
 
     async def statistics(self, request: Request) -> Response:
         """GET /v2/models/stats, /v2/models/NAME/stats"""
         models = [self._find(request)] if "name" in request.path_params else self._repository.models
-        rows = []
-        for m in models:
-            counts = {"success": {"count": m.metrics.successes}, "fail": {"count": m.metrics.failures}}
-            rows.append({"name": m.name, "version": m.version, "inference_stats": counts})
-        return _json({"model_stats": rows})
+        return _json(self._state.statistics(models))
 
     async def index(self, request: Request) -> Response:
         """POST /v2/repository/index"""

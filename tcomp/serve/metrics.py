@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections import deque
 from dataclasses import dataclass
+from typing import Any
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, ProcessCollector, generate_latest
 
@@ -72,27 +73,29 @@ class ModelMetrics:
         self._requests: dict[tuple[str, str], Counter] = {}
         self.history: deque[Point] = deque(maxlen=HISTORY)
         self._recent: deque[float] = deque(maxlen=_RECENT)
-        self._answered = self._batches = self._total_rows = 0
-        self._busy_seconds, self._since = 0.0, time.monotonic()
-        self.successes = self.failures = 0
+        self._computed = self._batches = self._total_rows = 0  # requests, their batches, and the rows of these
+        self._busy_seconds = self._queue_seconds = self._compute_seconds = 0.0
+        self._answers = {"success": (0, 0.0), "fail": (0, 0.0)}  # how many, and seconds of all together
+        self._sampled, self._since = (0, 0, 0, 0.0), time.monotonic()
 
-    def answered(self, protocol: str, status: int) -> None:
-        """A request was answered."""
+    def answered(self, protocol: str, status: int, seconds: float) -> None:
+        """A request was answered so long after it came."""
         key = protocol, str(status)
         if key not in self._requests:
             self._requests[key] = self._metrics.requests.labels(*self._labels, *key)
         self._requests[key].inc()
-        if status < 400:
-            self.successes += 1
-        else:
-            self.failures += 1
+        kind = "success" if status < 400 else "fail"
+        count, total = self._answers[kind]
+        self._answers[kind] = count + 1, total + seconds
 
     def finished(self, queued: float, total: float) -> None:
         """A request has its result: how long (seconds) it waited, and took in all."""
         self._queued.observe(queued)
         self._latency.observe(total)
         self._recent.append(total)
-        self._answered += 1
+        self._computed += 1
+        self._queue_seconds += queued
+        self._compute_seconds += total - queued
 
     def ran(self, rows: int, seconds: float) -> None:
         """A batch was computed."""
@@ -108,12 +111,21 @@ class ModelMetrics:
         now = time.monotonic()
         latencies = sorted(self._recent)
         p50, p99 = (latencies[int(share * (len(latencies) - 1))] if latencies else 0.0 for share in (0.5, 0.99))
-        busy = self._busy_seconds / max(1e-9, now - self._since) / self._instances
-        self.history.append(Point(self._answered, p50, p99, waiting, self._total_rows / max(1, self._batches), min(1.0, busy)))
+        totals = self._computed, self._batches, self._total_rows, self._busy_seconds
+        computed, batches, rows, busy_seconds = (new - old for new, old in zip(totals, self._sampled, strict=True))
+        busy = busy_seconds / max(1e-9, now - self._since) / self._instances
+        self.history.append(Point(int(computed), p50, p99, waiting, rows / max(1, batches), min(1.0, busy)))
         self._recent.clear()
-        self._answered = self._batches = self._total_rows = 0
-        self._busy_seconds, self._since = 0.0, now
+        self._sampled, self._since = totals, now
         self._waiting.set(waiting)
+
+    def statistics(self) -> dict[str, Any]:
+        """All counts and times (nanoseconds) since the model was loaded, by the names of Triton's statistics extension. A request computes
+        from the moment when an instance takes it; reading and writing tensors is not told apart."""
+        computed = {"queue": (self._computed, self._queue_seconds), "compute_infer": (self._computed, self._compute_seconds)}
+        durations = self._answers | computed | dict.fromkeys(("compute_input", "compute_output"), (self._computed, 0.0))
+        told = {name: {"count": count, "ns": round(seconds * 1e9)} for name, (count, seconds) in durations.items()}
+        return {"inference_count": self._total_rows, "execution_count": self._batches, "inference_stats": told}
 
     def forget(self) -> None:
         """The version is no longer served: its series end, but for the counters of requests."""

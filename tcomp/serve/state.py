@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from http import HTTPStatus
 from typing import Any
@@ -62,10 +62,11 @@ class ServerState:
                 status = CLIENT_GONE
                 raise
             finally:
-                model.metrics.answered(protocol, status)
+                seconds = time.monotonic() - start
+                model.metrics.answered(protocol, status, seconds)
                 if self.options.log_requests:
                     fields = {"model": model.name, "version": model.version, "status": int(status), "protocol": protocol}
-                    _log.info("request", extra=fields | {"us": round((time.monotonic() - start) * 1e6)})
+                    _log.info("request", extra=fields | {"us": round(seconds * 1e6)})
 
     def check_management(self) -> None:
         """Raises Refusal if clients may not load and unload models."""
@@ -89,3 +90,22 @@ class ServerState:
         }
         versions = [m.version for m in self.repository.models if m.name == model.name]
         return {"name": model.name, "versions": versions, "platform": "tcomp", **ends}
+
+    def model_config(self, model: ServedModel) -> dict[str, Any]:
+        """How a model is served, by the names of Triton's model configuration. A model that is not batched has max_batch_size 0; of one
+        that is, dims are the extents behind the rows."""
+        loaded, rows = model.loaded, int(model.loaded.batched)
+        ends = {
+            kind: [{"name": wire.name, "data_type": wire.triton_type, "dims": wire.shape[rows:]} for wire in wires.values()]
+            for kind, wires in (("input", model.inputs), ("output", model.outputs))
+        }
+        config = {"name": model.name, "platform": "tcomp", "max_batch_size": rows * model.options.max_batch, **ends}
+        config["instance_group"] = [{"name": model.name, "kind": "KIND_CPU", "count": loaded.instances}]
+        if loaded.batched:
+            delay = model.options.max_delay_us
+            config["dynamic_batching"] = {"preferred_batch_size": [*model.options.preferred], "max_queue_delay_microseconds": delay}
+        return config
+
+    def statistics(self, models: Iterable[ServedModel]) -> dict[str, Any]:
+        """Counts and times of models: see `ModelMetrics.statistics`."""
+        return {"model_stats": [{"name": m.name, "version": m.version, **m.metrics.statistics()} for m in models]}

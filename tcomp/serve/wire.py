@@ -23,10 +23,12 @@ from tcomp.runtime.host_steps.steps import STRING, strings
 from tcomp.runtime.manifest import MAX_AXES
 from tcomp.serve.refusals import as_refusal, bad_request
 
-_NAMES = {
+_NAMES = {  # in the order of Triton's enumeration
     "bool": "BOOL", "uint8": "UINT8", "uint16": "UINT16", "uint32": "UINT32", "uint64": "UINT64", "int8": "INT8", "int16": "INT16",
-    "int32": "INT32", "int64": "INT64", "float16": "FP16", "float32": "FP32", "float64": "FP64", "bfloat16": "BF16", STRING: "BYTES",
+    "int32": "INT32", "int64": "INT64", "float16": "FP16", "float32": "FP32", "float64": "FP64", STRING: "BYTES", "bfloat16": "BF16",
 }  # fmt: skip
+TRITON_TYPES = ("TYPE_INVALID", *(f"TYPE_{'STRING' if name == 'BYTES' else name}" for name in _NAMES.values()))
+"""The names that Triton's configuration of a model has for element types; their places are the numbers."""
 _LENGTH = 4  # bytes that say how long a string is
 MAX_EXTENT = 1 << 40  # of an axis: more than any memory has elements, and products of them are no trouble
 
@@ -36,12 +38,12 @@ assert sys.byteorder == "little", "tensors on the wire are little-endian, and ar
 class WireType:
     """An input or output as the protocol has it.
 
-    name, datatype: as clients see them
+    name, datatype: as clients see them; triton_type: the datatype as Triton's model configuration has it
     shape: extents, -1 where one is free
     dtype: of arrays that the model takes or makes
     """
 
-    __slots__ = ("_admitted", "datatype", "dtype", "name", "shape", "spec")
+    __slots__ = ("_admitted", "datatype", "dtype", "name", "shape", "spec", "triton_type")
 
     def __init__(self, spec: TensorSpec) -> None:
         """Raises ArtifactError for complex numbers, which the protocol lacks."""
@@ -51,6 +53,7 @@ class WireType:
         self.dtype = np.dtype(object) if spec.dtype == STRING else numpy_dtype(spec.dtype)
         self.datatype = _NAMES.get(spec.dtype, "UINT8")
         self._admitted = spec if spec.dtype in _NAMES else replace(spec, dtype="uint8")  # as numbers are converted
+        self.triton_type = TRITON_TYPES[1 + list(_NAMES.values()).index(self.datatype)]
         self.shape = [extent if isinstance(extent, int) else -1 for extent in spec.shape]
 
     def check_datatype(self, datatype: object) -> None:

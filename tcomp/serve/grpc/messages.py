@@ -1,8 +1,9 @@
 """The messages of the Open Inference Protocol, version 2, for gRPC.
 
-They are those of https://github.com/kserve/open-inference-protocol (grpc_predict_v2.proto) and of its model repository extension, described
-here field by field and built when this module is loaded: code that protoc generates only works with some versions of protobuf. They live in
-a pool of their own, beside those of clients in the same process.
+They are those of https://github.com/kserve/open-inference-protocol (grpc_predict_v2.proto), of its model repository extension, and of
+Triton's for configurations and statistics (the fields that are filled; enumerations are numbers), described here field by field and built
+when this module is loaded: code that protoc generates only works with some versions of protobuf. They live in a
+pool of their own, beside those of clients in the same process.
 """
 
 from __future__ import annotations
@@ -26,6 +27,21 @@ _MESSAGES = {
     "ModelMetadataRequest": "1 string name, 2 string version",
     "ModelMetadataResponse": "1 string name, 2 string* versions, 3 string platform, 4 .TensorMetadata* inputs, 5 .TensorMetadata* outputs",
     "ModelMetadataResponse.TensorMetadata": "1 string name, 2 string datatype, 3 int64* shape",
+    "ModelConfigRequest": "1 string name, 2 string version",
+    "ModelConfigResponse": "1 ModelConfig config",
+    "ModelConfig": "1 string name, 2 string platform, 4 int32 max_batch_size, 5 .ModelInput* input, 6 .ModelOutput* output, "
+    "7 .ModelInstanceGroup* instance_group, 11 .ModelDynamicBatching dynamic_batching",
+    "ModelConfig.ModelInput": "1 string name, 2 int32 data_type, 4 int64* dims",
+    "ModelConfig.ModelOutput": "1 string name, 2 int32 data_type, 3 int64* dims",
+    "ModelConfig.ModelInstanceGroup": "1 string name, 2 int32 count, 4 int32 kind",
+    "ModelConfig.ModelDynamicBatching": "1 int32* preferred_batch_size, 2 uint64 max_queue_delay_microseconds",
+    "ModelStatisticsRequest": "1 string name, 2 string version",
+    "ModelStatisticsResponse": "1 ModelStatistics* model_stats",
+    "ModelStatistics": "1 string name, 2 string version, 4 uint64 inference_count, 5 uint64 execution_count, "
+    "6 InferStatistics inference_stats",
+    "InferStatistics": "1 StatisticDuration success, 2 StatisticDuration fail, 3 StatisticDuration queue, "
+    "4 StatisticDuration compute_input, 5 StatisticDuration compute_infer, 6 StatisticDuration compute_output",
+    "StatisticDuration": "1 uint64 count, 2 uint64 ns",
     "InferParameter": "1 bool| bool_param, 2 int64| int64_param, 3 string| string_param, 4 double| double_param, 5 uint64| uint64_param",
     "InferTensorContents": "1 bool* bool_contents, 2 int32* int_contents, 3 int64* int64_contents, 4 uint32* uint_contents, "
     "5 uint64* uint64_contents, 6 float* fp32_contents, 7 double* fp64_contents, 8 bytes* bytes_contents",

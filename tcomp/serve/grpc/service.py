@@ -19,6 +19,7 @@ from tcomp.serve.refusals import Refusal, as_refusal, bad_request
 from tcomp.serve.served import ServedModel
 from tcomp.serve.state import ServerState
 from tcomp.serve.tracing import span
+from tcomp.serve.wire import TRITON_TYPES
 
 _CODES = {400: 3, 401: 16, 403: 7, 404: 5, 413: 8, 422: 9, 429: 8, 501: 12, 503: 14, 504: 4}  # HTTP's status -> gRPC's code
 _DETAILS = 1000  # characters of a message: what is sent as a header should be short
@@ -27,13 +28,14 @@ _CONTENTS = {
     "UINT8": "uint_contents", "UINT16": "uint_contents", "UINT32": "uint_contents", "UINT64": "uint64_contents", "FP32": "fp32_contents",
     "FP64": "fp64_contents", "BYTES": "bytes_contents",
 }  # fmt: skip
+_KIND_CPU = 2  # of instances, in Triton's model_config.proto
 
 
 def make_methods(state: ServerState) -> Methods:
     """The methods of the service."""
     service, prefix = _Service(state), f"/{PACKAGE}.GRPCInferenceService/"
-    names = ("ServerLive", "ServerReady", "ModelReady", "ServerMetadata", "ModelMetadata", "ModelInfer", "RepositoryIndex",
-             "RepositoryModelLoad", "RepositoryModelUnload")  # fmt: skip
+    names = ("ServerLive", "ServerReady", "ModelReady", "ServerMetadata", "ModelMetadata", "ModelConfig", "ModelStatistics",
+             "ModelInfer", "RepositoryIndex", "RepositoryModelLoad", "RepositoryModelUnload")  # fmt: skip
     unary: dict[str, Unary] = {f"{prefix}{name}": service.answering(name) for name in names}
     streaming: dict[str, Streaming] = {f"{prefix}ModelStreamInfer": service.on_stream}
     unary["/grpc.health.v1.Health/Check"] = service.health
@@ -134,6 +136,20 @@ class _Service:
     async def on_ModelMetadata(self, request: Any, call: Call) -> Any:
         """Inputs and outputs of a model."""
         return MESSAGES["ModelMetadataResponse"](**self._state.model_metadata(self._repository.find(request.name, request.version)))
+
+    async def on_ModelConfig(self, request: Any, call: Call) -> Any:
+        """How a model is served."""
+        config = self._state.model_config(self._repository.find(request.name, request.version))
+        for tensor in (*config["input"], *config["output"]):
+            tensor["data_type"] = TRITON_TYPES.index(tensor["data_type"])
+        for group in config["instance_group"]:
+            group["kind"] = _KIND_CPU
+        return MESSAGES["ModelConfigResponse"](config=config)
+
+    async def on_ModelStatistics(self, request: Any, call: Call) -> Any:
+        """Counts and times of a model, or of all."""
+        models = [self._repository.find(request.name, request.version)] if request.name else self._repository.models
+        return MESSAGES["ModelStatisticsResponse"](**self._state.statistics(models))
 
     async def on_RepositoryIndex(self, request: Any, call: Call) -> Any:
         """All models."""
