@@ -12,6 +12,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
+from contextvars import copy_context
 from http import HTTPStatus
 from typing import Any, Protocol, TypeAlias
 
@@ -40,13 +41,13 @@ class Runs(Protocol):
 
 
 class Pending:
-    """A request that waits or runs. `queued` is how long (seconds) it waited; `deadline` is by time.monotonic."""
+    """A request that waits or runs. `queued` is how long (seconds) it waited; `deadline` is by time.monotonic; `context` has its span."""
 
-    __slots__ = ("abandoned", "arrived", "deadline", "inputs", "queued", "result", "rows", "signature")
+    __slots__ = ("abandoned", "arrived", "context", "deadline", "inputs", "queued", "result", "rows", "signature")
 
     def __init__(self, inputs: Arrays, rows: int, signature: Signature, deadline: float | None, result: asyncio.Future[Arrays]) -> None:
         self.inputs, self.rows, self.signature, self.deadline, self.result = inputs, rows, signature, deadline, result
-        self.arrived, self.queued, self.abandoned = time.monotonic(), 0.0, False
+        self.arrived, self.queued, self.abandoned, self.context = time.monotonic(), 0.0, False, copy_context()
 
 
 class Batcher:
@@ -197,7 +198,7 @@ class Batcher:
             with suppress(RuntimeError):  # the loop has ended: nobody waits any more
                 self._loop.call_soon_threadsafe(_deliver, batch, results)
             if self.on_slow is not None and staging.inputs:
-                self.on_slow(staging.inputs, staging.seconds)
+                batch[0].context.run(self.on_slow, staging.inputs, staging.seconds)
             staging.inputs = {}
             del taken, batch, results  # not kept while nothing happens
 

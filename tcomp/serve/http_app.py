@@ -127,7 +127,7 @@ class _Service:
     async def _run(self, request: Request, model: ServedModel, inputs: Arrays, timeout: float | None = None) -> Arrays:
         """The outputs; a client that goes while others are before it is not computed for."""
         deadline = None if timeout is None else time.monotonic() + timeout
-        with span("infer", request.headers, model):
+        with span(request.headers, model.name, model.version):
             if not model.batcher.waiting:
                 return await model.infer(inputs, deadline)
             return await _unless_gone(request, model.infer(inputs, deadline))
@@ -197,9 +197,7 @@ class _Service:
     async def config(self, request: Request) -> Response:
         """GET /v2/models/NAME/config: how it is served, by the names of Triton, and by those of its options"""
         model = self._find(request)
-        loaded = model.loaded
-        batching = {"batched": loaded.batched, "why_not": loaded.not_batched, "rows": loaded.rows if loaded.batched else 1}
-        return _json(self._state.model_config(model) | batching | asdict(model.options) | {"instances": loaded.instances})
+        return _json(self._state.model_config(model) | asdict(model.options) | model.loaded.batching)
 
     async def statistics(self, request: Request) -> Response:
         """GET /v2/models/stats, /v2/models/NAME/stats"""

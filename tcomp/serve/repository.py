@@ -203,9 +203,7 @@ class Repository:
         before = self._serving.get(key)
         slow = None if self._options.slow_ms is None else self._options.slow_ms / 1e3
         self._serving[key] = ServedModel(name, version, loaded, self._metrics, slow)
-        _log.info(
-            "loaded a model", extra=fields | {"batched": loaded.not_batched or True, "rows": loaded.rows, "instances": loaded.instances}
-        )
+        _log.info("loaded a model", extra=fields | loaded.batching)
         if before is not None:
             self._retire(before, forget=False)
 

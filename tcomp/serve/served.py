@@ -24,6 +24,7 @@ from tcomp.serve.metrics import Metrics
 from tcomp.serve.options import ModelOptions
 from tcomp.serve.refusals import bad_request
 from tcomp.serve.text.queue import TextQueue
+from tcomp.serve.tracing import trace_kernels
 from tcomp.serve.wire import WireType
 
 _log = logging.getLogger("tcomp.serve")
@@ -71,7 +72,12 @@ class Loaded:
     @property
     def rows(self) -> int:
         """How many rows are computed together at most."""
-        return self.sizes.largest
+        return self.sizes.largest if self.batched else 1
+
+    @property
+    def batching(self) -> dict[str, Any]:
+        """What was found out about it, for logs and clients."""
+        return {"batched": self.batched, "why_not": self.not_batched, "rows": self.rows, "instances": self.instances}
 
     def _why_not_batched(self) -> str:
         if self.options.max_batch == 1 or self.options.independent_rows is False:
@@ -222,6 +228,7 @@ class ServedModel:
         except TcompError as problem:
             _log.warning("a slow run could not be profiled", extra={"model": self.name, "why": problem.what})
             return
+        trace_kernels(kernels, seconds)
         longest = sorted(kernels, key=lambda kernel: -kernel[1])[:_TRACED_KERNELS]
         shown = {name: round(spent * 1e6) for name, spent in longest}
         fields = {"model": self.name, "version": self.version, "run_us": round(seconds * 1e6), "kernels_us": shown}

@@ -44,15 +44,22 @@ def test_requests_are_spans(models: Path, monkeypatch: pytest.MonkeyPatch) -> No
     monkeypatch.setattr("opentelemetry.trace.get_tracer", provider.get_tracer)
     tracing._api.cache_clear()
     try:
-        with running(models) as server:
+        with running(models, slow_ms=0.0) as server:
             body, headers = binary(X)
             parent = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"
             assert server.ask("POST", "/v2/models/mlp/infer", body, headers | {"traceparent": parent})[0] == 200
+            end = time.monotonic() + 20
+            while not any(span.name == "slow run" for span in exporter.get_finished_spans()) and time.monotonic() < end:
+                time.sleep(0.01)
     finally:
         tracing._api.cache_clear()
-    (span,) = exporter.get_finished_spans()
+    spans = exporter.get_finished_spans()
+    (span,), (slow,) = ([span for span in spans if span.name == name] for name in ("infer", "slow run"))
     assert span.name == "infer" and span.attributes == {"model": "mlp", "version": "1"}
     assert f"{span.context.trace_id:032x}" == parent.split("-")[1] and f"{span.parent.span_id:016x}" == parent.split("-")[2]
+    kernels = [each for each in spans if each not in (span, slow)]
+    assert slow.parent.span_id == span.context.span_id and slow.attributes["run_us"] > 0
+    assert kernels and all(kernel.parent.span_id == slow.context.span_id for kernel in kernels)
 
 
 @pytest.mark.parametrize(

@@ -35,7 +35,7 @@ def test_no_request_is_lost_when_a_replica_is_killed(models: Path, cluster: None
     from tcomp.serve import ray as tcomp_ray
     from tcomp.serve.options import ServerOptions
 
-    ray.serve.start(http_options={"port": 0, "location": "NoServer"})
+    ray.serve.start(proxy_location="Disabled")
     application = tcomp_ray.application(ServerOptions(models), REPLICAS, ray_actor_options={"num_cpus": 0.5})
     handle = ray.serve.run(application, name="tcomp", route_prefix="/")
     generator = np.random.default_rng(0)

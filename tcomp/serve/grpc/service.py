@@ -102,7 +102,7 @@ class _Service:
             parameter = request.parameters["timeout"]
             given = seconds(getattr(parameter, parameter.WhichOneof("parameter_choice") or "int64_param"))
             deadline = min(start + given, deadline or math.inf) if given is not None else deadline
-        with span("infer", call.headers, model):
+        with span(call.headers, model.name, model.version):
             outputs = await model.infer(inputs, deadline)
         answer = MESSAGES["ModelInferResponse"](model_name=model.name, model_version=model.version, id=request.id)
         for name in wanted:
