@@ -33,6 +33,7 @@ from tcomp.frontends.torch import (
     contiguous,
     decompositions,
     import_fx,
+    partition,
     tensor_of,
     unsupported_nodes,
     with_scans,
@@ -61,7 +62,6 @@ def tcomp_backend(module: GraphModule, inputs: Sequence[Any], mode: str | None =
     for what cannot be compiled."""
     from torch._dynamo.backends.common import aot_autograd
     from torch._functorch.aot_autograd import make_boxed_func
-    from torch._functorch.partitioners import min_cut_rematerialization_partition
 
     given = dict(options or {})
     tuned = mode == "max-autotune"
@@ -80,12 +80,7 @@ def tcomp_backend(module: GraphModule, inputs: Sequence[Any], mode: str | None =
 
     compilers = {"fw_compiler": compiled, "bw_compiler": compiled, "inference_compiler": for_inference}
     with torch.nn.attention.sdpa_kernel(torch.nn.attention.SDPBackend.MATH):  # which is made of operators that have derivatives
-        make = aot_autograd(
-            **compilers,
-            decompositions=decompositions(),
-            keep_inference_input_mutations=True,
-            partition_fn=min_cut_rematerialization_partition,
-        )
+        make = aot_autograd(**compilers, decompositions=decompositions(), keep_inference_input_mutations=True, partition_fn=partition)
         return make(with_scans(module), inputs)
 
 
@@ -202,7 +197,7 @@ class _Call:
     def __init__(
         self, module: GraphModule, constants: Mapping[int, torch.Tensor], settings: _Settings, changed: Sequence[int] = ()
     ) -> None:
-        self.imported: Imported = import_fx(module, constants)
+        self.imported: Imported = import_fx(module, constants, passed=lambda number: number not in changed)
         graph, results = self.imported.graph, self.imported.results
         self.model: Module | None = None
         self.plan: Plan | None = None
@@ -233,7 +228,9 @@ class _Call:
                 if self.places:
                     raise
                 return self.module(*args)  # a run that ended with an error, which PyTorch is to tell
-        results = [found[r] if kind == "output" else self.size(r, args, found) for kind, r in self.imported.results]
+        results = [
+            found[r] if kind == "output" else args[r] if kind == "input" else self.size(r, args, found) for kind, r in self.imported.results
+        ]
         return results[0] if self.single else results
 
     def run_at(self, model: Module, plan: Plan, given: list[torch.Tensor], args: Sequence[Any]) -> list[torch.Tensor]:

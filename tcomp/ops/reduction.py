@@ -154,6 +154,16 @@ def softmax_of(x: Tensor, axes: Axes) -> Tensor:
     return te.compute(x.shape, lambda *i: weight[i] * broadcast_read(inverse, i), "softmax")
 
 
+def _safe_softmax(x: Tensor, axes: Axes) -> Tensor:
+    """`softmax_of`, and 0 where all elements are -inf: rows of attention that are masked as a whole."""
+    top = reduce(x, axes, True, te.max, "softmax.max")
+    shift = te.compute(top.shape, lambda *i: select(te.equal(widened(top[i]), -math.inf), 0.0, widened(top[i])), "softmax.shift")
+    weight = te.compute(x.shape, lambda *i: te.exp(widened(x[i]) - broadcast_read(shift, i)), "softmax.exp")
+    total = reduce(weight, axes, True, te.sum, "softmax.sum")
+    inverse = te.compute(total.shape, lambda *i: 1.0 / select(te.equal(total[i], 0.0), 1.0, total[i]), "softmax.inverse")
+    return rounded(te.compute(x.shape, lambda *i: weight[i] * broadcast_read(inverse, i), "softmax"), x.dtype)
+
+
 def _log_softmax(x: Tensor, axes: Axes) -> Tensor:
     """x - log(sum(exp(x))) over `axes` jointly."""
     top = reduce(x, axes, True, te.max, "log_softmax.max")
@@ -177,6 +187,7 @@ def _hardmax(x: Tensor, axes: Axes) -> Tensor:
 
 
 SOFTMAX = Operator("softmax", lambda x, axes: rounded(softmax_of(x, axes), x.dtype))
+SAFE_SOFTMAX = Operator("safe_softmax", _safe_softmax)
 LOG_SOFTMAX, HARDMAX = Operator("log_softmax", _log_softmax), Operator("hardmax", _hardmax)
 
 

@@ -11,21 +11,24 @@ from typing import Any
 import numpy as np
 
 from tcomp.ir.dtypes import is_float
-from tcomp.ir.expr import as_expr, bounds, const, row_major, substitute
+from tcomp.ir.expr import Dim, as_expr, bounds, const, row_major, substitute, walk
 from tcomp.ir.graph import Graph, Node, Operator, Value
 from tcomp.ir.simplify import as_dim, difference, same_dim, same_shape
 from tcomp.ops.elementwise import CAST, DIV, MUL, POW, RECIPROCAL
+from tcomp.ops.matmul import MATMUL
 from tcomp.ops.movement import PAD, RESHAPE, TRANSPOSE, product
 from tcomp.ops.reduction import GROUP_NORM, INSTANCE_NORM
 from tcomp.passes.rewrite import Notes, Replacement, Rewriter, rewrite_graph, rule_for
-from tcomp.passes.structure import Movement, bodies, body_of, canonical, lossless, movement, structural, with_constants
+from tcomp.passes.structure import Movement, bodies, body_of, canonical, lossless, matrix_product, movement, structural, with_constants
 
+MAX_EPILOGUE = 4  # operators behind a product that are looked at
 UNIFORM_LIMIT = 1 << 16  # elements of a constant that is searched for different ones: bounds compile time
 
 
 def canonicalize(graph: Graph, notes: Notes | None = None) -> Graph:
     """The graph in canonical form: see the rules."""
-    return rewrite_graph(graph, (no_operation, one_movement, two_pads, two_casts, small_power, exact_division, norm_of_groups), notes)
+    rules = (no_operation, one_movement, early_transpose, product_of_batches, late_reshape)
+    return rewrite_graph(graph, (*rules, two_pads, two_casts, small_power, exact_division, norm_of_groups), notes)
 
 
 def no_operation(node: Node, rewriter: Rewriter) -> Replacement:
@@ -88,6 +91,88 @@ def _permutation(move: Movement) -> tuple[int, ...] | None:
         return None
     order = tuple(perm[d] if d in perm else units.pop(0) for d in range(tensor.ndim))
     return order if same_shape([source.shape[d] for d in order], tensor.shape) else None
+
+
+def _batch(node: Node | None) -> tuple[Dim, ...] | None:
+    """The batch axes that a node makes one of, in front of two axes that it keeps; None for any other node."""
+    if node is None or node.op is not RESHAPE or node.inputs[0] is None:
+        return None
+    source, target = node.inputs[0].shape, node.outputs[0].shape
+    return tuple(source[:-2]) if len(target) == 3 < len(source) and same_shape(source[-2:], target[1:]) else None
+
+
+@rule_for(TRANSPOSE)
+def early_transpose(node: Node, rewriter: Rewriter) -> Replacement:
+    """transpose(reshape(x)) = reshape(transpose(x)), where batches of matrices are made one, and matrices transposed"""
+    before = rewriter.producer(node.inputs[0])
+    if (batch := _batch(before)) is None or before is None or tuple(node.attrs["perm"]) != (0, 2, 1):
+        return None
+    n = len(batch)
+    moved = rewriter.add(TRANSPOSE, before.inputs, {"perm": (*range(n), n + 1, n)}, node.name)
+    return rewriter.add(RESHAPE, moved, {"shape": node.outputs[0].shape}, node.name)
+
+
+def product_of_batches(node: Node, rewriter: Rewriter) -> Replacement:
+    """matmul(reshape(x), reshape(y)) = reshape(matmul(x, y)), where batches of matrices are made one: heads of attention stay an axis"""
+    makers = [rewriter.producer(v) for v in node.inputs]
+    batch = next((found for maker in makers if (found := _batch(maker)) is not None), None)
+    if batch is None or len(makers) != 2 or any(v is None or len(v.shape) != 3 for v in node.inputs):
+        return None
+    if (form := matrix_product(node)) is None or not all(same_dim(v.shape[0], node.outputs[0].shape[0]) for v in node.inputs if v):
+        return None
+    operands = list[Value | None]()
+    for v, maker in zip(node.inputs, makers, strict=True):
+        assert v is not None
+        same = maker is not None and same_shape(_batch(maker) or (), batch)
+        operands += maker.inputs if maker and same else rewriter.add(RESHAPE, [v], {"shape": (*batch, *v.shape[1:])}, node.name)
+    attrs = {"transpose_a": form.transpose_left, "transpose_b": form.transpose_right}
+    product = rewriter.add(MATMUL, operands, {name: True for name, wanted in attrs.items() if wanted}, node.name)
+    return rewriter.add(RESHAPE, product, {"shape": node.outputs[0].shape}, node.name)
+
+
+def late_reshape(node: Node, rewriter: Rewriter) -> Replacement:
+    """f(reshape(x), y) = reshape(f(x, reshape(y))), for f element by element: it becomes part of the kernel that sums x up"""
+    if structural(node) or len(node.outputs) != 1:
+        return None
+    target, before = node.outputs[0].shape, [rewriter.producer(v, RESHAPE) for v in node.inputs]
+    used = [p for v, p in zip(node.inputs, before, strict=True) if p is not None and v is not None and rewriter.used_once(v)]
+    sums = [p for p in used if _of_product(p.inputs[0], rewriter)]
+    if not sums or any(isinstance(a, tuple | list) for a in node.attrs.values()) or "axis" in node.attrs:
+        return None
+    source = sums[0].inputs[0]
+    body = body_of(node)
+    if source is None or body is None or any(e.op == "reduce" for e in walk(body.expr)):
+        return None
+    kept = 0  # axes at the end
+    while kept < min(len(source.shape), len(target)) and same_dim(source.shape[~kept], target[~kept]):
+        kept += 1
+    operands = list[Value | None]()
+    for v, maker in zip(node.inputs, before, strict=True):
+        if v is None or product(v.shape) == 1 and len(v.shape) <= kept:
+            operands.append(v)
+            continue
+        own = len(v.shape)
+        if not (whole := same_shape(v.shape, target)) and own > kept:
+            return None
+        if any(r.args != tuple(body.tensor.axes[len(target) - own :]) for r in body.reads_of(v)):
+            return None
+        if whole and maker is not None and maker.inputs[0] is not None and same_shape(maker.inputs[0].shape, source.shape):
+            operands += maker.inputs
+        else:
+            operands += rewriter.add(RESHAPE, [v], {"shape": source.shape}, node.name) if whole else [v]
+    computed = rewriter.add(node.op, operands, node.attrs, node.name)
+    return rewriter.add(RESHAPE, computed, {"shape": target}, node.name)
+
+
+def _of_product(value: Value | None, rewriter: Rewriter, depth: int = MAX_EPILOGUE) -> bool:
+    """Whether a value, which is read once, is a product of matrices, or computed of one by a few operators on elements."""
+    maker = rewriter.producer(value)
+    if value is None or maker is None or structural(maker) or not rewriter.used_once(value):
+        return False
+    if matrix_product(maker) is not None:
+        return True
+    sources = [v for v in maker.inputs if v is not None and same_shape(v.shape, value.shape)]
+    return depth > 0 and any(_of_product(v, rewriter, depth - 1) for v in sources)
 
 
 @rule_for(PAD)

@@ -26,7 +26,7 @@ from typing import Concatenate, ParamSpec, TypeVar
 
 from tcomp.ir import expr as E
 from tcomp.ir.dtypes import is_float, itemsize
-from tcomp.ir.graph import APPEND, KERNEL, Graph, Node, Value, canonical_graph_text
+from tcomp.ir.graph import KERNEL, Graph, Node, Value, canonical_graph_text
 from tcomp.ir.layout import LINE, Layout
 from tcomp.ir.linear import linear
 from tcomp.ir.read_patterns import SMALL_WINDOW, Widths, joined
@@ -69,9 +69,7 @@ def choose_layouts(
     around = _halos(graph, passed_on) if halos else {}
     summed_axes, walked_axes = _summed_axes(graph, products, passed_on) if halos else ({}, {})
     summed_bytes = _summed_bytes(products)
-    fixed = set(graph.outputs) | {
-        v for n in graph.nodes if (n.bodies or n.op is APPEND) and n.op is not KERNEL for v in (*n.inputs, *n.outputs) if v is not None
-    }
+    fixed = set(graph.outputs) | {v for n in graph.nodes if n.op is not KERNEL for v in (*n.inputs, *n.outputs) if v is not None}
     constants, names, nodes = dict(graph.constants), {v.name for v in graph.values()}, list[Node]()
     chosen, copies = dict[Value, Value](), dict[tuple[Value, Layout], Value]()
 

@@ -11,6 +11,7 @@ Finding the smallest arena is "dynamic storage allocation" (NP-hard; Garey & Joh
 The body of a structural node runs between its beginning and end and shares the arena. Some values live in the storage of another
 (`Plan.storage`):
 
+    RESHAPE outside of a kernel: the output in that of the input; the input in that of an output of the graph
     IF      body inputs in the node's inputs; body outputs in the node's outputs, written in place
     LOOP    carried body inputs in the node's carried outputs, which the driver initialises and, after each iteration, overwrites with the
             body's outputs; scanned (one slice at a time) and captured body inputs in the node's inputs; stacked body outputs (one slice at
@@ -36,6 +37,7 @@ from tcomp.ir.expr import Dim, Expr, as_expr, bounds, evaluate_int, maximum, var
 from tcomp.ir.graph import IF, LOOP, Graph, Node, Value
 from tcomp.ir.linear import Linear, linear
 from tcomp.ir.simplify import as_dim, from_linear, simplify
+from tcomp.ops.movement import RESHAPE
 
 ALIGNMENT = 64  # bytes: a cache line, and the widest vector
 MAX_TYPICAL = 2048  # elements: a symbolic dim with a larger bound is taken as `TYPICAL`, if it may be so small,
@@ -103,7 +105,8 @@ def overwritten(graph: Graph, in_place: InPlace) -> list[tuple[int, int]]:
     """Numbers of an input and an output of `graph` that may have the same address: nothing reads the input once the output is written.
     Several outputs may lie where inputs lie, each where another one does. `in_place` as for `plan_memory`."""
     last = {v: node for node in graph.nodes for v in node.inputs}
-    inputs = {v: n for n, v in enumerate(graph.inputs) if v not in graph.outputs}
+    reshaped = {node.inputs[0] for node in graph.nodes if node.op is RESHAPE}
+    inputs = {v: n for n, v in enumerate(graph.inputs) if v not in graph.outputs and v not in reshaped}
     outputs = {v: n for n, v in enumerate(graph.outputs)}
     return [
         (inputs[source], outputs[result])
@@ -163,6 +166,10 @@ def _liveness(
             carried = node.attrs["carried"]
             pairs += zip(node.bodies[0].inputs[1:], (*node.outputs[:carried], *node.inputs[carried:]), strict=True)
             pairs += _written_in_place(node, in_place)
+        elif node.op is RESHAPE:
+            (source, *_), (result,) = node.inputs, node.outputs
+            assert source is not None
+            pairs.append((source, result) if result in graph.outputs else (result, source))
         storage.update({inner: outer for inner, outer in pairs if outer is not None})
 
     def use(values: Iterable[Value | None], time: int) -> None:
@@ -177,6 +184,8 @@ def _liveness(
             # An input with storage of its own, which has not been handed on yet, and that nobody needs after the node.
             block = None if source is None else block_of.get(source)
             if source is None or block is None or last_use[source] != end[node] or block.values[-1] is not source:
+                continue
+            if any(v is not source and v is not None and _root(v, storage) is source for v in node.inputs):  # reshaped as well
                 continue
             if block.size == size and in_place is not None and in_place(node, source, value):
                 block.death = death

@@ -8,16 +8,20 @@ An edge is fused when its value has one reader and
   - the producer is a product of matrices, and what reads it concatenates their rows (heads that are joined), or
   - the reader only takes the maximum of rows, and sums of exponentials relative to it, for a product (see `primitives.online_softmax`), or
   - the producer puts a constant around its input and the reader's windows are small (depthwise convolution, pooling): a copy costs as much.
-Why an edge is not fused is recorded, edge by edge.
+What costs nothing to compute again (a view, what is broadcast from few elements) is computed by each of its readers that it can be fused
+with. A reshape of what lies in memory in any case stays outside of kernels: its result is the same memory. Why an edge is not fused is
+recorded, edge by edge.
 """
 
 from __future__ import annotations
 
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Container, Iterator, Mapping, Sequence
+from copy import copy
 from dataclasses import dataclass, replace
 from enum import StrEnum
 from functools import cached_property
+from math import prod
 from typing import TypeAlias
 
 import numpy as np
@@ -32,10 +36,13 @@ from tcomp.ir.read_patterns import SMALL_WINDOW, concatenated_row_length, reach,
 from tcomp.ir.scalar_operators import UNARY
 from tcomp.ir.simplify import simplify
 from tcomp.ir.te import Tensor, tensors
+from tcomp.ir.text.printer import unused
+from tcomp.ops.movement import RESHAPE
 from tcomp.passes.structure import matrix_product
 
 MAX_OPERATORS = 40  # in one kernel: bounds the time to schedule and compile it
 MAX_READS = 8  # of one operand for one element, unless the operator reduces: of more, it is a sum that is written out
+MAX_READ_AGAIN = 0.25  # elements of operands for one of a result that readers compute again where they would read it otherwise
 MAX_RECOMPUTED = 2  # operations for an element that several readers compute again: about what it costs to store and load it
 FUNCTION_COST = 8  # operations that an elementary function takes, about: it is a polynomial
 INLINE_ELEMENTS = 1  # constants up to this size become literals of the kernel
@@ -57,25 +64,115 @@ class Obstacle(StrEnum):
     RECOMPUTED = "the reader would compute each element several times"
 
 
-def partition(graph: Graph, unfused: Unfused | None = None, halos: bool = True) -> Graph:
+def partition(graph: Graph, unfused: Unfused | None = None, halos: bool = True, whole: bool = True) -> Graph:
     """The graph with every operator inside a KERNEL node; control flow stays, its bodies are partitioned too. With `halos` values may get
     zeros around them (`choose_layouts`), and padding becomes part of the kernels that read it; and heads of attention may share keys, and
     be joined, without copies: schedules have to cut axes of which an index is a quotient. `unfused` receives the readers of values that are
-    not fused with their producers."""
+    not fused with their producers. A `whole` graph is no body of control flow."""
     used = set(graph.outputs) | {v for n in graph.nodes for v in n.inputs if v is not None}
     literals = {v: np.asarray(a) for v, a in graph.constants.items() if a.size <= INLINE_ELEMENTS}
     facts = {n: _Facts(n, used, literals) for n in graph.nodes if n.op not in STRUCTURAL}
-    grouping = _Grouping(graph, facts, halos)
+    renamed = _renamed(graph, facts) if whole else set()
+    graph, grouping = _grouped(graph, facts, halos, renamed)
+    used.update(v for n in graph.nodes for v in n.inputs if v is not None)
+    if whole and not any(known.windows for known in facts.values()):  # whose layouts would be others
+        alone = [n for n in graph.nodes if n.op is RESHAPE and len(grouping.groups[n].nodes) == 1]
+        external = {*graph.inputs, *graph.outputs, *graph.constants}
+        outputs = {n.inputs[0]: n for n in alone if n.outputs[0] in graph.outputs and n.inputs[0] not in external}
+        renamed |= {n for n in alone if n.outputs[0] not in graph.outputs or outputs.get(n.inputs[0]) is n}
     if unfused is not None:
         unfused += [(value.name, fallback) for value, fallback in grouping.not_fused()]
     nodes: list[Node] = []
     for node in graph.nodes:
         if node.op in STRUCTURAL:
-            nodes.append(replace(node, bodies=tuple(partition(body, unfused, halos) for body in node.bodies)))
+            nodes.append(replace(node, bodies=tuple(partition(body, unfused, halos, False) for body in node.bodies)))
+        elif node in renamed:
+            nodes.append(node)
         elif grouping.groups[node].nodes[-1] is node:  # the kernel takes the place of its last operator, after all that it reads
             nodes.append(_kernel(graph, grouping.groups[node].nodes, used))
     read = {v for n in nodes for v in n.inputs} | set(graph.outputs)
     return replace(graph, nodes=tuple(nodes), constants={v: a for v, a in graph.constants.items() if v in read})
+
+
+def _renamed(graph: Graph, facts: Mapping[Node, _Facts]) -> set[Node]:
+    """The nodes that reshape what is row-major in memory in any case: an input or output of the graph, or what is reduced, but not from
+    windows."""
+    makers, found = graph.producers(), set[Node]()
+    for node in (n for n in graph.nodes if n.op is RESHAPE and n.outputs[0] not in graph.outputs):
+        (source, *_) = node.inputs
+        maker = None if source is None else makers.get(source)
+        reduced = maker is not None and maker in facts and facts[maker].reduces and not facts[maker].windows
+        if source in graph.inputs or source in graph.outputs or reduced:
+            found.add(node)
+    return found
+
+
+def _grouped(graph: Graph, facts: dict[Node, _Facts], halos: bool, renamed: set[Node]) -> tuple[Graph, _Grouping]:
+    """The graph with copies of what its readers compute again, and what becomes one kernel. Copies that would be kernels of their own are
+    not made."""
+    shared = set[tuple[Node, Node]]()  # (node, reader) for which there is no copy
+    while True:
+        copied, copies, kept = _copies(graph, facts, shared, renamed)
+        grouping = _Grouping(copied, facts, halos, renamed)
+        left = defaultdict[Node, list[Node]](list)
+        for c in copies:
+            assert c.reader is not None
+            if grouping.groups[c.now] is not grouping.groups[c.reader.now]:
+                left[c.node].append(c.reader.node)
+        again = {n for n, readers in left.items() if len(readers) > 1 or n in kept or not facts[n].is_view}
+        if not again:
+            return copied, grouping
+        shared |= {(n, r) for n in again for r in left[n]}
+        shared |= {(c.node, c.reader.node) for c in copies if c.node in again and c.reader and not facts[c.node].is_view}
+
+
+def _copies(
+    graph: Graph, facts: dict[Node, _Facts], shared: Container[tuple[Node, Node]], renamed: Container[Node]
+) -> tuple[Graph, list[_Copy], set[Node]]:
+    """(the graph with a copy of each cheap node for each reader, the copies, the nodes that are there as well); `facts` grow."""
+    stored, names = {*graph.inputs, *graph.outputs}, {v.name for v in graph.values()}
+    emitted, readers = list[_Copy](), defaultdict[Value, list[_Copy]](list)
+
+    def emit(node: Node, outputs: tuple[Value, ...], of: _Copy | None = None) -> None:
+        made = _Copy(node, list(node.inputs), outputs, of)
+        emitted.append(made)
+        for v in dict.fromkeys(v for v in node.inputs if v is not None):
+            readers[v].append(made)
+
+    for node in reversed(graph.nodes):
+        rest = [r for v in node.outputs for r in readers[v]]
+        if len(rest) > 1 and node in facts and node not in renamed and facts[node].is_cheap(node, stored):
+            (value,) = node.outputs
+            own = [r for r in rest if (node, r.node) not in shared and facts[node].suits(facts.get(r.node))]
+            for reader in own:
+                result = Value(unused(value.name, names, "{}.{}"), value.dtype, value.shape, value.layout)
+                names.add(result.name)
+                reader.inputs = [result if v is value else v for v in reader.inputs]
+                emit(node, (result,), reader)
+            if len(own) == len(rest):
+                continue
+        emit(node, node.outputs)
+    for made in emitted:
+        made.now = made.node
+        if (inputs := tuple(made.inputs)) != made.node.inputs or made.outputs != made.node.outputs:
+            made.now = replace(made.node, inputs=inputs, outputs=made.outputs)
+            if made.node in facts:
+                facts[made.now] = facts[made.node].renamed(dict(zip(made.node.inputs, inputs, strict=True)))
+    now = replace(graph, nodes=tuple(made.now for made in reversed(emitted)))
+    return now, [made for made in emitted if made.reader is not None], {made.node for made in emitted if made.reader is None}
+
+
+@dataclass(eq=False)
+class _Copy:
+    """A node, as it is in the graph or with other inputs and outputs (`now`); a copy has one `reader`."""
+
+    node: Node
+    inputs: list[Value | None]
+    outputs: tuple[Value, ...]
+    reader: _Copy | None
+
+    def __post_init__(self) -> None:
+        self.now = self.node
 
 
 class _Facts:
@@ -143,6 +240,38 @@ class _Facts:
         """The result is one input element, at an affine index."""
         return self.moved is not None and not self.imperative and not self.reduces and all(affine(i) is not None for i in self.moved)
 
+    def renamed(self, values: Mapping[Value | None, Value | None]) -> _Facts:
+        """The facts of the same operator on other inputs."""
+        other = copy(self)
+        other.reads = {new: self.reads[old] for old, new in values.items() if old in self.reads and new is not None}
+        return other
+
+    @cached_property
+    def windows(self) -> bool:
+        """Whether an index depends on an axis that is reduced and on another one."""
+        summed = {axis for e in E.walk(*self.bodies) if e.op == "reduce" for axis in e.attr[1]}
+        used = (set(E.variables(i)) for reads in self.reads.values() for _, r in reads for i in r.args)
+        return any(len(variables) > 1 and not summed.isdisjoint(variables) for variables in used)
+
+    def is_cheap(self, node: Node, stored: Container[Value]) -> bool:
+        """Whether several readers had better compute the result themselves: a view, or a few operations on few elements, or on what is
+        `stored` in any case."""
+        if len(node.outputs) != 1 or node.outputs[0] in stored or self.imperative or self.reduces or len(self.bodies) != 1:
+            return False
+        if self.is_view:
+            return True
+        sizes = {v: prod(v.shape) for v in (*node.inputs, *node.outputs) if v is not None and all(isinstance(d, int) for d in v.shape)}
+        if self.operations > MAX_RECOMPUTED or len(sizes) < len({*node.inputs, *node.outputs} - {None}):
+            return False
+        return bool(sum(sizes[v] for v in self.reads if v not in stored) <= MAX_READ_AGAIN * sizes[node.outputs[0]])
+
+    def suits(self, reader: _Facts | None) -> bool:
+        """Whether a reader may as well read what the result is made of: a row where it read a row, or operands that it copies anyway."""
+        if reader is None or self.moved is None or reader.contracts or not self.outputs[0].axes:
+            return reader is not None
+        form = affine(self.moved[-1]) if self.moved else None
+        return form is not None and form.terms.get(self.outputs[0].axes[-1]) == 1
+
     @cached_property
     def pads(self) -> bool:
         """The result is one input, with a constant around it."""
@@ -184,14 +313,14 @@ class _Group:
 class _Grouping:
     """Which nodes become one kernel: `groups`, by each of their nodes."""
 
-    def __init__(self, graph: Graph, facts: Mapping[Node, _Facts], halos: bool) -> None:
+    def __init__(self, graph: Graph, facts: Mapping[Node, _Facts], halos: bool, renamed: Container[Node]) -> None:
         self.graph, self.facts, self.halos = graph, facts, halos
         self.producers, self.consumers = graph.producers(), graph.consumers()
         self.place = {node: n for n, node in enumerate(graph.nodes)}
         self.groups: dict[Node, _Group] = {}
         for node in graph.nodes:
             known = facts.get(node)
-            single = known is not None and not known.imperative and len(known.outputs) == 1
+            single = known is not None and not known.imperative and len(known.outputs) == 1 and node not in renamed
             self.groups[node] = _Group([node], known is not None and known.reduces, not single)
             # Nearest producers first: of several reductions that could take this node as their epilogue, the last one computed gets it.
             produced = dict.fromkeys(v for v in node.inputs if v in self.producers)

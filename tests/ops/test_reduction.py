@@ -76,6 +76,13 @@ def test_softmax(apply, axes):
         np.testing.assert_allclose(apply(ops.LOG_SOFTMAX, x, symbolic=symbolic, axes=axes), np.log(expected), rtol=1e-4, atol=1e-5)
 
 
+def test_softmax_of_masked_rows_is_zero(apply):
+    x = np.array([[-np.inf] * 3, [1, -np.inf, 2], [1, np.nan, 2]], np.float32)
+    found = apply(ops.SAFE_SOFTMAX, x, axes=(1,))
+    np.testing.assert_allclose(found[:2], [[0, 0, 0], [1 / (1 + np.e), 0, np.e / (1 + np.e)]], rtol=1e-6)
+    assert np.isnan(found[2]).all()
+
+
 def test_hardmax_marks_the_first_of_equals(apply):
     x = np.array([[1, 3, 3], [2, 2, 1]], np.float32)
     np.testing.assert_array_equal(apply(ops.HARDMAX, x, axes=(1,)), [[0, 1, 0], [1, 0, 0]])

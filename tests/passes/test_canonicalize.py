@@ -9,6 +9,7 @@ from tcomp.ir.expr import dim
 from tcomp.ir.graph import GraphBuilder, Operator
 from tcomp.ir.interpreters.graph import evaluate_graph
 from tcomp.ops.elementwise import ADD, CAST, CLIP, DIV, MAX, MUL, NEG, POW, SUB
+from tcomp.ops.matmul import MATMUL
 from tcomp.ops.movement import DEPTH_TO_SPACE, EXPAND, IDENTITY, PAD, RESHAPE, SLICE, SPACE_TO_DEPTH, TRANSPOSE
 from tcomp.ops.reduction import INSTANCE_NORM
 from tcomp.passes.canonicalize import canonicalize
@@ -247,3 +248,26 @@ def test_norms_of_reshaped_channels_are_norms_of_groups(unchanged, shape, groups
 def test_other_norms_of_reshaped_values_stay(unchanged, shape, inner, back):
     before = flattened_norm(shape, inner, back)
     assert "group_norm" not in operators(unchanged(before, canonicalize(before)))
+
+
+def test_heads_of_a_product_stay_an_axis(unchanged):
+    b = GraphBuilder()
+    x, y = b.input("x", "float32", (2, 3, 4, 5)), b.input("y", "float32", (6, 7, 5))
+    (left,), (right,) = b.add(RESHAPE, [x], {"shape": (6, 4, 5)}), b.add(TRANSPOSE, [y], {"perm": (0, 2, 1)})
+    graph = b.build(b.add(RESHAPE, b.add(MATMUL, [left, right]), {"shape": (2, 3, 4, 7)}))
+    after = canonicalize(graph)
+    unchanged(graph, after, rtol=1e-5)
+    assert next(n for n in after.nodes if n.op is MATMUL).outputs[0].shape == (2, 3, 4, 7)
+
+
+@pytest.mark.parametrize("other", [(2, 3, 4), (4,), (), (3, 4)])
+def test_what_is_computed_of_a_reshaped_product_is_reshaped_last(unchanged, other):
+    b = GraphBuilder()
+    (y,) = b.add(MATMUL, [b.input("x", "float32", (6, 5)), b.input("w", "float32", (5, 4))])
+    (y,) = b.add(RESHAPE, [y], {"shape": (2, 3, 4)})
+    (y,) = b.add(ADD, [y, b.input("b", "float32", other)])
+    graph = b.build(b.add(NEG, [y]))
+    after = canonicalize(graph)
+    unchanged(graph, after, rtol=1e-5)
+    found = [name for name in operators(after) if name != "reshape" or other != (2, 3, 4)]
+    assert found == (["matmul", "reshape", "add", "neg"] if other == (3, 4) else ["matmul", "add", "neg"] + ["reshape"] * (len(other) < 3))

@@ -8,8 +8,10 @@ from hypothesis import given, settings, strategies as st
 
 from tcomp.errors import IRError
 from tcomp.ir.expr import dim, evaluate_int
-from tcomp.ir.graph import IF, LOOP, Graph, Node, Operator, Value
+from tcomp.ir.graph import IF, LOOP, Graph, GraphBuilder, Node, Operator, Value
 from tcomp.ir.layout import Layout
+from tcomp.ops.elementwise import ADD, EXP
+from tcomp.ops.movement import RESHAPE
 from tcomp.passes.memory_plan import ALIGNMENT, byte_size, overwritten, plan_memory
 
 WORK = Operator("work")
@@ -210,6 +212,20 @@ def test_outputs_in_the_memory_of_inputs_that_nothing_reads_later():
     graph = Graph("g", (x, y), (a, b, c), nodes)
     assert overwritten(graph, lambda *_: True) == [(0, 1), (1, 2)]
     assert overwritten(graph, lambda node, source, result: source is y) == [(1, 2)]
+
+
+def test_a_reshape_is_the_same_memory():
+    b = GraphBuilder()
+    x = b.input("x", "float32", (4, 6))
+    (y,) = b.add(EXP, [x])
+    (row,), (out,) = b.add(RESHAPE, [y], {"shape": (24,)}), b.add(RESHAPE, [y], {"shape": (6, 4)}, "out")
+    (z,) = b.add(ADD, [y, b.add(RESHAPE, [row], {"shape": (4, 6)})[0]])
+    graph = b.build([out, z])
+    plan = plan_memory(graph, in_place=lambda *_: True)
+    assert plan.root(row) is plan.root(y) is out and plan.size == 0
+    plan = plan_memory(b.build([z]), in_place=lambda *_: True)
+    assert plan.root(row) is y and y in plan.offset and z not in plan.storage
+    assert overwritten(b.build(b.add(EXP, b.add(RESHAPE, [x], {"shape": (24,)}))), lambda *_: True) == []
 
 
 @pytest.mark.parametrize("late", [False, True])

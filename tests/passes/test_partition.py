@@ -125,6 +125,51 @@ def test_a_value_with_readers_in_several_kernels_is_stored(parts):
     assert [n.split("not fused: ")[1] for n in notes] == ["the value has several readers, in different kernels"] * 2
 
 
+def test_each_reader_takes_a_view_along(parts):
+    b = GraphBuilder()
+    x, w = b.input("x", "float32", (8, 6)), b.input("w", "float32", (8, 5))
+    (turned,) = b.add(mv.TRANSPOSE, [x], {"perm": (1, 0)})
+    found, _ = parts(b.build([*b.add(MATMUL, [turned, w]), *b.add(MATMUL, [b.input("v", "float32", (4, 6)), turned])]))
+    assert found == [["transpose", "matmul"], ["transpose", "matmul"]]
+
+
+def test_one_of_two_readers_takes_a_view_along(parts):
+    b = GraphBuilder()
+    (turned,) = b.add(mv.TRANSPOSE, [b.input("x", "float32", (8, 6, 5))], {"perm": (1, 0, 2)})
+    (product,) = b.add(MATMUL, [b.input("v", "float32", (6, 4, 8)), turned])
+    found, _ = parts(b.build([product, b.add(TOP_K, [turned], {"k": 2, "axis": 2, "largest": True})[0]]))
+    assert sorted(found) == [["top_k"], ["transpose"], ["transpose", "matmul"]]
+
+
+@pytest.mark.parametrize("contracted", [False, True])
+def test_what_few_elements_make_is_computed_by_each_reader(parts, contracted):
+    b = GraphBuilder()
+    x, m, n = b.input("x", "float32", (16, 12)), b.input("m", "float32", (16, 1)), b.input("n", "float32", (12,))
+    (mask,) = b.add(ew.ADD, [m, n])
+    (total,) = (
+        b.add(MATMUL, [mask, x], {"transpose_b": True}) if contracted else b.add(REDUCE_SUM, [mask], {"axes": (1,), "keepdims": False})
+    )
+    found, _ = parts(b.build([*b.add(ew.MUL, [x, mask]), total]))
+    if contracted:  # what is read many times is stored, and then for all
+        assert sorted(found) == [["add"], ["matmul"], ["mul"]]
+    else:
+        assert sorted(found) == [["add", "mul"], ["add", "reduce_sum"]]
+
+
+def test_reshapes_of_what_is_stored_take_no_kernel(unchanged):
+    b = GraphBuilder()
+    x, w = b.input("x", "float32", (4, 6, 8)), b.input("w", "float32", (8, 5))
+    (rows,) = b.add(mv.RESHAPE, [x], {"shape": (24, 8)})
+    (turned,), (y,) = b.add(mv.TRANSPOSE, [rows], {"perm": (1, 0)}), b.add(MATMUL, [rows, w])
+    (again,) = b.add(mv.RESHAPE, [y], {"shape": (4, 6, 5)})
+    graph = b.build([*b.add(SOFTMAX, [again], {"axes": (1,)}), *b.add(MATMUL, [turned, y]), *b.add(mv.RESHAPE, [y], {"shape": (120,)})])
+    after = partition(graph)
+    unchanged(graph, after, rtol=1e-5)
+    assert [[m.op.name for m in n.bodies[0].nodes] for n in after.nodes if n.op is KERNEL] == [
+        ["matmul"], ["softmax"], ["transpose", "matmul"],
+    ]  # fmt: skip
+
+
 def test_outputs_of_the_graph_are_stored(parts):
     b = GraphBuilder()
     (e,) = b.add(ew.EXP, [b.input("x", "float32", (4,))], name="e")

@@ -4,8 +4,9 @@ from tcomp.frontends.torch.context import TORCH_DTYPES, array_of, contiguous, te
 from tcomp.frontends.torch.decompositions import decompositions
 from tcomp.frontends.torch.importer import SEED, Imported, import_fx, unsupported_nodes
 from tcomp.frontends.torch.recurrent import with_scans
+from tcomp.frontends.torch.saved import partition
 
 __all__ = [
-    "SEED", "TORCH_DTYPES", "Imported", "array_of", "contiguous", "decompositions", "import_fx", "tensor_of", "unsupported_nodes",
-    "with_scans",
+    "SEED", "TORCH_DTYPES", "Imported", "array_of", "contiguous", "decompositions", "import_fx", "partition", "tensor_of",
+    "unsupported_nodes", "with_scans",
 ]  # fmt: skip

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import chain
 from operator import getitem
@@ -37,7 +37,8 @@ class Imported:
     """A graph, and where its inputs and results are in the FX graph.
 
     inputs: numbers of placeholders, or `SEED`
-    results: for each result of the FX graph ("output", number of an output), ("size", a size), or ("none", what else it is)
+    results: for each result of the FX graph ("output", number of an output), ("input", number of a placeholder that is returned as it
+        is), ("size", a size), or ("none", what else it is)
     sizes: where to find each symbol of sizes: (number of a placeholder, None) if that is the size, (number, axis) if it is an extent of
         that tensor; ~number of an output, for one that the run counts
     """
@@ -49,12 +50,15 @@ class Imported:
 
 
 def import_fx(
-    module: GraphModule, constants: Mapping[int, torch.Tensor] | None = None, ranges: Mapping[Any, Any] | None = None
+    module: GraphModule,
+    constants: Mapping[int, torch.Tensor] | None = None,
+    ranges: Mapping[Any, Any] | None = None,
+    passed: Callable[[int], bool] = lambda number: False,
 ) -> Imported:
     """The graph of a module whose nodes are functional ATen operators with `meta["val"]`. `constants`: placeholders, by number, that are
-    these tensors for good; `ranges` of symbols of sizes, if they are others than those of the trace. Raises `UnsupportedError` for what
-    cannot be compiled."""
-    return _Importer(module, constants or {}, Context(GraphBuilder("torch"), Dims(ranges))).run()
+    these tensors for good; `ranges` of symbols of sizes, if they are others than those of the trace; `passed`: whether a placeholder that
+    is a result needs no copy. Raises `UnsupportedError` for what cannot be compiled."""
+    return _Importer(module, constants or {}, Context(GraphBuilder("torch"), Dims(ranges))).run(passed)
 
 
 def unsupported_nodes(module: GraphModule) -> dict[Node, str]:
@@ -86,18 +90,22 @@ class _Importer:
         shapes = [n.meta["val"].shape for n in module.graph.nodes if n.op == "placeholder" and isinstance(n.meta.get("val"), torch.Tensor)]
         self.told = {d.node.expr for shape in shapes for d in shape if isinstance(d, torch.SymInt)}  # symbols that are extents
 
-    def run(self) -> Imported:
+    def run(self, passed: Callable[[int], bool]) -> Imported:
         for node in self.module.graph.nodes:
             if node.op != "output":
                 self.node(node)
         (output,) = (node for node in self.module.graph.nodes if node.op == "output")
         (given,) = output.args
+        numbers = {node: n for n, node in enumerate(self.module.graph.find_nodes(op="placeholder"))}
         outputs, results = list[Value](), list[tuple[str, Any]]()
         self.context.node = output
         for node in given if isinstance(given, list | tuple) else [given]:
             value = self.values[node] if isinstance(node, Node) else node
             if not isinstance(value, Value):
                 results.append(("size" if isinstance(value, int | Expr) else "none", value))
+                continue
+            if node in numbers and passed(numbers[node]):
+                results.append(("input", numbers[node]))
                 continue
             results.append(("output", len(outputs)))
             outputs.append(value)

@@ -17,6 +17,7 @@ from torch import nn
 from torch.fx.experimental.proxy_tensor import make_fx
 from torch.nn import functional
 
+from tcomp import torch_backend
 from tcomp.autotune.database.store import Database
 from tcomp.torch_backend import _Call, _Settings, tcomp_backend
 
@@ -133,6 +134,46 @@ def test_training(name: str) -> None:
         losses.append(found)
     close(torch.tensor(losses[1]), torch.tensor(losses[0]))
     assert losses[1][-1] < losses[1][0]
+
+
+def test_the_backward_pass_gets_sources_of_views(monkeypatch: pytest.MonkeyPatch) -> None:
+    graphs: list[Any] = []
+    monkeypatch.setattr(torch_backend, "_Compiled", lambda graph, *_: graphs.append(graph) or graph.forward)
+
+    def f(x: Any, w: Any) -> Any:
+        heads = (x @ w.t()).view(4, 6, 2, 4).transpose(1, 2)
+        return (heads @ heads.transpose(2, 3)).tanh().sum() + heads[0].sin().sum()
+
+    x, w = torch.randn(24, 5, requires_grad=True), torch.randn(8, 5, requires_grad=True)
+    compiled = torch.compile(f, backend="tcomp")
+    found, wanted = (torch.autograd.grad(g(x, w), (x, w)) for g in (compiled, f))
+    torch.testing.assert_close(found, wanted)
+    forward, backward = graphs
+    results = forward.graph.output_node().args[0][1:]
+    assert [n.name for n in results] == [n.name for n in backward.graph.find_nodes(op="placeholder")][: len(results)]
+    assert all(n.target not in (torch.ops.aten.permute.default, torch.ops.aten.view.default) for n in results)
+
+
+def test_inputs_that_are_saved_are_not_copied() -> None:
+    x = torch.randn(3, 4)
+    graph = make_fx(lambda x: (x, x.exp()))(x)
+    for node in graph.graph.nodes:
+        node.meta.setdefault("val", x)
+    found = _Call(graph, {}, _Settings(strict=True, threads=1))(x)
+    assert found[0] is x
+    assert _Call(graph, {}, _Settings(strict=True, threads=1), changed=(0,))(x)[0] is not x
+
+
+def test_rows_of_attention_may_be_masked_as_a_whole() -> None:
+    q, k, v = (torch.randn(2, 3, 7, 4, requires_grad=True) for _ in range(3))
+    mask = torch.rand(7, 7) > 0.3
+    mask[5] = False
+    found, wanted = (
+        attend(q, k, v, attn_mask=mask)
+        for attend in (torch.compile(functional.scaled_dot_product_attention, backend="tcomp", options=STRICT), functional.scaled_dot_product_attention)
+    )  # fmt: skip
+    torch.testing.assert_close(found, wanted)
+    torch.testing.assert_close(*(torch.autograd.grad(y.sin().sum(), (q, k, v)) for y in (found, wanted)))
 
 
 def test_what_there_is_no_operator_for_stays_in_pytorch(caplog: pytest.LogCaptureFixture) -> None:

@@ -226,6 +226,7 @@ TABLE: Table = {
     aten.argmax: partial(_position, ops.ARG_MAX), aten.argmin: partial(_position, ops.ARG_MIN), aten.var: widened(_var),
     aten.var_mean: widened(_var_mean), aten.linalg_vector_norm: _vector_norm, aten._cdist_forward: _distances,
     aten._softmax: partial(_softmax, ops.SOFTMAX), aten._log_softmax: partial(_softmax, ops.LOG_SOFTMAX),
+    aten._safe_softmax: partial(_softmax, ops.SAFE_SOFTMAX),
     aten.cumsum: partial(_cumulative, ops.CUM_SUM), aten.cumprod: partial(_cumulative, ops.CUM_PROD),
     aten.cummax: partial(_running, ops.CUM_MAX), aten.cummin: partial(_running, ops.CUM_MIN), aten.histc: _histogram,
     aten.logcumsumexp: partial(_cumulative, ops.CUM_LOG_SUM_EXP), aten.native_group_norm: _group_norm,
