@@ -203,7 +203,9 @@ def _shape(s: Schedule, sums: str, product: BlockProduct, lanes: int) -> None:
     others.remove(bytes_of_block.var.name)
     steps, group = s.split(bytes_of_block.var.name, GROUP)
     s.reorder(block, steps, *others, *rows, column, group, reassociate=True)
-    if extent(s, steps) <= MAX_UNROLLED:
+    # Where steps are unrolled, LLVM loads ahead for later ones. That is good for rows that share what is unpacked, and bad for what memory
+    # delivers: it does so best in order.
+    if others and any(extent(s, x) != 1 for x in rows) and extent(s, steps) <= MAX_UNROLLED:
         s.unroll(steps)
     unroll(s, others)  # the numbers in a byte
     activations, numbers = s.cache_factors([steps, *others][-1], f"{product.integers}.a", f"{product.integers}.w", "register")

@@ -1,5 +1,7 @@
 """Products with packed weights by default schedules: the instruction for bytes in every tile, and the sums of the interpreter."""
 
+import re
+
 import numpy as np
 import pytest
 
@@ -120,3 +122,11 @@ def test_activations_are_rounded_block_by_block():
     assert not numbers[0, 0].any() and np.abs(numbers[0, 1]).max() == 127
     np.testing.assert_allclose(numbers * scales[..., None], x.reshape(1, 2, 8), atol=scales.max() / 2 * 1.001)
     np.testing.assert_array_equal(sums, numbers.sum(-1))
+
+
+def test_weights_are_loaded_in_the_order_in_which_they_lie():
+    s, _ = scheduled(product(1, 128, 3), VNNI)
+    text = assembly(emit_kernel(hoist_temporaries(s.kernel)[0], VNNI), VNNI)
+    loop = text[: text.index("vpdpbusd")].rpartition("\n.LBB")[2] + text[text.index("vpdpbusd") :].partition("\n\tj")[0]
+    places = [int(found[1] or 0) for found in re.finditer(r"\b(?:vmovdq\w+|vmovap\w)\t(-?\d*)\(\S+\), %zmm", loop)]
+    assert len(places) == 4 and places == sorted(places)  # those of one step of a block
