@@ -7,7 +7,7 @@ import pytest
 
 import tcomp
 from tcomp.errors import ImportModelError, UnsupportedError
-from tcomp.frontends.language_models.config import decoder_config
+from tcomp.frontends.language_models.config import RotaryScaling, decoder_config
 from tcomp.frontends.language_models.decoder import decoder_graph
 from tcomp.ir.expr import dim
 from tcomp.ir.interpreters.graph import evaluate_graph
@@ -102,6 +102,9 @@ def test_what_a_folder_lacks_is_named(tmp_path):
         ({"model_type": "falcon", "alibi": True}, UnsupportedError, "alibi"),
         ({"model_type": "gemma2", "sliding_window": 4, "layer_types": ["full_attention"]}, UnsupportedError, "types"),
         ({"model_type": "mixtral", "num_local_experts": 2, "num_experts_per_tok": 3}, ImportModelError, "num_experts_per_tok"),
+        ({"model_type": "gemma3_text"}, UnsupportedError, "without a window"),
+        ({"model_type": "gemma3_text", "sliding_window": 4, "sliding_window_pattern": 0}, ImportModelError, "sliding_window_pattern"),
+        ({"model_type": "phi", "qk_layernorm": True}, UnsupportedError, "qk_layernorm"),
         ({"num_key_value_heads": 3}, ImportModelError, "groups"),
         ({"vocab_size": 10**12}, ImportModelError, "vocab_size"),
         ({"num_hidden_layers": 1 << 24}, ImportModelError, "num_hidden_layers"),
@@ -118,3 +121,19 @@ def test_what_a_folder_lacks_is_named(tmp_path):
 def test_other_configs_are_refused(change, kind, what):
     with pytest.raises(kind, match=what):
         decoder_config({**LLAMA, **change})
+
+
+def test_layers_with_a_window_turn_by_angles_of_their_own():
+    """As configs of Gemma 3 had it before each type of layer got parameters."""
+    old = {k: v for k, v in LLAMA.items() if k != "rope_theta"} | {
+        "model_type": "gemma3_text",
+        "num_hidden_layers": 12,
+        "sliding_window": 4,
+    }
+    found = decoder_config({**old, "use_bidirectional_attention": False, "rope_scaling": {"rope_type": "linear", "factor": 8.0}})
+    assert (found.theta, found.window_theta, found.scaling) == (1e6, 1e4, RotaryScaling(8.0))
+    assert found.windowed == frozenset(range(12)) - {5, 11}
+    assert decoder_config({**old, "rope_local_base_freq": 500.0, "sliding_window_pattern": 12}).window_theta == 500
+    parameters = {"full_attention": {"rope_theta": 1e5}, "sliding_attention": {"rope_type": "linear", "factor": 2.0}}
+    with pytest.raises(UnsupportedError, match="scaled in layers with a window"):
+        decoder_config({**old, "rope_parameters": parameters})

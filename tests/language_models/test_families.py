@@ -26,6 +26,11 @@ SCALING = {
     "high_freq_factor": 4.0,
     "original_max_position_embeddings": 16,
 }
+GEMMA3 = ["sliding_attention", "full_attention", "sliding_attention"]
+LOCAL = {
+    "full_attention": {"rope_type": "linear", "factor": 2.0, "rope_theta": 1000.0},
+    "sliding_attention": {"rope_type": "default", "rope_theta": 100.0},
+}
 CASES = [
     ("llama", {**GROUPED, "rope_parameters": SCALING}),
     ("llama", {**GROUPED, "attention_bias": True, "mlp_bias": True}),
@@ -44,6 +49,12 @@ CASES = [
             "final_logit_softcapping": 1.0,
         },
     ),
+    (
+        "gemma3_text",
+        {**GROUPED, "head_dim": 16, "num_hidden_layers": 3, "sliding_window": 3, "layer_types": GEMMA3, "rope_parameters": LOCAL},
+    ),
+    ("gemma3_text", {**GROUPED, "head_dim": 16, "num_hidden_layers": 3, "sliding_window": 3, "sliding_window_pattern": 2}),
+    ("phi", {**GROUPED, "intermediate_size": 40}),
     (
         "phi3",
         {**GROUPED, "pad_token_id": 0, "rope_parameters": {"rope_type": "default", "rope_theta": 100.0, "partial_rotary_factor": 0.5}},

@@ -65,6 +65,7 @@ class DecoderConfig:
     scaling: RotaryScaling | None = None
     window: int = 0  # positions that a query sees, its own included; 0: all
     windowed: frozenset[int] | None = None  # layers that have the window; None: all
+    window_theta: float | None = None  # `theta` of these, without scaling; None: they turn as the others do
     rotated: int | None = None  # elements of a head that are turned by positions, the first ones; None: all
     alibi: bool = False  # positions are biases of scores (Press et al. 2021)
     positions_from: int | None = None  # positions are vectors, the first of which stands in this row of a table
@@ -74,6 +75,7 @@ class DecoderConfig:
     gated: bool = True
     output_bias: bool = False  # of what attention gives
     mlp_bias: bool = False
+    head_bias: bool = False  # of logits
     parallel: bool = False  # the MLP reads what attention does, and both are added
     shared_norm: bool = False  # they even have one norm
     post_norms: bool = False  # what attention and the MLP give is normalised, too
@@ -146,30 +148,23 @@ def decoder_config(found: Mapping[str, Any], where: str = "config.json") -> Deco
     if activation not in ACTIVATIONS:
         raise UnsupportedError(f"the activation {activation!r:.40}", where=where, hint=f"{', '.join(ACTIVATIONS)} are supported")
     parameters = given.get("rope_parameters") or given.get("rope_scaling") or {}
-    if not isinstance(parameters, Mapping):
-        raise ImportModelError("the parameters of rotary positions are not a JSON object", where=where)
-    theta = real(parameters if "rope_theta" in parameters else given, "rope_theta", 10000.0)
-    kind, scaling = parameters.get("rope_type", parameters.get("type", "default")), None
-    if kind == "llama3":
-        low, high = real(parameters, "low_freq_factor"), real(parameters, "high_freq_factor")
-        original = parameters.get("original_max_position_embeddings")
-        if not isinstance(original, int) or not 1 <= original <= MAX_SIZE or not 0 < low < high:
-            raise ImportModelError("the scaling of rotary positions has impossible parameters", where=where)
-        scaling = RotaryScaling(real(parameters, "factor"), low, high, original)
-    elif kind == "linear":
-        scaling = RotaryScaling(real(parameters, "factor"))
-    elif kind != "default":
-        raise UnsupportedError(f"rotary positions of the type {kind!r:.40}", where=where, hint="default, linear and llama3 are supported")
+    window_theta = real(given, "rope_local_base_freq", 10000.0) if name == "gemma3_text" else None
+    if isinstance(parameters, Mapping) and "full_attention" in parameters:  # those of each type of layers
+        window_theta, scaled = _rotation(parameters.get("sliding_attention"), {}, real, where)
+        if scaled is not None:
+            raise UnsupportedError("rotary positions that are scaled in layers with a window", where=where)
+        parameters = parameters["full_attention"]
+    theta, scaling = _rotation(parameters, given, real, where)
     share = real(parameters if "partial_rotary_factor" in parameters else given, "partial_rotary_factor", 1.0)
     rotated = int(size * share)
     if not 0 < share <= 1 or rotated % 2:
         raise ImportModelError(f"{share:g} of the elements of a head are turned", where=where)
-    if scaling is not None and scaling.factor < 1:
-        raise ImportModelError("the scaling of rotary positions is less than 1", where=where)
     window, windowed = 0, None
     if given.get("sliding_window") is not None and given.get("use_sliding_window", not str(name).startswith("qwen")):
         window = number("sliding_window")
         windowed = _windowed(given, str(name), layers, where)
+    elif window_theta is not None:
+        raise UnsupportedError("layers without a window whose positions turn otherwise", where=where, hint=_hint())
     return DecoderConfig(
         family=str(name),
         vocabulary=number("vocab_size"),
@@ -186,6 +181,7 @@ def decoder_config(found: Mapping[str, Any], where: str = "config.json") -> Deco
         scaling=scaling,
         window=window,
         windowed=windowed,
+        window_theta=window_theta,
         rotated=rotated,
         activation=activation,
         parallel=flag("parallel"),
@@ -197,6 +193,27 @@ def decoder_config(found: Mapping[str, Any], where: str = "config.json") -> Deco
     )
 
 
+def _rotation(parameters: object, given: Mapping[str, Any], real: Callable[..., float], where: str) -> tuple[float, RotaryScaling | None]:
+    """(theta, scaling) of rotary positions that have these parameters."""
+    if not isinstance(parameters, Mapping):
+        raise ImportModelError("the parameters of rotary positions are not a JSON object", where=where)
+    theta = real(parameters if "rope_theta" in parameters else given, "rope_theta", 10000.0)
+    kind, scaling = parameters.get("rope_type", parameters.get("type", "default")), None
+    if kind == "llama3":
+        low, high = real(parameters, "low_freq_factor"), real(parameters, "high_freq_factor")
+        original = parameters.get("original_max_position_embeddings")
+        if not isinstance(original, int) or not 1 <= original <= MAX_SIZE or not 0 < low < high:
+            raise ImportModelError("the scaling of rotary positions has impossible parameters", where=where)
+        scaling = RotaryScaling(real(parameters, "factor"), low, high, original)
+    elif kind == "linear":
+        scaling = RotaryScaling(real(parameters, "factor"))
+    elif kind != "default":
+        raise UnsupportedError(f"rotary positions of the type {kind!r:.40}", where=where, hint="default, linear and llama3 are supported")
+    if scaling is not None and scaling.factor < 1:
+        raise ImportModelError("the scaling of rotary positions is less than 1", where=where)
+    return theta, scaling
+
+
 def _windowed(given: Mapping[str, Any], name: str, layers: int, where: str) -> frozenset[int] | None:
     """The layers that have a window."""
     kinds = given.get("layer_types")
@@ -206,6 +223,11 @@ def _windowed(given: Mapping[str, Any], name: str, layers: int, where: str) -> f
         return frozenset(n for n, kind in enumerate(kinds) if kind == "sliding_attention")
     if name == "gemma2":
         return frozenset(range(0, layers, 2))
+    if name == "gemma3_text":
+        step = given.get("sliding_window_pattern", 6)
+        if not isinstance(step, int) or step < 1:
+            raise ImportModelError(f"`sliding_window_pattern` is {step!r:.40}", where=where)
+        return frozenset(n for n in range(layers) if (n + 1) % step)
     if name.startswith("qwen"):
         first = given.get("max_window_layers", 0)
         return frozenset(range(first, layers)) if isinstance(first, int) else frozenset()

@@ -59,14 +59,15 @@ class _Decoder:
         return self.g.constant(np.ascontiguousarray(found.astype(np.float32) + np.float32(offset)), name)
 
     def linear(self, x: Value, name: str, columns: int, bias: bool = False, result: str = "") -> Value:
-        """x [..., in] times weights [columns, in]; the name of the product is `result`, or that of the weights."""
+        """x [..., in] times weights [columns, in], and a bias; the name of that is `result`, or that of the weights."""
+        product = name if bias else result or name
         found = self.weights(f"{name}.weight", (columns, int(x.shape[-1])))
         if isinstance(found, StoredBlocks):
-            y = self.block_product(x, found, name, result or name)
+            y = self.block_product(x, found, name, product)
         else:
             matrix = self.g.constant(np.ascontiguousarray(found.astype(np.float32)), f"{name}.weight")
-            y = self.add(MATMUL, [x, matrix], result or name, transpose_a=False, transpose_b=True)
-        return self.add(ew.ADD, [y, self.floats(f"{name}.bias", columns)], f"{name}.bias") if bias else y
+            y = self.add(MATMUL, [x, matrix], product, transpose_a=False, transpose_b=True)
+        return self.add(ew.ADD, [y, self.floats(f"{name}.bias", columns)], result or f"{name}.bias") if bias else y
 
     def block_product(self, x: Value, found: StoredBlocks, name: str, result: str, choice: Value | None = None) -> Value:
         parts = {"weight": found.numbers, "scales": found.scales, "zeros": found.zeros}
@@ -134,17 +135,19 @@ class _Decoder:
         if starts is not None:
             starts = self.add(RESHAPE, [starts], shape=(*several, 1))
             own = self.add(ew.SUB, [place, starts], "own_places")
-        turn: Callable[[Value], Value] = lambda x: x
+        masks = self.masks(place, starts, length)
+        turns: dict[bool, Callable[[Value], Value]] = {windowed: lambda x: x for windowed in masks}
         if not c.alibi and c.positions_from is None:
             positions = self.add(RESHAPE, [self.add(ew.CAST, [own], "positions", dtype="float32")], shape=(*several, tokens, 1, 1))
-            angle = self.add(ew.MUL, [positions, g.constant(_frequencies(c), "frequencies")], "angles")
-            cos, sin = self.add(ew.COS, [angle], "cos"), self.add(ew.SIN, [angle], "sin")
-            turn = partial(self.rotated, cos=cos, sin=sin)
-        masks = self.masks(place, starts, length)
+            for windowed in masks:
+                angle = self.add(ew.MUL, [positions, g.constant(_frequencies(c, windowed), "frequencies")], "angles")
+                cos, sin = self.add(ew.COS, [angle], "cos"), self.add(ew.SIN, [angle], "sin")
+                turns[windowed] = partial(self.rotated, cos=cos, sin=sin)
         x = self.embedded(ids if several else self.add(RESHAPE, [ids], shape=(tokens,)), own)
         present = list[Value]()
         for n, cache in enumerate(caches):
-            x, grown = self.layer(x, n, cache, turn, masks[self.has_window(n)])
+            windowed = self.has_window(n)
+            x, grown = self.layer(x, n, cache, turns[windowed], masks[windowed])
             present += grown
         axes, wanted = len(x.shape), as_dim(minimum(tokens, 1 + self.drafts)) if self.drafts else 1
         begin = (*(0 for _ in several), as_dim(as_expr(tokens) - wanted), 0)
@@ -155,7 +158,7 @@ class _Decoder:
             head = self.floats("model.embed_tokens.weight", c.vocabulary, c.hidden)
             logits = self.add(MATMUL, [y, head], result, transpose_a=False, transpose_b=True)
         else:
-            logits = self.linear(y, "lm_head", c.vocabulary, result=result)
+            logits = self.linear(y, "lm_head", c.vocabulary, c.head_bias, result)
         return g.build([self.capped(logits, c.logit_cap, "logits"), *present])
 
     def has_window(self, layer: int) -> bool:
@@ -299,13 +302,15 @@ def decoder_graph(config: DecoderConfig, weights: Weights, batch: Dim = 1, draft
     return _Decoder(config, weights, batch, drafts).graph()
 
 
-def _frequencies(config: DecoderConfig) -> np.ndarray:
-    """Angles of a position, float32 [size / 2]. Su et al. 2021, scaled as `RotaryScaling` says."""
+def _frequencies(config: DecoderConfig, windowed: bool) -> np.ndarray:
+    """Angles of a position, float32 [size / 2], in layers with or without a window. Su et al. 2021, scaled as `RotaryScaling` says."""
     size = config.head_size if config.rotated is None else config.rotated
     even = np.arange(0, size, 2, dtype=np.int64).astype(np.float32)
-    found: np.ndarray = (1.0 / np.float32(config.theta) ** (even / np.float32(size))).astype(np.float32)
+    own = windowed and config.window_theta is not None
+    theta = np.float32(config.window_theta if own else config.theta)
+    found: np.ndarray = (1.0 / theta ** (even / np.float32(size))).astype(np.float32)
     s = config.scaling
-    if s is None:
+    if s is None or own:
         return found
     if not s.low:
         return (found / np.float32(s.factor)).astype(np.float32)

@@ -54,6 +54,16 @@ _LAYER_NORM = {"layer_norm": True, "gated": False}
 _BIASED = {"bias": True, "output_bias": True, "mlp_bias": True}
 _GEMMA = {"unit_offset": True, "scaled_embedding": True}
 _TIED = {"tie_word_embeddings": True}
+_GEMMA_NORMS: dict[str, Any] = {
+    "keys": {"hidden_act": "hidden_activation", "query_scalar": "query_pre_attn_scalar"},
+    "features": {**_GEMMA, "post_norms": True},
+    "defaults": {"hidden_act": "gelu_pytorch_tanh", "head_dim": 256, "query_scalar": 256, **_TIED},
+    "neutral": {"use_bidirectional_attention": False, "attention_bias": False},
+    "names": {
+        "self_attn.norm": "post_attention_layernorm", "post_attention_layernorm": "pre_feedforward_layernorm",
+        "mlp.norm": "post_feedforward_layernorm",
+    },
+}  # fmt: skip
 _QWEN_MOE = {"num_experts": "num_local_experts", "expert_size": "moe_intermediate_size"}
 
 FAMILIES: Mapping[str, Family] = {
@@ -63,17 +73,22 @@ FAMILIES: Mapping[str, Family] = {
     "qwen3": Family(features={"normalised_heads": True}),
     "gemma": Family(
         features=_GEMMA, defaults={"hidden_act": "gelu_pytorch_tanh", "head_dim": 256, **_TIED},
-        neutral={"use_bidirectional_attention": None},
+        neutral={"use_bidirectional_attention": False},
     ),
-    "gemma2": Family(
-        keys={"hidden_act": "hidden_activation", "query_scalar": "query_pre_attn_scalar"},
-        features={**_GEMMA, "post_norms": True},
-        defaults={"hidden_act": "gelu_pytorch_tanh", "head_dim": 256, "query_scalar": 256, **_TIED},
-        neutral={"use_bidirectional_attention": None},
+    "gemma2": Family(**_GEMMA_NORMS),
+    "gemma3_text": Family(**{
+        **_GEMMA_NORMS, "features": {**_GEMMA_NORMS["features"], "normalised_heads": True},
+        "defaults": {**_GEMMA_NORMS["defaults"], "rope_theta": 1e6},
+    }),
+    "phi": Family(
+        keys={"rms_norm_eps": "layer_norm_eps"},
+        features={**_LAYER_NORM, **_BIASED, "shared_norm": True, "head_bias": True},
+        defaults={"hidden_act": "gelu_new", "rms_norm_eps": 1e-5, "partial_rotary_factor": 0.5, "parallel": True},
+        neutral={"qk_layernorm": False, "tie_word_embeddings": False},
         names={
-            "self_attn.norm": "post_attention_layernorm", "post_attention_layernorm": "pre_feedforward_layernorm",
-            "mlp.norm": "post_feedforward_layernorm",
+            "self_attn.o_proj": "self_attn.dense", "mlp.up_proj": "mlp.fc1", "mlp.down_proj": "mlp.fc2", "model.norm": "final_layernorm",
         },
+        outer="model.",
     ),
     "phi3": Family(
         names={**_qkv("self_attn.qkv_proj"), "mlp.gate_proj": "mlp.gate_up_proj", "mlp.up_proj": "mlp.gate_up_proj"}, fused="rows",
