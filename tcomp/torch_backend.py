@@ -1,9 +1,9 @@
 """The backend of `torch.compile(model, backend="tcomp")`, which PyTorch finds by itself where tcomp is installed.
 
 Dynamo traces a function, AOTAutograd makes functional graphs of ATen operators of it, of the derivatives as well, and each of these is
-compiled. What tcomp has no operator for stays in PyTorch: the graph is cut there, and the logger "tcomp" says what and why
-(`options={"strict": True}` makes it an error). Where no derivatives are wanted, parameters are constants whose layout is chosen beforehand;
-one that is changed later in place becomes an input.
+compiled. What tcomp has no operator for stays in PyTorch: the graph is cut there, and the logger "tcomp" says what and why, as it does when
+a run ends with an error and is done again in PyTorch (`TORCH_LOGS="tcomp"`; `options={"strict": True}` makes both errors). Where no
+derivatives are wanted, parameters are constants whose layout is chosen beforehand; one that is changed later in place becomes an input.
 
 Options: strict (bool), threads (int, default: those of PyTorch), and tuning (float, seconds): how long to look for faster schedules of each
 graph; `mode="max-autotune"` stands for a minute. They are kept in a database in the folder of PyTorch's cache.
@@ -31,6 +31,7 @@ from tcomp.frontends.torch import (
     Imported,
     array_of,
     contiguous,
+    corrected,
     decompositions,
     import_fx,
     partition,
@@ -81,7 +82,7 @@ def tcomp_backend(module: GraphModule, inputs: Sequence[Any], mode: str | None =
     compilers = {"fw_compiler": compiled, "bw_compiler": compiled, "inference_compiler": for_inference}
     with torch.nn.attention.sdpa_kernel(torch.nn.attention.SDPBackend.MATH):  # which is made of operators that have derivatives
         make = aot_autograd(**compilers, decompositions=decompositions(), keep_inference_input_mutations=True, partition_fn=partition)
-        return make(with_scans(module), inputs)
+        return make(with_scans(corrected(module)), inputs)
 
 
 class _Compiled:
@@ -212,7 +213,7 @@ class _Call:
             fixed = all(isinstance(d, int) for v in graph.outputs for d in v.shape)  # by the inputs; a run may count others
             self.plan = self.model.fixed_plan() if fixed else None
             self.types = [(tuple(v.shape), TORCH_DTYPES[v.dtype]) for v in graph.outputs]
-        self.module = module
+        self.module, self.strict, self.count = module, settings.strict, sum(n.op == "call_function" for n in module.graph.nodes)
         self.single = not isinstance(next(n for n in module.graph.nodes if n.op == "output").args[0], list | tuple)
 
     def __call__(self, *args: Any) -> Any:
@@ -224,10 +225,11 @@ class _Call:
                     found = [tensor_of(a) for a in self.model._execute([array_of(x) for x in given])]
                 else:
                     found = self.run_at(self.model, self.plan, [contiguous(x) for x in given], args)
-            except InputError:
-                if self.places:
+            except InputError as error:  # what the data are wrong for, which PyTorch is to tell in its own words
+                if self.places or self.strict:
                     raise
-                return self.module(*args)  # a run that ended with an error, which PyTorch is to tell
+                _logger.warning("a run of %d operators ended with an error, and is done again in PyTorch: %s", self.count, error)
+                return self.module(*args)
         results = [
             found[r] if kind == "output" else args[r] if kind == "input" else self.size(r, args, found) for kind, r in self.imported.results
         ]

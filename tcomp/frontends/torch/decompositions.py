@@ -8,6 +8,8 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.fx import GraphModule
+from torch.nn import functional
 
 from tcomp.frontends.torch.importer import HANDLERS
 
@@ -32,6 +34,7 @@ def decompositions() -> dict[Any, Any]:
     lists |= {aten._fused_adam: partial(_adam, False), aten._fused_adamw: partial(_adam, True), aten._fused_sgd: _sgd}
     table |= {getattr(packet, name): function for packet, function in lists.items() for name in packet.overloads() if "out" not in name}
     table[aten.nll_loss_backward.default] = _nll_loss_backward
+    table[aten.multilabel_margin_loss_forward.default] = _multilabel_margin_loss
     return {op: f for op, f in table.items() if getattr(op, "overloadpacket", None) not in HANDLERS}
 
 
@@ -97,3 +100,30 @@ def _nll_loss_backward(
     factor = factor if weight is None else factor * weight.reshape(shape)
     classes = torch.arange(x.shape[axis], device=x.device).reshape(shape)
     return torch.where((classes == target) & (target != ignored), factor, 0.0).to(x.dtype)
+
+
+def _multilabel_margin_loss(x: Tensor, target: Tensor, reduction: int) -> tuple[Tensor, Tensor]:
+    """Labels end at the first -1. PyTorch's own decomposition, as of 2.13, sums margins of what lies behind it as well."""
+    rows, labels = x.reshape(-1, x.shape[-1]), target.reshape(-1, x.shape[-1])
+    counts = (labels == -1).long().cumsum(-1) == 0
+    labels, places = torch.where(counts, labels, 0), torch.arange(rows.shape[-1], device=x.device)
+    hit = ((labels.unsqueeze(-1) == places) & counts.unsqueeze(-1)).any(-2)
+    margins = (1 - rows.gather(-1, labels).unsqueeze(-1) + rows.unsqueeze(-2)).relu()
+    loss = torch.where(counts.unsqueeze(-1) & ~hit.unsqueeze(-2), margins, 0.0).sum((-1, -2)) / rows.shape[-1]
+    loss = loss.reshape(x.shape[:-1]) if reduction == 0 else loss.mean() if reduction == 1 else loss.sum()
+    return loss, hit.to(x.dtype).reshape(target.shape)
+
+
+def _multilabel_margin_loss_of(
+    x: Tensor, target: Tensor, size_average: bool | None = None, reduce: bool | None = None, reduction: str = "mean"
+) -> Tensor:
+    legacy = functional._Reduction.legacy_get_enum(size_average, reduce) if (size_average, reduce) != (None, None) else None
+    return _multilabel_margin_loss(x, target, functional._Reduction.get_enum(reduction) if legacy is None else legacy)[0]
+
+
+def corrected(module: GraphModule) -> GraphModule:
+    """The graph of Dynamo, with functions of our own for what PyTorch decomposes wrongly before it asks."""
+    for node in module.graph.nodes:
+        if node.target is functional.multilabel_margin_loss:
+            node.target = _multilabel_margin_loss_of
+    return module

@@ -19,6 +19,7 @@ from torch.nn import functional
 
 from tcomp import torch_backend
 from tcomp.autotune.database.store import Database
+from tcomp.errors import InputError
 from tcomp.torch_backend import _Call, _Settings, tcomp_backend
 
 STRICT = {"strict": True, "threads": 1}
@@ -174,6 +175,29 @@ def test_rows_of_attention_may_be_masked_as_a_whole() -> None:
     )  # fmt: skip
     torch.testing.assert_close(found, wanted)
     torch.testing.assert_close(*(torch.autograd.grad(y.sin().sum(), (q, k, v)) for y in (found, wanted)))
+
+
+@pytest.mark.parametrize("reduction", ["none", "mean", "sum"])
+def test_labels_end_at_the_first_that_is_none(reduction: str) -> None:
+    x, target = torch.randn(5, 7, requires_grad=True), torch.randint(0, 7, (5, 7))
+    target[0, 3], target[1, 0], target[2, 6] = -1, -1, -1
+    for rows in (slice(None), 0):
+        wanted = functional.multilabel_margin_loss(x[rows], target[rows], reduction=reduction)
+        found = torch.compile(functional.multilabel_margin_loss, backend="tcomp", options=STRICT)(
+            x[rows], target[rows], reduction=reduction
+        )
+        torch.testing.assert_close(found, wanted)
+        torch.testing.assert_close(*(torch.autograd.grad(y.sum(), x) for y in (found, wanted)))
+
+
+def test_wrong_data_are_told_by_pytorch_and_logged(caplog: pytest.LogCaptureFixture) -> None:
+    x, wrong = torch.randn(3, 4), torch.tensor([1, 5])
+    with caplog.at_level(logging.WARNING, "tcomp"), pytest.raises(IndexError, match="index 5 is out of bounds"):
+        torch.compile(lambda x, i: x[i], backend="tcomp")(x, wrong)
+    assert "is done again in PyTorch" in caplog.text
+    torch._dynamo.reset()
+    with pytest.raises(InputError, match="out of range"):
+        torch.compile(lambda x, i: x[i], backend="tcomp", options=STRICT)(x, wrong)
 
 
 def test_what_there_is_no_operator_for_stays_in_pytorch(caplog: pytest.LogCaptureFixture) -> None:
