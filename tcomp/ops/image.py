@@ -48,8 +48,8 @@ def cubic_weight(distance: Expr, a: float) -> Expr:
 def grid_sample(x: Tensor, grid: Tensor, mode: str, padding: str, align_corners: bool) -> Tensor:
     """x [n, c, *spatial] at the positions grid [n, *out, len(spatial)] (last axis: x, y, ... in [-1, 1]) -> [n, c, *out].
 
-    mode: linear, nearest, cubic; padding: zeros, border, reflection. -1 and 1 are the centres of the border elements if
-    `align_corners`, else their outer edges.
+    mode: linear, nearest, cubic; padding: zeros, reflection, border (positions outside are moved to the border), edge (elements outside
+    equal the nearest ones). -1 and 1 are the centres of the border elements if `align_corners`, else their outer edges.
     """
     spatial, rank = x.shape[2:], x.ndim - 2
 
@@ -91,7 +91,7 @@ def grid_sample(x: Tensor, grid: Tensor, mode: str, padding: str, align_corners:
 
 def _inside(at: Expr, size: Expr, padding: str, align_corners: bool) -> Expr:
     """A position outside of the image moved back into it."""
-    if padding == "zeros":
+    if padding in ("zeros", "edge"):
         return at
     if padding == "border":
         return maximum(minimum(at, size - 1.0), 0.0)

@@ -34,6 +34,7 @@ def decompositions() -> dict[Any, Any]:
     lists |= {aten._fused_adam: partial(_adam, False), aten._fused_adamw: partial(_adam, True), aten._fused_sgd: _sgd}
     table |= {getattr(packet, name): function for packet, function in lists.items() for name in packet.overloads() if "out" not in name}
     table[aten.nll_loss_backward.default] = _nll_loss_backward
+    table[aten._cdist_backward.default] = _cdist_backward
     table[aten.multilabel_margin_loss_forward.default] = _multilabel_margin_loss
     return {op: f for op, f in table.items() if getattr(op, "overloadpacket", None) not in HANDLERS}
 
@@ -100,6 +101,20 @@ def _nll_loss_backward(
     factor = factor if weight is None else factor * weight.reshape(shape)
     classes = torch.arange(x.shape[axis], device=x.device).reshape(shape)
     return torch.where((classes == target) & (target != ignored), factor, 0.0).to(x.dtype)
+
+
+def _cdist_backward(grad: Tensor, x: Tensor, y: Tensor, p: float, distances: Tensor) -> Tensor:
+    """By `x`; 0 where a distance is 0, which has no derivative there."""
+    apart, grad, distances = x.unsqueeze(-2) - y.unsqueeze(-3), grad.unsqueeze(-1), distances.unsqueeze(-1)
+    size, least = apart.abs(), (distances == 0) | ((apart == 0) & (p < 1))
+    if p == 0:
+        return torch.zeros_like(x)
+    if p == 1:
+        return (grad * apart.sign()).sum(-2)
+    if p == float("inf"):
+        return torch.where(size == distances, grad * apart.sign(), 0.0).sum(-2)
+    slope = apart if p == 2 else apart.sign() * size ** (p - 1)
+    return torch.where(least, 0.0, grad * slope / (distances if p == 2 else distances ** (p - 1))).sum(-2)
 
 
 def _multilabel_margin_loss(x: Tensor, target: Tensor, reduction: int) -> tuple[Tensor, Tensor]:

@@ -100,6 +100,26 @@ def test_running_extremes() -> None:
     same(lambda x: torch.logcumsumexp(x, 0), torch.tensor([-torch.inf, -torch.inf, 1.0, 90.0, torch.inf]))
 
 
+@pytest.mark.parametrize("p", [0.0, 0.5, 1.0, 1.5, 2.0, 3.0, float("inf")])
+def test_distances(p: float) -> None:
+    x, y = torch.randn(2, 5, 4), torch.randn(2, 6, 4)
+    y[0, 3] = x[0, 2]
+    same(lambda a, b: torch.cdist(a, b, p=p, compute_mode="donot_use_mm_for_euclid_dist"), x, y)
+
+
+@pytest.mark.parametrize("padding", ["zeros", "border", "reflection"])
+@pytest.mark.parametrize("mode", ["bilinear", "nearest", "bicubic"])
+def test_images_at_positions(mode: str, padding: str) -> None:
+    positions = torch.rand(2, 4, 4, 2) * 2.4 - 1.2
+    same(
+        lambda x, at: functional.grid_sample(x, at, mode=mode, padding_mode=padding, align_corners=False),
+        torch.randn(2, 3, 5, 6),
+        positions,
+    )
+    if mode == "bilinear":
+        same(lambda x, at: functional.grid_sample(x, at, align_corners=True), torch.randn(1, 2, 4, 4, 4), torch.rand(1, 3, 3, 3, 3) * 2 - 1)
+
+
 def test_histograms() -> None:
     x = torch.tensor([-2.0, -1.9, 0.0, 0.3, 1.99, 2.0, 2.1, -7.0])
     same(lambda x: (torch.histc(x, 8, -2, 2), torch.histc(x, 5), torch.histc(torch.ones(3), 4)), x)

@@ -18,7 +18,8 @@ from tcomp.ir.graph import Value
 from tcomp.ir.simplify import as_dim
 from tcomp.ops import movement, nn as ops, reduction
 from tcomp.ops.elementwise import ADD, DIV, MOD, MUL
-from tcomp.ops.image import GRID_SAMPLE
+from tcomp.ops.expression import TensorFunction
+from tcomp.ops.image import GRID_SAMPLE, grid_sample
 from tcomp.ops.matmul import MATMUL
 
 aten = torch.ops.aten
@@ -210,9 +211,22 @@ def _window_means(size: int, count: int) -> np.ndarray:
     return ((places >= first) & (places < end)) / (end - first)
 
 
-def _grid_sample(ctx: Context, x: Value, grid: Value, mode: int, padding: int, align_corners: bool) -> Value:
-    modes, paddings = ("linear", "nearest", "cubic"), ("zeros", "border", "reflection")
-    return ctx.add(GRID_SAMPLE, x, grid, mode=modes[mode], padding=paddings[padding], align_corners=align_corners)
+def _sampling(mode: int, padding: int, align_corners: bool) -> dict[str, Any]:
+    """The attributes of `GRID_SAMPLE`."""
+    modes, paddings = ("linear", "nearest", "cubic"), ("zeros", "edge" if mode == 2 else "border", "reflection")
+    return {"mode": modes[mode], "padding": paddings[padding], "align_corners": align_corners}
+
+
+def _grid_sample(ctx: Context, x: Value, grid: Value, *settings: Any) -> Value:
+    return ctx.add(GRID_SAMPLE, x, grid, **_sampling(*settings))
+
+
+def _grid_sample_backward(ctx: Context, grad: Value, x: Value, grid: Value, *settings: Any) -> tuple[Value | None, ...]:
+    *sampling, mask = settings
+    sample = TensorFunction("grid_sample", partial(grid_sample, **_sampling(*sampling)))
+    wanted = tuple(n for n, asked in enumerate(mask) if asked)
+    found = iter(ctx.own(sample.derivative(2, wanted), x, grid, grad))
+    return tuple(next(found) if asked else None for asked in mask)
 
 
 def _batched(handler: Handler, rank: int) -> Handler:
@@ -237,6 +251,7 @@ TABLE: Table = {
     aten.convolution: widened(_convolution), aten.convolution_backward: _convolution_backward,
     aten.max_pool2d_with_indices: _batched(_max_pool, 4), aten.max_pool3d_with_indices: _batched(_max_pool, 5),
     aten.avg_pool2d: _batched(_avg_pool, 4), aten.avg_pool3d: _batched(_avg_pool, 5), aten.grid_sampler_2d: _grid_sample,
+    aten.grid_sampler_2d_backward: _grid_sample_backward, aten.grid_sampler_3d_backward: _grid_sample_backward,
     aten.grid_sampler_3d: _grid_sample, aten._adaptive_avg_pool3d: _batched(widened(_adaptive_avg_pool), 5),
     aten.addbmm: widened(_add_products),
     aten.max_pool2d_with_indices_backward: _max_pool_backward, aten.avg_pool2d_backward: _avg_pool_backward,
