@@ -1,11 +1,13 @@
-"""Tokens a second of language models with random weights in few bits, one sequence: tcomp, llama.cpp, ONNX Runtime GenAI, in turns.
+"""Tokens a second of language models with random weights in few bits: tcomp, llama.cpp, ONNX Runtime GenAI, in turns.
 
     pip install gguf safetensors tokenizers llama-cpp-python onnxruntime-genai transformers torch
     python -m benchmarks.decoding --size 0.5B --weights int4,int8 --context 128,2048 --threads 1,2
+    python -m benchmarks.decoding --size 0.5B --weights int4,int8 --context 128 --batch 4,16
 
 All have the same decoder, of a size of Qwen2.5, in blocks of 32 numbers: tcomp and llama.cpp int4 (Q4_0) and int8 (Q8_0), ONNX Runtime int4
 (accuracy level 4). What is not installed is left out, with a note. `decode` is a step of one token behind a context, always at the same
-place; `prefill` is that many tokens into an empty cache. Models are kept in `--folder`.
+place; `prefill` is that many tokens into an empty cache. With a `--batch`, so many sequences have a token in each step. Models are kept in
+`--folder`.
 """
 
 from __future__ import annotations
@@ -15,6 +17,7 @@ import json
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -22,13 +25,17 @@ import numpy as np
 
 from tcomp.frontends.language_models.config import DecoderConfig
 from tcomp.frontends.language_models.decoder import decoder_graph
-from tcomp.runtime import Module, State
+from tcomp.generation.slots import checked_model, new_state, run_tokens
+from tcomp.ir.expr import dim
+from tcomp.runtime import Module
 
 from .timing import Call, least_times
 from .weights import SIZES, VOCABULARY, config_of, decoder, numbers, random_weights, show
 
 GGUF_TYPES = {"int4": "Q4_0", "int8": "Q8_0"}
 ROOM = 16  # tokens that a cache has room for behind the context
+MOST = 16  # sequences at a time
+LLAMA_BATCH = 512  # tokens that llama.cpp is given at a time
 Steps = tuple[Call, Call]  # the context into an empty cache; a token behind it
 
 
@@ -44,17 +51,16 @@ def weights_of(config: DecoderConfig) -> dict[str, np.ndarray]:
 
 
 def tcomp_steps(config: DecoderConfig, args: argparse.Namespace, kind: str, ids: np.ndarray, threads: int) -> Steps:
-    path = args.folder / f"{args.size}-{args.layers or 'all'}-{kind}.tcomp"
-    decoder(args.size, kind, args.layers, path)
-    model = Module.load(path, threads=threads, mmap=False)
-    assert isinstance(model, Module)
-    state, past = State(model, len(ids) + ROOM), len(ids)
+    rows, tokens = ids.shape
+    path = args.folder / f"{args.size}-{args.layers or 'all'}{'-16' if rows > 1 else ''}-{kind}.tcomp"
+    decoder(args.size, kind, args.layers, path, dim("batch", 1, MOST) if rows > 1 else 1)
+    state = new_state(checked_model(Module.load(path, threads=threads, mmap=False)), rows, tokens + ROOM)
 
-    def run(length: int, tokens: np.ndarray) -> None:
+    def run(length: int, new: np.ndarray) -> None:
         state.truncate(length)
-        state.run({"ids": tokens[None]})
+        run_tokens(state, new.tolist(), [0] * rows, None)
 
-    return lambda: run(0, ids), lambda: run(past, ids[:1])
+    return lambda: run(0, ids), lambda: run(tokens, ids[:, :1])
 
 
 def llama_steps(config: DecoderConfig, args: argparse.Namespace, kind: str, ids: np.ndarray, threads: int) -> Steps:
@@ -63,21 +69,36 @@ def llama_steps(config: DecoderConfig, args: argparse.Namespace, kind: str, ids:
     path = args.folder / f"{args.size}-{args.layers or 'all'}-{kind}.gguf"
     if not path.exists():
         write_gguf(path, config, GGUF_TYPES[kind])
-    room = len(ids) + ROOM
-    model = llama_cpp.Llama(str(path), n_ctx=room, n_threads=threads, n_threads_batch=threads, verbose=False)
+    rows, tokens = ids.shape
+    llama_cpp.llama_log_set(silent := llama_cpp.llama_log_callback(lambda *_: None), None)
+    params = llama_cpp.llama_context_default_params()
+    params.n_ctx, params.n_seq_max, params.n_threads, params.n_threads_batch = rows * (tokens + ROOM), rows, threads, threads
+    model = llama_cpp.llama_model_load_from_file(str(path).encode(), llama_cpp.llama_model_default_params())
+    context = llama_cpp.llama_init_from_model(model, params)
+    memory, places = llama_cpp.llama_get_memory(context), llama_cpp.llama_batch_init(LLAMA_BATCH, 0, 1)
 
-    def run(length: int, tokens: np.ndarray) -> None:
-        model.n_tokens = length  # `eval` forgets what the cache has behind
-        model.eval(tokens.tolist())
+    def run(length: int, new: np.ndarray, _kept: object = silent) -> None:
+        llama_cpp.llama_memory_seq_rm(memory, -1, length, -1)
+        each = LLAMA_BATCH // rows
+        for begin in range(0, new.shape[1], each):
+            part = new[:, begin : begin + each]
+            places.n_tokens = part.size
+            for n, ((row, at), token) in enumerate(np.ndenumerate(part)):
+                places.token[n], places.pos[n], places.n_seq_id[n], places.seq_id[n][0] = int(token), length + begin + at, 1, row
+                places.logits[n] = begin + at == new.shape[1] - 1
+            if llama_cpp.llama_decode(context, places):
+                raise RuntimeError("llama.cpp has no room for the tokens")
+        llama_cpp.llama_get_logits(context)  # waits for them
 
-    return lambda: run(0, ids), lambda: run(len(ids), ids[:1])
+    return lambda: run(0, ids), lambda: run(tokens, ids[:, :1])
 
 
 def ort_steps(config: DecoderConfig, args: argparse.Namespace, kind: str, ids: np.ndarray, threads: int) -> Steps:
     import onnxruntime_genai
 
-    if kind != "int4":
-        raise ImportError("its builder makes int4 for CPUs")
+    if kind != "int4" or len(ids) > 1:
+        raise ImportError("its builder makes int4 for CPUs" if kind != "int4" else "it goes back in one sequence only")
+    (ids,) = ids
     path = args.folder / f"{args.size}-{args.layers or 'all'}-{kind}.ort"
     if not (path / "genai_config.json").exists():
         source = args.folder / f"{args.size}-{args.layers or 'all'}.hf"
@@ -167,28 +188,24 @@ def write_folder(path: Path, config: DecoderConfig) -> None:
 
 
 def measured(args: argparse.Namespace) -> Iterator[dict[str, Any]]:
-    """A row for each number of threads, kind of weights and context."""
+    """A row for each number of threads, kind of weights, number of sequences and context."""
     config = config_of(args.size, args.layers)
     args.folder.mkdir(parents=True, exist_ok=True)
-    for threads in args.threads:
-        for kind in args.weights:
-            for context in args.context:
-                ids = np.random.default_rng(0).integers(0, VOCABULARY, context)
-                steps = dict[str, Steps]()
-                for name in args.contenders:
-                    try:
-                        steps[name] = CONTENDERS[name](config, args, kind, ids, threads)
-                    except ImportError as error:
-                        print(f"without {name}: {error}", file=sys.stderr)
-                prefill = least_times({name: first for name, (first, _) in steps.items()}, 0.0, 1)
-                for first, _ in steps.values():
-                    first()
-                decode = least_times({name: step for name, (_, step) in steps.items()}, args.seconds, args.rounds)
-                yield {
-                    "threads": threads, "weights": kind, "context": context,
-                    **{f"{name} decode": 1 / s for name, s in decode.items()},
-                    **{f"{name} prefill": context / s for name, s in prefill.items()},
-                }  # fmt: skip
+    for threads, kind, rows, context in product(args.threads, args.weights, args.batch, args.context):
+        ids = np.random.default_rng(0).integers(0, VOCABULARY, (rows, context))
+        steps = dict[str, Steps]()
+        for name in args.contenders:
+            try:
+                steps[name] = CONTENDERS[name](config, args, kind, ids, threads)
+            except ImportError as error:
+                print(f"without {name}: {error}", file=sys.stderr)
+        prefill = least_times({name: first for name, (first, _) in steps.items()}, 0.0, 1)
+        decode = least_times({name: step for name, (_, step) in steps.items()}, args.seconds, args.rounds)
+        yield {
+            "threads": threads, "weights": kind, "batch": rows, "context": context,
+            **{f"{name} decode": rows / s for name, s in decode.items()},
+            **{f"{name} prefill": rows * context / s for name, s in prefill.items()},
+        }  # fmt: skip
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -200,6 +217,7 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--weights", type=lambda t: t.split(","), default=["int4", "int8"], help="some of int4, int8")
     parser.add_argument("--context", type=numbers, default=[128, 2048])
     parser.add_argument("--threads", type=numbers, default=[1, 2])
+    parser.add_argument("--batch", type=numbers, default=[1], help="sequences at a time, up to 16")
     parser.add_argument("--contenders", type=lambda t: t.split(","), default=list(CONTENDERS), help=f"some of {', '.join(CONTENDERS)}")
     parser.add_argument("--folder", type=Path, default=Path("build/weights"), help="where models are kept")
     parser.add_argument("--seconds", type=float, default=0.3, help="of each turn")
