@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from functools import reduce
 from operator import mul
 
@@ -81,97 +81,26 @@ def _parsed(equation: str, ranks: Sequence[int]) -> tuple[list[str], str]:
     return terms, result
 
 
-Rows = Callable[[Expr], L.Stmt]
-
-
-def _pivoting(work: L.Buffer, pivot: L.Buffer, held: L.Buffer, k: Expr) -> tuple[Rows, Rows]:
-    """What takes a row below row `k` as the pivot if its element in column `k` is larger, and what swaps a column of the two rows."""
-
-    def search(row: Expr) -> L.Stmt:
-        return L.If((k < row) & (te.abs(work[row, k]) > te.abs(work[pivot[0], k])), L.store(pivot, (0,), row))
-
-    def swap(c: Expr) -> L.Stmt:
-        row = pivot[0]
-        return L.block(L.store(held, (0,), work[k, c]), L.store(work, (k, c), work[row, c]), L.store(work, (row, c), held[0]))
-
-    return search, swap
-
-
 def det(x: Tensor) -> Tensor:
     """Determinants of the matrices in the last two axes, by elimination with partial pivoting (in the type of `x`)."""
     require_same(x.shape[-1], x.shape[-2], "determinant of a matrix that is not square")
-    n = as_expr(x.shape[-1])
+    (factors, pivots), k = lu(x), te.reduce_axis(x.shape[-1], "k")
 
-    def program(inputs: Sequence[L.Buffer], outputs: Sequence[L.Buffer]) -> L.Stmt:
-        (source,), (target,) = inputs, outputs
-        work = L.Buffer("work", x.dtype, (n, n))
-        pivot, held = L.Buffer("pivot", "int64", (1,), "register"), L.Buffer("held", x.dtype, (1,), "register")
+    def signed(*i: Expr) -> Expr:  # an element of the diagonal, negated where its row was exchanged
+        return select(te.equal(pivots[(*i, k)], cast(k + 1, "int32")), factors[(*i, k, k)], -factors[(*i, k, k)])
 
-        def eliminate(k: Expr, outer: Sequence[ExprLike]) -> L.Stmt:
-            search, swap = _pivoting(work, pivot, held, k)
-
-            def subtract(row: Expr) -> L.Stmt:
-                ratio = L.store(held, (0,), work[row, k] / work[k, k])
-                line = L.loop("c2", n, lambda c: L.If(k <= c, L.store(work, (row, c), work[row, c] - held[0] * work[k, c])))
-                return L.If(k < row, L.block(ratio, line))
-
-            result = target[tuple(outer)]
-            return L.block(
-                L.store(pivot, (0,), k),
-                L.loop("r1", n, search),
-                L.If(te.not_equal(pivot[0], k), L.block(L.loop("c1", n, swap), L.store(target, outer, -result))),
-                L.store(target, outer, result * work[k, k]),
-                L.If(te.not_equal(work[k, k], 0), L.loop("r2", n, subtract)),
-            )
-
-        def matrix(outer: tuple[Expr, ...]) -> L.Stmt:
-            copy = L.over((n, n), lambda at: L.store(work, at, source[(*outer, *at)]), "copy{}".format)
-            return L.block(copy, L.store(target, outer, const(1, x.dtype)), L.loop("k", n, lambda k: eliminate(k, outer)))
-
-        return L.allocated((work, pivot, held), L.over(x.shape[:-2], matrix))
-
-    return te.extern((x.shape[:-2], x.dtype), [x], program, "det")
+    return te.compute(x.shape[:-2], lambda *i: te.prod(signed(*i), k), "det")
 
 
 def inverse(x: Tensor) -> Tensor:
-    """Inverses of the matrices in the last two axes, by Gauss-Jordan elimination with partial pivoting (16-bit floats in float32)."""
+    """Inverses of the matrices in the last two axes, by elimination with partial pivoting (16-bit floats in float32)."""
     require_same(x.shape[-1], x.shape[-2], "inverse of a matrix that is not square")
-    n, dtype = as_expr(x.shape[-1]), "float32" if x.dtype in HALF else x.dtype
-
-    def program(inputs: Sequence[L.Buffer], outputs: Sequence[L.Buffer]) -> L.Stmt:
-        (source,), (target,) = inputs, outputs
-        work = L.Buffer("work", dtype, (n, n * 2))  # the matrix, and the unit matrix, which becomes its inverse
-        pivot, held = L.Buffer("pivot", "int64", (1,), "register"), L.Buffer("held", dtype, (1,), "register")
-
-        def eliminate(k: Expr) -> L.Stmt:
-            search, swap = _pivoting(work, pivot, held, k)
-
-            def subtract(row: Expr) -> L.Stmt:
-                line = L.loop("c2", n * 2, lambda c: L.store(work, (row, c), work[row, c] - held[0] * work[k, c]))
-                return L.If(te.not_equal(row, k), L.block(L.store(held, (0,), work[row, k]), line))
-
-            return L.block(
-                L.store(pivot, (0,), k),
-                L.loop("r1", n, search),
-                L.loop("c1", n * 2, swap),
-                L.store(held, (0,), 1.0 / work[k, k]),
-                L.loop("c3", n * 2, lambda c: L.store(work, (k, c), work[k, c] * held[0])),
-                L.loop("r2", n, subtract),
-            )
-
-        def matrix(outer: tuple[Expr, ...]) -> L.Stmt:
-            def start(at: tuple[Expr, ...]) -> L.Stmt:
-                unit = L.store(work, (at[0], at[1] + n), cast(te.equal(at[0], at[1]), dtype))
-                return L.block(L.store(work, at, cast(source[(*outer, *at)], dtype)), unit)
-
-            def finish(at: tuple[Expr, ...]) -> L.Stmt:
-                return L.store(target, (*outer, *at), cast(work[at[0], at[1] + n], x.dtype))
-
-            return L.block(L.over((n, n), start, "s{}".format), L.loop("k", n, eliminate), L.over((n, n), finish, "f{}".format))
-
-        return L.allocated((work, pivot, held), L.over(x.shape[:-2], matrix))
-
-    return te.extern((x.shape, x.dtype), [x], program, "inverse")
+    wide = te.compute(x.shape, lambda *i: widened(x[i]), "wide")
+    factors, pivots = lu(wide)
+    order = row_order(pivots, x.shape[-1])
+    unit = te.compute(x.shape, lambda *i: cast(te.equal(order[i[:-1]], i[-1]), wide.dtype), "rows")
+    found = triangular_solve(factors, triangular_solve(factors, unit, False, True), True, False)
+    return rounded(te.compute(x.shape, lambda *i: found[i], "inverse"), x.dtype)
 
 
 def lu(x: Tensor) -> tuple[Tensor, Tensor]:
@@ -186,7 +115,12 @@ def lu(x: Tensor) -> tuple[Tensor, Tensor]:
         pivot, held = L.Buffer("pivot", "int64", (1,), "register"), L.Buffer("held", x.dtype, (1,), "register")
 
         def eliminate(k: Expr, outer: Sequence[ExprLike]) -> L.Stmt:
-            search, swap = _pivoting(work, pivot, held, k)
+            def search(row: Expr) -> L.Stmt:
+                return L.If((k < row) & (te.abs(work[row, k]) > te.abs(work[pivot[0], k])), L.store(pivot, (0,), row))
+
+            def swap(c: Expr) -> L.Stmt:
+                row = pivot[0]
+                return L.block(L.store(held, (0,), work[k, c]), L.store(work, (k, c), work[row, c]), L.store(work, (row, c), held[0]))
 
             def subtract(below: Expr) -> L.Stmt:
                 row = k + 1 + below
