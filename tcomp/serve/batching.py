@@ -30,6 +30,7 @@ Signature: TypeAlias = tuple[tuple[int, ...], ...]
 QUICK = 1e-4  # seconds: a run that is shorter takes less time than handing it to another thread and back
 _STAGED = 64 << 20  # bytes of arrays for inputs of batches that an instance keeps
 _RECENT_SHARE = 0.1  # of a new time in the running mean
+_SURPRISE = 8.0  # means: a run that takes longer was interrupted, or is the first of many, which say so again
 
 
 class Runs(Protocol):
@@ -233,7 +234,7 @@ class Batcher:
         return results
 
     def _ran(self, rows: int, seconds: float) -> None:
-        self._mean += _RECENT_SHARE * (seconds - self._mean)
+        self._mean += _RECENT_SHARE * (min(seconds, _SURPRISE * self._mean) - self._mean)
         self._metrics.ran(rows, seconds)
 
 

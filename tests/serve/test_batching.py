@@ -14,7 +14,7 @@ import pytest
 
 from tcomp.errors import InputError, StoppedError
 from tcomp.serve.batch_sizes import BatchSizes, measure
-from tcomp.serve.batching import Batcher
+from tcomp.serve.batching import QUICK, Batcher
 from tcomp.serve.metrics import Metrics
 from tcomp.serve.options import ModelOptions
 from tcomp.serve.refusals import Refusal
@@ -287,5 +287,17 @@ def test_a_quick_model_runs_on_the_event_loop() -> None:
         assert threads == [threading.current_thread()]
         with pytest.raises(Refusal, match="deadline"):
             await batcher.infer(row(5), time.monotonic() - 1)
+
+    with_batcher(work, Doubling())
+
+
+def test_one_slow_run_does_not_make_a_model_slow() -> None:
+    async def work(batcher: Batcher, model: Doubling) -> None:
+        batcher._mean = 1e-6
+        batcher._ran(1, 5.0)  # it was interrupted
+        assert batcher._mean < QUICK
+        for _ in range(20):
+            batcher._ran(1, 5.0)
+        assert batcher._mean > QUICK
 
     with_batcher(work, Doubling())

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 import struct
 import time
 from concurrent.futures import ThreadPoolExecutor
@@ -12,8 +13,9 @@ from typing import Any, Self
 import grpc
 import numpy as np
 import pytest
-from hpack import Decoder, Encoder
+from hpack import Decoder, Encoder, HPACKError, InvalidTableIndex
 
+from tcomp.serve.grpc.headers import HeaderDecoder
 from tcomp.serve.grpc.messages import MESSAGES
 from tests.serve.servers import Running, running
 from tests.serve.test_grpc import Client, infer_request, refused
@@ -296,3 +298,36 @@ def test_the_end_of_a_connection_waits_for_its_calls(models: Path) -> None:
             server.stop()
             assert answer.result(20) == (1, 0)
         peer.socket.close()
+
+
+@pytest.mark.parametrize("table", [0, 64, 200, 4096])
+def test_headers_are_those_of_a_decoder_that_remembers_nothing(table: int) -> None:
+    """Blocks that say the same in other words, and the same words that say something else since the table has changed."""
+    rng = random.Random(table)
+    encoder, plain, ours = Encoder(), Decoder(), HeaderDecoder(1 << 14)
+    blocks = []
+    for turn in range(600):
+        fields = [*FIELDS.items(), ("grpc-timeout", f"{rng.randrange(3)}S"), (f"x-{rng.randrange(4)}", rng.choice(("a", "b" * 50)))]
+        if not turn % 50:
+            encoder.header_table_size = rng.choice((table, 4096))
+        blocks.append(encoder.encode(fields if rng.random() < 0.3 else fields[:6]))
+        block = rng.choice(blocks[-4:]) if rng.random() < 0.3 else blocks[-1]
+        try:
+            expected: dict[Any, Any] = dict(plain.decode(block))
+        except (HPACKError, InvalidTableIndex):
+            with pytest.raises((HPACKError, InvalidTableIndex)):
+                ours.decode(block)
+            return  # as a connection does
+        assert ours.decode(block) == expected
+
+
+def test_the_same_words_of_a_header_after_the_table_has_changed() -> None:
+    ours = HeaderDecoder(1 << 14)
+    insert = b"\x40\x01x\x01"  # the field x with a value of one byte, which enters the table
+    assert ours.decode(insert + b"a") == {"x": "a"}
+    assert [ours.decode(b"\xbe") for _ in range(3)] == [{"x": "a"}] * 3  # the newest entry
+    assert ours.decode(insert + b"b") == {"x": "b"}
+    assert [ours.decode(b"\xbe") for _ in range(3)] == [{"x": "b"}] * 3
+    assert ours.decode(b"\x20") == {}  # no table from here on
+    with pytest.raises(InvalidTableIndex):
+        ours.decode(b"\xbe")

@@ -34,7 +34,7 @@ class Status(Exception):
 class Call(NamedTuple):
     """What is known of a call beside its messages: headers, the client's address, and its deadline by time.monotonic."""
 
-    headers: dict[str, str]
+    headers: Mapping[str, str]
     peer: str
     deadline: float | None
 
@@ -98,11 +98,6 @@ def trailers(status: Status) -> dict[str, str]:
     """The fields that end a call."""
     message = {"grpc-message": quote(status.message, safe=" !#$&'()*+,/:;=?@[]")} if status.message else {}
     return {"grpc-status": str(status.code), **message, **status.fields}
-
-
-def text_of(text: str | bytes) -> str:
-    """A name or value of a field, as `hpack` decodes it."""
-    return text if isinstance(text, str) else text.decode(errors="replace")
 
 
 BEGIN = b"\x88" + literal("content-type", "application/grpc")  # 0x88 is `:status: 200`

@@ -15,14 +15,15 @@ import logging
 import ssl
 import struct
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Mapping
 from typing import Any, cast
 
-from hpack import Decoder, HPACKError, InvalidTableIndex
+from hpack import HPACKError, InvalidTableIndex
 
 from tcomp.serve.access import Access
 from tcomp.serve.grpc import frames as F
 from tcomp.serve.grpc.frames import Call, Methods, Status, Stream, Streaming, Unary
+from tcomp.serve.grpc.headers import HeaderDecoder
 from tcomp.serve.options import ServerOptions
 from tcomp.serve.refusals import Refusal
 
@@ -51,7 +52,7 @@ class _Connection(asyncio.Protocol):
         self.server, self.loop = server, asyncio.get_running_loop()
         self.streams: dict[int, Stream] = {}
         self._buffer, self._greeted, self._closing = bytearray(), False, False
-        self._decoder = Decoder(max_header_list_size=_HEADER_LIMIT)
+        self._decoder = HeaderDecoder(_HEADER_LIMIT)
         self._block: tuple[int, int, bytearray] | None = None  # stream, flags and content of headers that go on in the next frame
         self._last, self._idle, self._since = 0, 0, time.monotonic()  # the highest stream; frames that asked for nothing, since when
         self._window, self._stream_window, self._frame_size = 65535, 65535, 16384  # what the peer takes, until it says more
@@ -229,7 +230,7 @@ class _Connection(asyncio.Protocol):
         if not flags & F.END_HEADERS:
             self._block = number, flags, bytearray(block)
             return
-        fields = self._decoder.decode(block)  # also of what is refused: it changes the table
+        headers = self._decoder.decode(block)  # also of what is refused: it changes the table
         if (known := self.streams.get(number)) is not None:  # trailers
             if not flags & F.END_STREAM or known.ended:
                 raise _ConnectionError(F.PROTOCOL, "headers in the middle of a call")
@@ -243,12 +244,11 @@ class _Connection(asyncio.Protocol):
         if self._closing or len(self.streams) >= _STREAMS:
             self.transport.write(F.frame(F.RST_STREAM, 0, number, struct.pack(">I", F.REFUSED)))
             return
-        headers = {F.text_of(name): F.text_of(value) for name, value in fields}
         stream = self._begin(number, headers)
         if stream is not None and flags & F.END_STREAM:
             self._end(stream)
 
-    def _begin(self, number: int, headers: dict[str, str]) -> Stream | None:
+    def _begin(self, number: int, headers: Mapping[str, str]) -> Stream | None:
         """The stream of a new call; None if it was refused."""
         path, options = headers.get(":path", ""), self.server.options
         timeout = F.seconds(headers.get("grpc-timeout", ""))
