@@ -41,7 +41,8 @@ UNPACKING = 1.5  # instructions that unpack the numbers of a vector, relative to
 ROW_COST = 0.5  # of a step for another row: its activations are loaded
 MAX_UNROLLED = 8  # steps of four elements of a block
 MAX_ROWS = 12  # of a tile: with two vectors of columns and more, fewer fit into the registers of any machine
-UNKNOWN_ROWS = 64  # rows to choose a tile for, where their number is not known
+UNKNOWN_ROWS = 64  # rows to choose a tile for, where their number is not known, and may be so large
+TESTED_ROWS = 1.5  # time of a tile whose every row is tested, relative to one without tests (an estimate)
 MIN_PARALLEL_BYTES = 1 << 15  # of weights; threads cost more than they save with fewer
 
 
@@ -133,15 +134,17 @@ def in_registers(s: Schedule, target: CpuTarget, knobs: Knobs) -> set[str]:
     return done
 
 
-def _tile(rows: int, vectors: int, target: CpuTarget) -> tuple[int, int]:
-    """(rows, vectors) of a tile: sums as floats, as integers, and a step's weights stay in registers."""
+def _tile(rows: int, vectors: int, target: CpuTarget, known: bool = True) -> tuple[int, int]:
+    """(rows, vectors) of a tile: sums as floats, as integers, and a step's weights stay in registers. Where the number of rows is not
+    `known` but at most this, the last ones are a tile whose every row is tested."""
     best: tuple[float, int, int] | None = None
     for v in (n for n in (4, 2, 1) if vectors % n == 0):
         for r in range(1, min(rows, MAX_ROWS) + 1):
             if r > 1 and 2 * r * v + 2 * v + 4 > target.vector_registers:
                 continue
             whole, rest = divmod(rows, r)
-            cost = sum(times * (n * v + UNPACKING * v + ROW_COST * n) for n, times in ((r, whole), (rest, 1)) if n) / v
+            last = (rest, 1.0) if known else (r, TESTED_ROWS * (rest > 0))
+            cost = sum(times * (n * v + UNPACKING * v + ROW_COST * n) for n, times in ((r, whole), last) if n) / v
             best = min(best or (cost, r, v), (cost, r, v), key=lambda x: (x[0], -x[2]))
     assert best is not None
     return best[1:]
@@ -158,8 +161,9 @@ def schedule(s: Schedule, product: BlockProduct, target: CpuTarget, knobs: Knobs
     out = result_nest(s.kernel, result)
     *others, column = (x.var.name for x in out.loops)
     row = others.pop() if others else None
-    rows = 1 if row is None else size(s, row) if isinstance(extent(s, row), int) else UNKNOWN_ROWS
-    best = _tile(rows, panel // lanes, target)
+    known = row is None or isinstance(extent(s, row), int)
+    rows = 1 if row is None else size(s, row) if known else min(UNKNOWN_ROWS, E.bounds(as_expr(extent(s, row)))[1] or UNKNOWN_ROWS)
+    best = _tile(rows, panel // lanes, target, known)
     options = [(r, v) for v in (4, 2, 1) for r in (1, 2, 3, 4, 6, 8) if panel // lanes % v == 0 and r <= rows]
     options = [(r, v) for r, v in options if 2 * r * v <= target.vector_registers]
     height, vectors = knobs.choice((sums, "tile"), sorted({best, *options}), best)

@@ -130,3 +130,9 @@ def test_weights_are_loaded_in_the_order_in_which_they_lie():
     loop = text[: text.index("vpdpbusd")].rpartition("\n.LBB")[2] + text[text.index("vpdpbusd") :].partition("\n\tj")[0]
     places = [int(found[1] or 0) for found in re.finditer(r"\b(?:vmovdq\w+|vmovap\w)\t(-?\d*)\(\S+\), %zmm", loop)]
     assert len(places) == 4 and places == sorted(places)  # those of one step of a block
+
+
+def test_a_few_rows_of_unknown_number_are_whole_tiles():
+    """Of up to 16 rows, 4 are none of which each row is tested; of many, most are in the tile that is best for all."""
+    few, many = (scheduled(product(dim("rows", 1, most), 128, 2), VNNI)[0] for most in (16, 4096))
+    assert [calls(s)[0] for s in (few, many)] == ["vpdpbusd_unsigned(4, 2, 1, 512)", "vpdpbusd_unsigned(6, 2, 1, 512)"]
