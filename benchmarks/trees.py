@@ -2,12 +2,14 @@
 
     python -m benchmarks.trees [--trees 500] [--depth 7] [--features 30] [--rows 1,64,4096] [--seconds 2]
 
-Prints microseconds a call (the median), and those of each peer divided by tcomp's. Peers that are not installed are left out.
+Prints microseconds a call (the median), and those of each peer divided by tcomp's. Peers that are not installed are left out. Each call gets
+the next rows of 20,000: where one row comes again and again, processors learn all branches that it takes.
 """
 
 from __future__ import annotations
 
 import argparse
+import itertools
 import os
 import statistics
 import tempfile
@@ -19,7 +21,7 @@ from typing import Any
 import numpy as np
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")
-Run = Callable[[], object]
+Run = Callable[[int], object]  # given the number of the first row
 
 
 def trained(trees: int, depth: int, features: int) -> tuple[Any, np.ndarray]:
@@ -53,7 +55,7 @@ def contenders(booster: Any, x: np.ndarray, rows: Sequence[int], folder: Path) -
 
     def by_tcomp(n: int) -> Run:
         module = tcomp.compile(str(folder / "model.onnx"), shapes={"x": (n, x.shape[1])}, threads=1)
-        return lambda: next(iter(module.run({"x": x[:n]}).values()))
+        return lambda at: next(iter(module.run({"x": x[at : at + n]}).values()))
 
     def by_runtime(n: int) -> Run:
         import onnxruntime
@@ -61,7 +63,7 @@ def contenders(booster: Any, x: np.ndarray, rows: Sequence[int], folder: Path) -
         options = onnxruntime.SessionOptions()
         options.intra_op_num_threads = 1
         session = onnxruntime.InferenceSession(str(folder / "model.onnx"), options, providers=["CPUExecutionProvider"])
-        return lambda: session.run(None, {"x": x[:n]})[0]
+        return lambda at: session.run(None, {"x": x[at : at + n]})[0]
 
     def by_lleaves(n: int) -> Run:
         import lleaves
@@ -69,7 +71,7 @@ def contenders(booster: Any, x: np.ndarray, rows: Sequence[int], folder: Path) -
         booster.save_model(folder / "model.txt")
         compiled = lleaves.Model(str(folder / "model.txt"))
         compiled.compile(cache=folder / "lleaves.so")
-        return lambda: compiled.predict(x[:n], n_jobs=1)
+        return lambda at: compiled.predict(x[at : at + n], n_jobs=1)
 
     def by_tl2cgen(n: int) -> Run:
         import tl2cgen
@@ -79,12 +81,12 @@ def contenders(booster: Any, x: np.ndarray, rows: Sequence[int], folder: Path) -
             ensemble = treelite.frontend.from_lightgbm(booster)
             tl2cgen.export_lib(ensemble, toolchain="gcc", libpath=folder / "tl2cgen.so", params={"parallel_comp": 16})
         predictor = tl2cgen.Predictor(folder / "tl2cgen.so", nthread=1)
-        wide = x[:n].astype(np.float64)
-        return lambda: predictor.predict(tl2cgen.DMatrix(wide))
+        wide = x.astype(np.float64)
+        return lambda at: predictor.predict(tl2cgen.DMatrix(wide[at : at + n]))
 
     for name, make in (("tcomp", by_tcomp), ("onnxruntime", by_runtime), ("lleaves", by_lleaves), ("tl2cgen", by_tl2cgen)):
         try:
-            np.testing.assert_allclose(np.asarray(make(rows[0])()).ravel(), expected[: rows[0]], rtol=1e-3, atol=1e-3)
+            np.testing.assert_allclose(np.asarray(make(rows[0])(0)).ravel(), expected[: rows[0]], rtol=1e-3, atol=1e-3)
         except (ImportError, AttributeError, OSError) as error:  # lleaves needs an llvmlite before 0.45
             print(f"without {name}: {error}")
         else:
@@ -92,16 +94,17 @@ def contenders(booster: Any, x: np.ndarray, rows: Sequence[int], folder: Path) -
     return found
 
 
-def medians(calls: Mapping[str, Run], seconds: float) -> dict[str, float]:
-    """Microseconds a call, the calls of all contenders in turns."""
+def medians(calls: Mapping[str, Run], starts: Sequence[int], seconds: float) -> dict[str, float]:
+    """Microseconds a call, the calls of all contenders in turns, each on rows from the next of `starts` on."""
     times: dict[str, list[float]] = {name: [] for name in calls}
     for call in calls.values():
-        call()
-    end = time.perf_counter() + seconds * len(calls)
+        call(starts[0])
+    end, turn = time.perf_counter() + seconds * len(calls), itertools.cycle(starts)
     while time.perf_counter() < end:
+        at = next(turn)
         for name, call in calls.items():
             start = time.perf_counter()
-            call()
+            call(at)
             times[name].append((time.perf_counter() - start) * 1e6)
     return {name: statistics.median(t) for name, t in times.items()}
 
@@ -119,7 +122,7 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as folder:
         made = contenders(booster, x, rows, Path(folder))
         for n in rows:
-            found = medians({name: make(n) for name, make in made.items()}, options.seconds)
+            found = medians({name: make(n) for name, make in made.items()}, range(0, len(x) - n + 1, n), options.seconds)
             ratios = ", ".join(f"{name} {t / found['tcomp']:.2f}" for name, t in found.items() if name != "tcomp")
             print(
                 f"{n:5} rows: " + ", ".join(f"{name} {t:.1f} us" for name, t in found.items()) + f"; slower than tcomp: {ratios}",
