@@ -140,9 +140,9 @@ class Soak:
     async def vandals(self, garbage: int, seconds: float) -> None:
         """Garbage of each protocol, clients that vanish before or behind a whole request, and such that hang; spread over the time."""
         hanging: list[Any] = []
-        tasks = []
+        tasks, begin = [], time.monotonic()
         for n in range(garbage):
-            await asyncio.sleep(seconds / garbage)
+            await asyncio.sleep(begin + n * seconds / garbage - time.monotonic())  # all of them, also where the machine is busy
             for port, content, what in (
                 (self.ports["port"], http_request(self.generator), "HTTP"), (self.ports["grpc_port"], http2_garbage(self.generator), "HTTP/2"),
             ):  # fmt: skip
