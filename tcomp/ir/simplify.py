@@ -220,6 +220,9 @@ def _small_floordiv(x: Expr, c: Expr) -> Expr:
         return _mod(_floordiv(x.args[0], c), const(int(x.args[1].attr) // n))  # x % (a*b) // b == x // b % a
     if (common := _common_factor(terms := linear(x), n)) > 1:  # (g*x + r) // (g*c) == (x + r // g) // c
         return _floordiv(from_linear({m: k // common for m, k in terms.items() if k // common}), const(n // common))
+    if (digits := _digits(terms, n)) is not None:  # (g*x + r) // (g*c) == x // c where 0 <= r < g
+        step, high, _ = digits
+        return _floordiv(from_linear({m: k // step for m, k in high.items()}), const(n // step))
     if n > 0 and any(terms) and all(k < 0 for m, k in terms.items() if m):  # -x // c == -((x + c - 1) // c), as rounding up is written
         return from_linear(plus({}, linear(_floordiv(from_linear(plus({(): n - 1}, terms, -1)), c)), -1))
     return binary("floordiv", x, c)
@@ -228,6 +231,17 @@ def _small_floordiv(x: Expr, c: Expr) -> Expr:
 def _common_factor(terms: Linear, n: int) -> int:
     """The largest number that divides n and all coefficients but the constant."""
     return gcd(n, *(k for m, k in terms.items() if m))
+
+
+def _digits(terms: Linear, n: int) -> tuple[int, Linear, Linear] | None:
+    """(g, the terms that g divides, the others), for a divisor g of n such that the others are within 0..g-1 together: what lanes of a
+    vector add to a multiple of their number."""
+    for step in sorted({gcd(n, k) for m, k in terms.items() if m} - {1, n}, reverse=True):
+        low = {m: k for m, k in terms.items() if k % step}
+        lo, hi = bounds(from_linear(low)) if 0 < len(low) < len(terms) else (None, None)
+        if lo is not None and hi is not None and 0 <= lo and hi < step:
+            return step, {m: k for m, k in terms.items() if m not in low}, low
+    return None
 
 
 def _mod(x: Expr, c: Expr) -> Expr:
@@ -255,6 +269,10 @@ def _mod(x: Expr, c: Expr) -> Expr:
         common = _common_factor(terms, n)
         if common > 1 and terms.get((), 0) % common == 0:  # (g*x) % (g*c) == g * (x % c)
             return simplify(_mod(from_linear({m: k // common for m, k in terms.items()}), const(n // common)) * common)
+        if n > 0 and (digits := _digits(terms, n)) is not None:  # (g*x + r) % (g*c) == g * (x % c) + r where 0 <= r < g
+            step, high, low = digits
+            whole = _mod(from_linear({m: k // step for m, k in high.items()}), const(n // step))
+            return from_linear(plus(low, linear(whole), step))
     return binary("mod", rest, c)
 
 

@@ -12,7 +12,8 @@ An axis with a window of 1 is left as it is. The constants come from interpolati
 relative to the largest output about 1e-6 for 4x4 of them and 1e-5 for 6x6 in float32. With a stride of s, the pixels and weights at places
 q, q + s, ... are a convolution of stride 1 for each q < s, and y the sum of these: an axis then has the points of all of them. For windows
 of 3 and stride 2 these are F(m, 2) and F(m, 1), the product of pixel and weight itself: 3x3 windows take 1.44 times fewer with m = 2, 1.78
-times with m = 4. Between the operators, tensors are (points of each axis, batch, tiles of each axis, channels).
+times with m = 4. Between the operators, tensors are (points of each axis, batch, tiles of each axis, channels); with channels in groups,
+(points, group, batch, tiles, channels of a group), so that the products of a group find its channels next to each other.
 
 **Strassen's algorithm**, one level: a product of matrices cut in quarters takes 7 products of quarters in place of 8.
 
@@ -92,8 +93,11 @@ def _polynomial(roots: Sequence[Fraction]) -> list[Fraction]:
     return found
 
 
-def transformed_weights(w: np.ndarray, tile: int, stride: int = 1) -> np.ndarray:
-    """G w G' for weights (out, in, *window), as (*points, in, out); computed in float64 and rounded once, a cache full at a time."""
+def transformed_weights(w: np.ndarray, tile: int, stride: int = 1, group: int = 1) -> np.ndarray:
+    """G w G' for weights (out, in, *window), as (*points, in, out), with several groups (*points, group, in, out); computed in float64 and
+    rounded once, a cache full at a time."""
+    if group > 1:
+        return np.stack([transformed_weights(part, tile, stride) for part in np.split(w, group)], axis=w.ndim - 2)
     outputs, channels, *window = w.shape
     shape = [points_of(tile, n, stride) for n in window]
     to_points = {axis: _of_weights(tile, n, stride) for axis, n in enumerate(window) if n > 1}
@@ -116,10 +120,11 @@ def _of_weights(tile: int, window: int, stride: int) -> np.ndarray:
     return found
 
 
-def winograd_input(x: Tensor, tile: int, taps: Sequence[int], stride: int = 1, fused: bool = True) -> Tensor:
+def winograd_input(x: Tensor, tile: int, taps: Sequence[int], stride: int = 1, fused: bool = True, group: int = 1) -> Tensor:
     """B' x B for every tile of x (batch, channels, *pixels); `taps` is the window, and axes where it is 1 have tiles of one pixel and no
-    stride. Under n tiles along an axis lie n * tile * stride + window - stride pixels; up to stride - 1 behind them, which no window
-    reaches, are left out. `fused`: by multiply-adds that round once, as most processors have."""
+    stride. With more groups than one the result is (*points, group, batch, *tiles, channels of the group). Under n tiles along an axis lie
+    n * tile * stride + window - stride pixels; up to stride - 1 behind them, which no window reaches, are left out. `fused`: by
+    multiply-adds that round once, as most processors have."""
     rank = len(taps)
     if x.ndim != rank + 2:
         raise IRError(f"Winograd's algorithm for a {x.ndim}-dimensional input", why=f"its filter has {rank} spatial axes")
@@ -130,40 +135,48 @@ def winograd_input(x: Tensor, tile: int, taps: Sequence[int], stride: int = 1, f
         under = as_expr(counts[-1]) * step + (n - step)
         require_same(d, as_dim(under + (as_expr(d) - under) % stride), "pixels under whole tiles")
 
+    each = as_expr(x.shape[1]) // group
+
     def element(*index: Expr) -> Expr:
-        which, n, place, c = index[:rank], index[rank], index[rank + 1 : -1], index[-1]
+        which, (*of, n), place, c = index[:rank], index[rank : -rank - 1], index[-rank - 1 : -1], index[-1]
+        channel = of[0] * each + c if of else c
 
         def transformed(axis: int, pixel: tuple[int, ...]) -> Expr:
             """Along this axis and those before it, at a pixel of a tile along those behind."""
             if axis < 0:
-                return x[n, c, *(p * t + i for p, t, i in zip(place, steps, pixel, strict=True))]
+                return x[n, channel, *(p * t + i for p, t, i in zip(place, steps, pixel, strict=True))]
             values = [transformed(axis - 1, (i, *pixel)) for i in range(points[axis])]
             return values[0] if taps[axis] == 1 else pick(which[axis], _to_points(tile, taps[axis], stride, values, fused))
 
         return transformed(rank - 1, ())
 
-    return te.compute((*points, x.shape[0], *counts, x.shape[1]), element, "winograd_input")
+    groups = () if group == 1 else (group,)
+    return te.compute((*points, *groups, x.shape[0], *counts, as_dim(each)), element, "winograd_input")
 
 
 def winograd_product(x: Tensor, w: Tensor) -> Tensor:
-    """For every point, tiles times weights (*points, in channels, out channels)."""
+    """For every point, and group, tiles times weights (*points, in channels, out channels), or (*points, group, in, out)."""
     require_same(x.shape[-1], w.shape[-2], "channels of a convolution")
     c, shape = te.reduce_axis(w.shape[-2], "rc"), (*x.shape[:-1], w.shape[-1])
     return te.compute(shape, lambda *i: te.sum(x[*i[:-1], c] * w[*i[: w.ndim - 2], c, i[-1]], c), "winograd_product")
 
 
-def winograd_output(p: Tensor, tile: int, shape: Sequence[Dim], stride: int = 1, fused: bool = True) -> Tensor:
-    """A' p A for every tile, put together: (batch, channels, *shape), what lies beyond `shape` cut off. `fused` as of `winograd_input`."""
+def winograd_output(p: Tensor, tile: int, shape: Sequence[Dim], stride: int = 1, fused: bool = True, group: int = 1) -> Tensor:
+    """A' p A for every tile, put together: (batch, channels, *shape), what lies beyond `shape` cut off. `fused` and `group` as of
+    `winograd_input`."""
     rank = len(shape)
     points = sizes(p.shape[:rank], "points")
     tiles = tile_shape(tile, points)  # one point where the window is 1
-    for d, count, n in zip(shape, p.shape[rank + 1 : -1], tiles, strict=True):
+    for d, count, n in zip(shape, p.shape[-rank - 1 : -1], tiles, strict=True):
         require_same(as_dim((as_expr(d) + (n - 1)) // n), count, "tiles of a convolution")
+
+    each = as_expr(p.shape[-1])
 
     def element(n: Expr, o: Expr, *place: Expr) -> Expr:
         def transformed(axis: int, point: tuple[int, ...]) -> Expr:
             if axis < 0:
-                return p[*point, n, *(i // t for i, t in zip(place, tiles, strict=True)), o]
+                of, channel = ((), o) if group == 1 else ((o // each,), o % each)
+                return p[*point, *of, n, *(i // t for i, t in zip(place, tiles, strict=True)), channel]
             values = [transformed(axis - 1, (i, *point)) for i in range(points[axis])]
             if points[axis] == 1:
                 return values[0]
@@ -171,7 +184,7 @@ def winograd_output(p: Tensor, tile: int, shape: Sequence[Dim], stride: int = 1,
 
         return transformed(rank - 1, ())
 
-    return te.compute((p.shape[rank], p.shape[-1], *shape), element, "winograd_output")
+    return te.compute((p.shape[-rank - 2], as_dim(each * group), *shape), element, "winograd_output")
 
 
 def _to_points(tile: int, window: int, stride: int, values: Sequence[Expr], fused: bool) -> list[Expr]:

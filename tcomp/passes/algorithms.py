@@ -1,6 +1,7 @@
 """The choice among algorithms that compute the same result. `tcomp.compile(..., direct=True)` does without the first two.
 
-- Winograd's algorithm, for convolutions, multiplies 1.2 to 4 times less, but moves tiles to and from points, and reads more weights.
+- Winograd's algorithm, for convolutions (in groups of at least a vector of channels, too), multiplies 1.2 to 4 times less, but moves tiles
+  to and from points, and reads more weights.
   Rounding errors are about ten times those of the direct sum and stay far below `MAX_ERROR` of the largest output; tests hold them to that.
 - Strassen's algorithm, for products with a constant matrix, convolutions of single pixels included, multiplies 8/7 times less, and reads
   7/4 times the weights, which are stored as sums of its quarters. Rounding errors are about twice those of the direct sum, row by row (for
@@ -46,6 +47,7 @@ from tcomp.target import CpuTarget
 
 MAX_POINTS = {1: 8, 2: 6}  # along an axis, by the number of axes that are cut into tiles: rounding errors grow with all points together
 MAX_STRIDE = 2  # of a window of three, a larger stride leaves nothing to save
+MIN_GROUP = 16  # channels of a group: products of shorter sums take as long to start and to store as to add up
 MAX_ERROR = 1e-3  # of the largest output: no algorithm is chosen that may be less exact
 MIN_KEYS = 256  # elements of a row of scores: two blocks of the schedule; a shorter row is a single block
 TYPICAL = 256  # elements of an axis of unknown size: pixels of an image; a power of two, so that no algorithm has a tile too many
@@ -56,8 +58,9 @@ MAX_TIME = 0.95  # of the time of the direct sum: smaller differences are within
 
 @dataclass(frozen=True, slots=True)
 class Convolution:
-    """The sizes of a convolution, which decide on the fastest algorithm. `extents` are those of the result, `window` those of the filter,
-    axis by axis; `stride` is that of the axes along which the window has more than one element."""
+    """The sizes of a convolution, which decide on the fastest algorithm. `channels` and `outputs` are those of each of its groups,
+    `extents` those of the result, `window` those of the filter, axis by axis; `stride` is that of the axes along which the window has more
+    than one element."""
 
     batch: int
     channels: int
@@ -65,10 +68,11 @@ class Convolution:
     extents: tuple[int, ...]
     window: tuple[int, ...] = (3, 3)
     stride: int = 1
+    groups: int = 1
 
     def __str__(self) -> str:
         window, extents = ("x".join(map(str, n)) for n in (self.window, self.extents))
-        stride = "" if self.stride == 1 else f" of stride {self.stride}"
+        stride = ("" if self.stride == 1 else f" of stride {self.stride}") + ("" if self.groups == 1 else f" in {self.groups} groups")
         return f"{window} convolution{stride} {self.batch}x{self.channels} -> {self.outputs}x{extents}"
 
 
@@ -107,7 +111,7 @@ def choose_algorithms(
     def winograd(node: Node, rewriter: Rewriter) -> Replacement:
         """conv(x, w) = winograd_output(winograd_product(winograd_input(x), G w G'))"""
         form = structure.convolution(node)
-        if form is None or form.group != 1 or node.outputs[0].dtype != "float32":
+        if form is None or node.outputs[0].dtype != "float32":
             return None
         (x, w), output = node.inputs, node.outputs[0]
         if x is None or w is None or (weights := rewriter.array(w)) is None:
@@ -118,7 +122,8 @@ def choose_algorithms(
             return None
         batch, extents = output.shape[0], output.shape[2:]
         likely = tuple(typical_size(d, sample) for d in extents)
-        sizes = Convolution(batch if isinstance(batch, int) else 1, weights.shape[1], weights.shape[0], likely, window, stride)
+        channels, outputs = weights.shape[1], weights.shape[0] // form.group
+        sizes = Convolution(batch if isinstance(batch, int) else 1, channels, outputs, likely, window, stride, form.group)
         if not (tile := chosen(sizes)):
             return "the direct sum is faster"
         whole = [(as_expr(d) + (n - 1)) // n * n for d, n in zip(extents, bilinear.tile_shape(tile, window), strict=True)]
@@ -129,10 +134,13 @@ def choose_algorithms(
             if not prove(over >= 0) or not prove(over < step):
                 return "what lies under the last tiles is not known"
         source = _padded(x, missing, rewriter, node.name)
-        attrs = {"tile": tile, "stride": stride} | ({} if target.fma else {"fused": False})  # emulated, they take ten times as long
+        attrs = {"tile": tile, "stride": stride} | ({} if form.group == 1 else {"group": form.group})
+        attrs |= {} if target.fma else {"fused": False}  # emulated, they take ten times as long
         (points,) = rewriter.add(bilinear.WINOGRAD_INPUT, [source], {**attrs, "taps": window}, f"{node.name}.tiles")
-        shape = (*(bilinear.points_of(tile, n, stride) for n in window), sizes.channels, sizes.outputs)
-        kernels = rewriter.constant(LazyConstant(shape, bilinear.transformed_weights, weights, (tile, stride)), f"{w.name}.winograd")
+        groups = () if form.group == 1 else (form.group,)
+        shape = (*(bilinear.points_of(tile, n, stride) for n in window), *groups, channels, outputs)
+        transformed = LazyConstant(shape, bilinear.transformed_weights, weights, (tile, stride, *groups))
+        kernels = rewriter.constant(transformed, f"{w.name}.winograd")
         (products,) = rewriter.add(bilinear.WINOGRAD_PRODUCT, [points, kernels], {}, f"{node.name}.products")
         return rewriter.add(bilinear.WINOGRAD_OUTPUT, [products], {**attrs, "shape": extents}, node.name)
 
@@ -361,12 +369,13 @@ def algorithm_costs(x: Sizes, target: CpuTarget) -> dict[int, float]:
         return costs
     pixels, elements = x.batch * prod(x.extents), prod(x.window)
     read = prod(x.stride for n in x.window if n > 1)  # pixels of the input for one of the result
-    costs = {0: cycles(elements * pixels, elements, x.channels, x.outputs)}
-    for tile in _tiles(x.window, x.stride) if min(x.channels, x.outputs) >= lanes else ():
+    costs = {0: x.groups * cycles(elements * pixels, elements, x.channels, x.outputs)}
+    least = lanes if x.groups == 1 else max(lanes, MIN_GROUP)
+    for tile in _tiles(x.window, x.stride) if min(x.channels, x.outputs) >= least else ():
         points = prod(bilinear.points_of(tile, n, x.stride) for n in x.window)
         tiles = x.batch * prod(-(-d // n) for d, n in zip(x.extents, bilinear.tile_shape(tile, x.window), strict=True))
         moved = pixels * (x.channels * read + x.outputs) + 2 * points * tiles * (x.channels + x.outputs)  # each is written and read once
-        costs[tile] = cycles(points * tiles, points, x.channels, x.outputs) + moved * 4 / core.tile_bandwidth
+        costs[tile] = x.groups * (cycles(points * tiles, points, x.channels, x.outputs) + moved * 4 / core.tile_bandwidth)
     return costs
 
 

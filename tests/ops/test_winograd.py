@@ -36,11 +36,11 @@ def example(batch, channels, outputs, height, width, tile):
     return x, w, windowed(x, w, (height, width))
 
 
-def by_points(apply, x, w, tile, extents, stride=1):
+def by_points(apply, x, w, tile, extents, stride=1, group=1):
     """The three operators, one after the other."""
-    points = apply(bilinear.WINOGRAD_INPUT, x, tile=tile, taps=w.shape[2:], stride=stride)
-    products = apply(bilinear.WINOGRAD_PRODUCT, points, bilinear.transformed_weights(w, tile, stride))
-    return apply(bilinear.WINOGRAD_OUTPUT, products, tile=tile, shape=extents, stride=stride)
+    points = apply(bilinear.WINOGRAD_INPUT, x, tile=tile, taps=w.shape[2:], stride=stride, group=group)
+    products = apply(bilinear.WINOGRAD_PRODUCT, points, bilinear.transformed_weights(w, tile, stride, group))
+    return apply(bilinear.WINOGRAD_OUTPUT, products, tile=tile, shape=extents, stride=stride, group=group)
 
 
 def error(found, exact):
@@ -113,6 +113,21 @@ def test_a_stride_of_two(apply, tile, behind, taps, extents):
     x = np.pad(x, [(0, 0), (0, 0), *((0, behind if t > 1 else 0) for t in taps)], constant_values=np.nan)
     found = by_points(apply, x, w, tile, extents, 2)
     assert found.shape == exact.shape and error(found, exact) < 1e-5
+
+
+@pytest.mark.parametrize("tile", TILES)
+@pytest.mark.parametrize("stride", (1, 2))
+@pytest.mark.parametrize("channels, outputs, group", [(12, 12, 4), (32, 64, 2), (48, 48, 2), (10, 15, 5)])
+def test_groups_of_channels(apply, tile, stride, channels, outputs, group):
+    rng = np.random.default_rng(channels)
+    x, w = (
+        rng.standard_normal((2, channels, *(n * tile * stride + 3 - stride for n in (2, 3)))),
+        rng.standard_normal((outputs, channels // group, 3, 3)),
+    )
+    x, w, extents = x.astype(np.float32), w.astype(np.float32), (2 * tile, 3 * tile - 1)
+    exact = np.concatenate([windowed(*pair, extents, stride) for pair in zip(np.split(x, group, 1), np.split(w, group), strict=True)], 1)
+    found = by_points(apply, x, w, tile, extents, stride, group)
+    assert found.shape == exact.shape and error(found, exact) < 2e-5
 
 
 def test_tiles_are_whole():

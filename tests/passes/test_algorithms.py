@@ -65,6 +65,14 @@ def test_the_rewrite_keeps_the_result(unchanged, monkeypatch, tile, shape, pads)
     assert operators(after) == (WINOGRAD if needs_pad else WINOGRAD[1:])  # one pad at most: that of the model is widened
 
 
+@pytest.mark.parametrize("stride", (1, 2))
+def test_groups_of_channels(unchanged, monkeypatch, stride):
+    monkeypatch.setattr(algorithms, "fastest", lambda sizes, target: 4)
+    before = graph_of((2, 6, 8, 8), array(9, 2, 3, 3), {**PLAIN, "strides": (stride, stride), "group": 3}, pads=(1, 1))
+    after = operators(unchanged(before, choose_algorithms(before, TARGET), rtol=1e-4))
+    assert after[after.index("winograd_input") :] == WINOGRAD[1:]
+
+
 def test_processors_without_multiply_adds(unchanged, monkeypatch):
     monkeypatch.setattr(algorithms, "fastest", lambda sizes, target: 4)
     before = graph_of((1, 3, 10, 10), array(2, 3, 3, 3), pads=(1, 1))
@@ -227,7 +235,7 @@ def test_the_likely_size_of_an_image_decides():
         ((64, 64, 3, 3), {"attrs": {**PLAIN, "strides": (1, 2)}}),
         ((64, 64, 3, 1), {"attrs": {**PLAIN, "strides": (2, 2)}}),
         ((64, 64, 3, 3), {"attrs": {**PLAIN, "dilations": (2, 2)}}),
-        ((64, 32, 3, 3), {"attrs": {**PLAIN, "group": 2}}),
+        ((64, 8, 3, 3), {"attrs": {**PLAIN, "group": 8}}),
         ((64, 64, 1, 1), {}),
         ((64, 64, 7, 7), {}),
         ((64, 64, 5, 4), {}),
@@ -265,6 +273,13 @@ def test_the_rule_for_a_stride_of_two():
     sizes = [Convolution(1, channels, channels, (size, size), stride=2) for channels, size in cases]
     assert [fastest(x, ZEN5) for x in sizes] == [4, 2, 0, 0]
     assert str(sizes[0]) == "3x3 convolution of stride 2 1x128 -> 128x28x28"
+
+
+def test_the_rule_for_groups():
+    sizes = [Convolution(1, 512 // n, 512 // n, (14, 14), groups=n) for n in (2, 8, 64)]
+    assert [fastest(x, TARGET) for x in sizes] == [2, 2, 0] and str(sizes[1]) == "3x3 convolution in 8 groups 1x64 -> 64x14x14"
+    narrow = CpuTarget.parse("cpu -march=aarch64 -mcpu=neoverse-n1")  # four lanes
+    assert [fastest(Convolution(1, n, n, (56, 56), groups=8), narrow) for n in (4, 8, 16, 64)] == [0, 0, 4, 4]
 
 
 def test_many_images_share_their_weights():
