@@ -124,6 +124,7 @@ class _Text:
         self.lines = []
         self.line("def program():", stmt)
         with self.indented():
+            self.line("pass", stmt)  # a program may have no statement
             write(stmt)
         space = dict(self.known)
         exec(compile("\n".join(self.lines), _FILE, "exec"), space)  # noqa: S102  made above, of numbers and names made here alone

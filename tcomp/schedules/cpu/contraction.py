@@ -56,12 +56,13 @@ def schedule(s: Schedule, result: str, acc: str, target: CpuTarget, knobs: Knobs
     *others, columns = (x.var.name for x in out.loops)
     batch = [x for x in others if x in batch_axes]
     others = [x for x in others if x not in batch_axes]
-    part = None
+    part, of_part, rest = None, "", 0
     if (parts := work_partition.row_parts(nest, target, knobs)) is not None:
         whole = loop_of[parts[0].var.name]
-        part, inner = s.split(whole, parts[1])
-        others[others.index(whole)] = inner
-        outer_rows, rows = (inner if x == whole else x for x in (outer_rows, rows))
+        part, of_part = s.split(whole, parts[1])
+        rest = extent_of(parts[0].extent) % parts[1]
+        others[others.index(whole)] = of_part
+        outer_rows, rows = (of_part if x == whole else x for x in (outer_rows, rows))
     cut = {x: n for x, n in ((outer_rows, tile.outer_rows), (rows, tile.rows)) if x is not None and (x is rows or n > 1)}
     inside, cuts = common.split_tiles(s, [*cut.items(), (columns, tile.vectors * lanes)])
     *tiles_of_rows, column = cuts
@@ -113,6 +114,9 @@ def schedule(s: Schedule, result: str, acc: str, target: CpuTarget, knobs: Knobs
                 if sizes[out.writes] > target.l2 and common.is_streamed(s, out.writes, target, knobs):
                     del sizes[out.writes]
                 _prefetch_next(s, sizes, around[-2], [column], target.l2, common.STREAM_CACHES * target.l2, knobs)
+    if rest:
+        tiles = dict(zip(cut, cuts, strict=False)).get(of_part, of_part)
+        _smaller_part(s, around[len(batch) :], cuts, tiles, cut.get(of_part, 1), rest)
     shared = common.partition_tails(s, around, cuts)
     if next_tile:  # the last tile, which has a nest of its own now, needs no next one
         _prefetch_next_tile(s, nest, out, next_tile, loops, target, knobs)
@@ -121,6 +125,16 @@ def schedule(s: Schedule, result: str, acc: str, target: CpuTarget, knobs: Knobs
         s.set_kind(name, SERIAL)
     for names in shared if part is None else [[*batch, part]]:
         threads(s, names, work_partition.pays(nest), knobs)
+
+
+def _smaller_part(s: Schedule, around: Sequence[str], cuts: Mapping[str, E.Dim | None], rows: str, tile: int, rest: int) -> None:
+    """The last part of the rows, which has only the `rest` of them, becomes a nest of its own: `rows` walks the tiles of a part."""
+    _, tail = s.partition(around[0], common.size(s, around[0]) - 1)
+    _, behind = s.partition(tail.copies[rows], rest // tile)
+    if rest % tile:
+        s.partition(behind, 1)
+    columns = {tail.copies[x]: n for x, n in cuts.items() if x != rows}
+    common.partition_tails(s, [tail.copies[x] for x in around[1:]], columns)
 
 
 def _tested_steps(s: Schedule) -> list[str]:

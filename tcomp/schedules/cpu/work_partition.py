@@ -17,7 +17,8 @@ from tcomp.ir.layout import Layout
 from tcomp.ir.loops import For
 from tcomp.schedules.analysis import access_patterns as patterns
 from tcomp.schedules.analysis.access_patterns import Nest, bytes_of, extent_of, nests, row_axis, stage_axes
-from tcomp.schedules.cpu.common import divides
+from tcomp.schedules.cost.register_tiles import MAX_TILE_VECTORS
+from tcomp.schedules.cpu.common import divides, nest_lanes
 from tcomp.schedules.knobs import Knobs
 from tcomp.schedules.schedule import Schedule
 from tcomp.target import CpuTarget
@@ -25,6 +26,7 @@ from tcomp.target import CpuTarget
 MIN_PARALLEL_STEPS = 1 << 19  # accumulations, or
 MIN_PARALLEL_BYTES = 1 << 18  # bytes of operands, below which waking threads costs more than they save
 TILE_ROWS = range(6, 17)  # rows of a register tile: one of these divides a part, so that no tile hangs over its edge
+PART_ROWS = 84  # rows of a part are a multiple of these, where the last part is smaller: 14, 12, 7, 6 and 4 rows of a tile divide it
 HIDING_ROWS = 128  # rows that are multiplied by an operand while as much of it arrives from beyond the core's caches
 CACHED_ROWS_SHARE = 0.6  # of the second-level cache, for rows that are to stay there,
 MIN_CACHED_ROWS = 256  # but at least this many: each part reads the other operand again
@@ -33,19 +35,23 @@ MIN_CACHED_ROWS = 256  # but at least this many: each part reads the other opera
 def row_parts(nest: Nest, target: CpuTarget, knobs: Knobs) -> tuple[For, int] | None:
     """The outermost axis of rows, and how many of these a core computes all columns of before the next part, where it can be divided into
     such parts: one for each core, or more, such that the second-level cache holds what is read for the rows of a part. Where it cannot, and
-    all rows come from memory, the last-level cache does."""
+    all rows come from memory, the last-level cache does. On one core the last part may be smaller."""
     axis = _outermost(nest)
-    if axis is None or not (each := _rows_per_core(nest, axis, target)):
+    if axis is None:
         return None
-    rows, read = extent_of(axis.extent), _operand_bytes(nest, axis, False)  # bytes that are read for the rows, and not for all columns
+    each, rows = _rows_per_core(nest, axis, target), extent_of(axis.extent)
+    read = _operand_bytes(nest, axis, False)  # bytes that are read for the rows, and not for all columns
     known = isinstance(axis.extent, int)  # another size is cut into halves alone, which divide most that it may be
     counts = (n for n in range(1, max(1, each // MIN_CACHED_ROWS) + 1) if each % n == 0 and (known or n.bit_count() == 1))
-    parts = [each // n for n in counts if _in_tiles(nest, axis, each // n)]
+    parts = [each // n for n in counts if each and _in_tiles(nest, axis, each // n)]
     if cached := [part for part in parts if read * part // rows <= target.l2 * CACHED_ROWS_SHARE]:
         each = cached[0]
-    elif read > target.l3 // 2:
+    elif known and target.cores == 1 and axis is row_axis(nest) and _read_again(nest, read, rows, target):
+        count = -(-rows // max(MIN_CACHED_ROWS, int(target.l2 * CACHED_ROWS_SHARE * rows / read)))
+        each = -(-rows // (count * PART_ROWS)) * PART_ROWS
+    elif read > target.l3 // 2 and parts:
         each = parts[-1]
-    return (axis, each) if _rows_in_order(nest, axis, target, knobs) and each < rows else None
+    return (axis, each) if each and _rows_in_order(nest, axis, target, knobs) and each < rows else None
 
 
 def columns_inside(nest: Nest, target: CpuTarget, knobs: Knobs) -> bool:
@@ -81,6 +87,12 @@ def _rows_per_core(nest: Nest, axis: For, target: CpuTarget) -> int:
     """How many rows along an axis each core has; 0 where these are not the same for all, or register tiles do not divide them."""
     each = extent_of(axis.extent) // target.cores
     return each if divides(target.cores, axis.extent) and _in_tiles(nest, axis, each) else 0
+
+
+def _read_again(nest: Nest, read: int, rows: int, target: CpuTarget) -> bool:
+    """Whether rows come from beyond the core's caches for each of several panels of columns, and are enough for two parts."""
+    panels = extent_of(nest.spatial[-1].extent) > MAX_TILE_VECTORS * nest_lanes(target, nest)
+    return panels and read > target.l2 and rows >= 2 * MIN_CACHED_ROWS
 
 
 def _in_tiles(nest: Nest, axis: For, rows: int) -> bool:

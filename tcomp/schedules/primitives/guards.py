@@ -6,7 +6,7 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 
 from tcomp.ir import expr as E, loops as L
-from tcomp.ir.access import coefficient, in_range, indices_of, within, without
+from tcomp.ir.access import coefficient, in_range, within, without
 from tcomp.ir.dtypes import is_float
 from tcomp.ir.expr import INDEX, Dim, Expr, as_expr, loop_var
 from tcomp.ir.simplify import as_dim, difference, prove, same_dim, simplify
@@ -321,12 +321,25 @@ def _clean(s: L.Stmt) -> L.Stmt:
             cond = simplify(cond)
             if cond.op == "const":
                 return _clean(then if cond.attr else otherwise or L.Block(()))
-            then, otherwise = _clean(then), otherwise and _clean(otherwise)
-            return L.Block(()) if _empty(then) and otherwise is None else L.If(cond, then, otherwise)
+            then, otherwise = _clean(then), None if otherwise is None or _empty(rest := _clean(otherwise)) else rest
+            if _empty(then):
+                return L.Block(()) if otherwise is None else L.If(simplify(~cond), otherwise)
+            return L.If(cond, then, otherwise)
         case L.Allocate(b, body):
             body = _clean(body)
-            return L.Allocate(b, body) if indices_of(body, b) else body
+            return L.Allocate(b, body) if _is_read(body, b) else _clean(_without_stores(body, b))
     return L.with_children(s, [_clean(c) for c in L.children(s)]) if L.children(s) else L.map_expressions(s, simplify)
+
+
+def _is_read(s: L.Stmt, b: L.Buffer) -> bool:
+    """Whether anything may read a buffer: an expression, or an instruction that is given it."""
+    return any(isinstance(x, L.Call) or any(r.attr is b for r in E.reads(*L.expressions(x))) for x in L.walk(s))
+
+
+def _without_stores(s: L.Stmt, b: L.Buffer) -> L.Stmt:
+    if isinstance(s, L.Store | L.Accumulate | L.Prefetch):
+        return L.Block(()) if s.buffer is b else s
+    return L.with_children(s, [_without_stores(c, b) for c in L.children(s)])
 
 
 def _empty(s: L.Stmt) -> bool:

@@ -81,6 +81,15 @@ def test_rows_are_not_only_cut_into_halves(rows: int, parts: int) -> None:
     assert shared(scheduled(product(rows, 448, 256), 2).kernel) == [("C.0.o", parts)]
 
 
+def test_rows_that_nothing_divides_come_in_parts_of_which_the_last_is_smaller() -> None:
+    """361 pixels of 8 images, of 728 channels: no tile of 6 to 16 rows divides a part but all of them. 11 parts of 252 rows, and 116."""
+    s = scheduled(product(2888, 728, 728), 1)
+    loops = [(str(x.var), x.extent) for x in walk(s.kernel.body) if isinstance(x, For) and str(x.var).startswith("C.0.o")]
+    assert loops == [("C.0.o", 11)] and not s.kernel.notes
+    for p in (product(2888, 728, 40), product(300, 728, 728)):
+        assert "C.0.o" not in [name for name, _ in shared(scheduled(p, 1).kernel)]
+
+
 @pytest.mark.parametrize(("l3", "parts"), [("4M", 8), ("64M", 2)])
 def test_rows_of_which_too_few_are_cached_come_in_parts_from_memory(l3: str, parts: int) -> None:
     """256 rows of 1024 elements would be 1 MiB: in parts, they stay in the last-level cache, unless all of them do."""
@@ -90,7 +99,9 @@ def test_rows_of_which_too_few_are_cached_come_in_parts_from_memory(l3: str, par
 
 
 @pytest.mark.parametrize("cores", [1, 2])
-@pytest.mark.parametrize("p", [product(512, 32, 40), product(512, 32, 37), product(1022, 16, 40), product(1680, 16, 40)])
+@pytest.mark.parametrize(
+    "p", [product(512, 32, 40), product(512, 32, 37), product(1022, 16, 40), product(1680, 16, 40), product(2021, 17, 101)]
+)
 def test_parts_of_rows_compute_the_same(p: Program, cores: int) -> None:
     s = scheduled(p, cores, l2="64K")
     assert not s.kernel.notes and shared(s.kernel)[0][1] >= 2

@@ -271,3 +271,53 @@ def test_a_read_waits_for_its_guard() -> None:
         s = Schedule(kernel("kernel k(x: int64[10], y: int64[10]) -> (y) {\n for i in 0..10 {\n " + text + "\n }\n}"))
         s.split("i", 4)
         unchanged(s)
+
+
+def test_clean_drops_what_is_only_written() -> None:
+    """The tiles of accumulators behind the last row, of which nothing is stored."""
+    s = Schedule(
+        kernel("""
+        kernel k(x: float32[6], y: float32[6]) -> (y) {
+          for i in 0..3 {
+            alloc a: float32[4] register
+            for j in 0..4 {
+              a[j] = 0.0f
+            }
+            for j2 in 0..4 {
+              if i * 4 + j2 < 6 {
+                a[j2] += x[i * 4 + j2]
+              }
+            }
+            for j3 in 0..4 {
+              if i * 4 + j3 < 6 {
+                y[i * 4 + j3] = a[j3]
+              }
+            }
+          }
+        }
+    """)
+    )
+    s.partition("i", 2)
+    s.clean()
+    assert str(s.kernel.body).count("alloc") == 1
+    unchanged(s)
+
+
+def test_clean_may_leave_nothing_of_a_branch_or_of_a_program() -> None:
+    source = """
+        kernel k(x: float32[6], y: float32[6]) -> (y) {
+          for i in 0..6 {
+            alloc a: float32[6]
+            if x[i] < 0.0f {
+              a[i] = x[i]
+            } else {
+              OTHERWISE[i] = x[i]
+            }
+          }
+        }
+    """
+    for otherwise in ("y", "a"):
+        s = Schedule(kernel(source.replace("OTHERWISE", otherwise)))
+        s.clean()
+        assert ("if" in str(s.kernel.body)) == (otherwise == "y") and "alloc" not in str(s.kernel.body)
+        unchanged(s)
