@@ -98,7 +98,8 @@ def _batch(node: Node | None) -> tuple[Dim, ...] | None:
     if node is None or node.op is not RESHAPE or node.inputs[0] is None:
         return None
     source, target = node.inputs[0].shape, node.outputs[0].shape
-    return tuple(source[:-2]) if len(target) == 3 < len(source) and same_shape(source[-2:], target[1:]) else None
+    merged = len(target) == 3 < len(source) and same_shape(source[-2:], target[1:]) and same_dim(product(source[:-2]), target[0])
+    return tuple(source[:-2]) if merged else None
 
 
 @rule_for(TRANSPOSE)
@@ -143,6 +144,8 @@ def late_reshape(node: Node, rewriter: Rewriter) -> Replacement:
     body = body_of(node)
     if source is None or body is None or any(e.op == "reduce" for e in walk(body.expr)):
         return None
+    if not same_dim(product(source.shape), product(target)):
+        return None  # x is stretched
     kept = 0  # axes at the end
     while kept < min(len(source.shape), len(target)) and same_dim(source.shape[~kept], target[~kept]):
         kept += 1

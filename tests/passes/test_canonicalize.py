@@ -271,3 +271,13 @@ def test_what_is_computed_of_a_reshaped_product_is_reshaped_last(unchanged, othe
     unchanged(graph, after, rtol=1e-5)
     found = [name for name in operators(after) if name != "reshape" or other != (2, 3, 4)]
     assert found == (["matmul", "reshape", "add", "neg"] if other == (3, 4) else ["matmul", "add", "neg"] + ["reshape"] * (len(other) < 3))
+
+
+@pytest.mark.parametrize("shape", [(2, 1, 3, 4), (1, 6, 4)])
+def test_a_reshaped_product_that_is_stretched_stays(unchanged, shape):
+    """As rows of a product that are added to those of each image."""
+    b = GraphBuilder()
+    (y,) = b.add(MATMUL, [b.input("x", "float32", (6, 5)), b.input("w", "float32", (5, 4))])
+    (y,) = b.add(RESHAPE, [y], {"shape": shape})
+    graph = b.build(b.add(ADD, [b.input("b", "float32", tuple(5 if n == 1 else n for n in shape)), y]))
+    assert operators(unchanged(graph, canonicalize(graph), rtol=1e-5)) == ["matmul", "reshape", "add"]
