@@ -63,9 +63,12 @@ class Sizes:
         return {c: where for c, where in found.items() if not prove(c)}
 
     def solves(self, a: Dim, b: Dim) -> bool:
-        """Whether dims can be replaced so that two sizes are equal, by more than a narrower range of one. Raises as `meet` does."""
+        """Whether dims can be replaced so that two sizes are equal, by more than a narrower range of one."""
         gap = difference(self.now(a), self.now(b))
-        solution = None if any(v.attr.source is not None for v in variables(gap)) else self._solved(gap)
+        try:
+            solution = None if any(v.attr.source is not None for v in variables(gap)) else self._solved(gap)
+        except Contradiction:
+            return False
         return solution is not None and not any(value.op == "var" for _, value in solution.values)
 
     def meet(self, a: Dim, b: Dim, where: str) -> bool:

@@ -127,8 +127,8 @@ def product_of_batches(node: Node, rewriter: Rewriter) -> Replacement:
         same = maker is not None and same_shape(_batch(maker) or (), batch)
         operands += maker.inputs if maker and same else rewriter.add(RESHAPE, [v], {"shape": (*batch, *v.shape[1:])}, node.name)
     attrs = {"transpose_a": form.transpose_left, "transpose_b": form.transpose_right}
-    product = rewriter.add(MATMUL, operands, {name: True for name, wanted in attrs.items() if wanted}, node.name)
-    return rewriter.add(RESHAPE, product, {"shape": node.outputs[0].shape}, node.name)
+    products = rewriter.add(MATMUL, operands, {name: True for name, wanted in attrs.items() if wanted}, node.name)
+    return rewriter.add(RESHAPE, products, {"shape": node.outputs[0].shape}, node.name)
 
 
 def late_reshape(node: Node, rewriter: Rewriter) -> Replacement:

@@ -187,21 +187,22 @@ class Scope:
         raise UnsupportedError("the sizes of its inputs depend on each other in too complex a way", where=name)
 
     def _stretched(self, inputs: Inputs, attrs: Mapping[str, Any], pair: tuple[Dim, Dim], name: str) -> Inputs | None:
-        """Inputs of which one with a computed size, which is 1 in some runs, is stretched to the size that it has to be in all others. None
-        where no equation has to be checked before a run anyway, as it can be solved for symbolic sizes, or these do not occur so."""
-        if self.sizes is None or attrs:
+        """The inputs of an operator, where two sizes meet by broadcasting of which a computed one may be 1: it is stretched to the other
+        one, and a run is refused in which it is neither. None where both are to be equal: the equation can be solved for the dims, no
+        run shows that the size may be 1, or it is also the size of another axis."""
+        if self.sizes is None or attrs or self.sizes.solves(*pair):
             return None
         size, other = pair if _may_be_stretched(*map(self.sizes.now, pair)) else pair[::-1]
         one, common = as_expr(self.sizes.now(size)), self.sizes.now(other)
-        if not _may_be_stretched(one, common) or self.sizes.solves(one, common):
+        if not _may_be_stretched(one, common):
             return None
-        places = {n: d - len(v.shape) for n, v in enumerate(inputs) if v is not None for d, x in enumerate(v.shape) if same_dim(x, size)}
-        uses = [x for v in inputs if v is not None for x in v.shape if same_dim(x, size)]
+        places = [(n, d - len(v.shape)) for n, v in enumerate(inputs) if v is not None for d, x in enumerate(v.shape) if same_dim(x, size)]
         condition = binary("or", equal(one, as_expr(common)), equal(one, 1))
-        if len(uses) != len(places) or len({*places.values()}) != 1 or not self.sizes.assume(condition, name):
+        once = len({n for n, _ in places}) == len(places) and len({at for _, at in places}) == 1
+        if not once or not self.sizes.assume(condition, name):
             return None
         result = list(inputs)
-        for n, at in places.items():
+        for n, at in places:
             if (v := inputs[n]) is not None:
                 shape = (*v.shape[:at], common, *v.shape[len(v.shape) + at + 1 :])
                 result[n] = self.add(BROADCAST_TO, [v], {"shape": shape}, name)[0]
