@@ -222,6 +222,8 @@ ROI_ALIGN, COL2IM = Operator("roi_align", roi_align), Operator("col2im", col2im)
 # ---------------------------------------------------------------- tables that the run makes
 
 WIDE = "float64"
+COORDINATES = ("asymmetric", "tf_half_pixel_for_nn", "half_pixel", "half_pixel_symmetric", "pytorch_half_pixel", "align_corners",
+               "tf_crop_and_resize")  # fmt: skip
 
 
 def real(e: Dim | float | Expr) -> Expr:

@@ -34,7 +34,7 @@ from tcomp.ir.graph import (
     needs,
 )  # fmt: skip
 from tcomp.ir.interpreters.te import evaluate
-from tcomp.ir.simplify import as_dim, prove, same_dim, simplify
+from tcomp.ir.simplify import as_dim, prove, same_dim
 from tcomp.ops.movement import BROADCAST_TO, DIMS, RESHAPE, WITH_SHAPE
 
 FOLD_LIMIT = 4096  # elements: constants up to this size are computed while importing; larger ones are left to the passes
@@ -122,7 +122,13 @@ class Scope:
             for e in (value, valid)
         ):
             return as_dim(value)
-        value, valid = simplify(value), None if valid is None or prove(valid) else simplify(valid)
+        value, valid = symbolic.computed(value), None if valid is None or prove(valid) else symbolic.computed(valid)
+        if valid is not None and valid.op == "const":
+            if not valid.attr:
+                raise ImportModelError(f"{what} is not determined by its operands", where=name)
+            valid = None
+        if value.op == "const" and valid is None:
+            return as_dim(value)
         if late := self.root.counted_sizes.intersection(with_sources(variables(value, *([] if valid is None else [valid])))):
             why = f"it depends on values of inputs, and on `{next(iter(late)).name}`, which only a run counts"
             raise UnsupportedError(f"{what} is not known before a run", why=why)

@@ -22,7 +22,8 @@ import numpy as np
 from tcomp.errors import IRError
 from tcomp.ir import te
 from tcomp.ir.dtypes import BITS, is_float, is_integer
-from tcomp.ir.expr import INDEX, Expr, all_of, binary, bounds, cast, const, select, unary, variables, walk, with_args, written_size
+from tcomp.ir.expr import INDEX, Dim, Expr, all_of, binary, bounds, cast, const, select, unary, variables, walk, with_args, written_size
+from tcomp.ir.interpreters.te import evaluate
 from tcomp.ir.scalar_operators import BINARY
 from tcomp.ir.simplify import prove, simplify
 from tcomp.ir.te import Tensor
@@ -43,6 +44,14 @@ def literals(array: np.ndarray, dtype: str) -> Elements:
     """The elements of a constant array, row-major."""
     kind = dtype if is_float(dtype) or dtype == "bool" else INDEX
     return tuple(const(x, kind) for x in array.ravel().tolist())
+
+
+def computed(e: Dim) -> Expr:
+    """A number in canonical form, and as a constant where it depends on nothing."""
+    e = simplify(e)
+    if e.op == "const" or variables(e):
+        return e
+    return const(evaluate([te.compute((), lambda: e, "number")], {})[0].item(), e.dtype)
 
 
 def closed(outputs: Sequence[Tensor]) -> bool:

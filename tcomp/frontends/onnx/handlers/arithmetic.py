@@ -116,12 +116,6 @@ def _mean_variance_normalization(ctx: Context) -> Value:
     return ctx.add(ew.DIV, [centred, deviation])
 
 
-def _softmax_cross_entropy_loss(ctx: Context) -> tuple[Value, Value]:
-    log_prob = ctx.add(red.LOG_SOFTMAX, [ctx.value(0)], axes=(1,))
-    attrs = {"ignore_index": ctx.attrs.get("ignore_index"), "reduction": ctx.attrs["reduction"]}
-    return ctx.add(red.NLL_LOSS, [log_prob, ctx.value(1), ctx.input(2)], **attrs), log_prob
-
-
 def _cast(ctx: Context, dtype: str) -> Value:
     narrowed = {"saturate": bool(ctx.attrs.get("saturate", 1)), "rounding": ctx.attrs.get("round_mode", "up")}
     return ctx.add(ew.CAST, [ctx.value(0)], dtype=dtype, **(narrowed if dtype in NARROW_FLOATS else {}))
@@ -169,5 +163,4 @@ TABLE: Table = {
     "Softmax": _softmax(red.SOFTMAX), "LogSoftmax": _softmax(red.LOG_SOFTMAX), "Hardmax": _softmax(red.HARDMAX),
     "CumSum": _prefix(red.CUM_SUM), "CumProd": _prefix(red.CUM_PROD), "MeanVarianceNormalization": _mean_variance_normalization,
     "NegativeLogLikelihoodLoss": forward(red.NLL_LOSS, "reduction", inputs=3, ignore_index=attribute("ignore_index")),
-    "SoftmaxCrossEntropyLoss": _softmax_cross_entropy_loss,
 }  # fmt: skip

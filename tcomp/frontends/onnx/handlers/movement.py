@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from itertools import accumulate
-from math import ceil
 from operator import add, and_
 
 import numpy as np
@@ -15,7 +14,7 @@ from tcomp.frontends.onnx.signature import LARGEST
 from tcomp.frontends.onnx.symbolic import MAX_SIZES
 from tcomp.ir import te
 from tcomp.ir.dtypes import SCALE, is_float
-from tcomp.ir.expr import INDEX, Dim, Expr, as_expr, bounds, cast, const, maximum, minimum, select, variables
+from tcomp.ir.expr import INDEX, Dim, Expr, as_expr, cast, const, maximum, minimum, select, variables
 from tcomp.ir.graph import Operator, Value
 from tcomp.ir.shape_operands import depends_on_values
 from tcomp.ir.simplify import as_dim, same_dim, simplify
@@ -49,42 +48,32 @@ def _constant_of_shape(ctx: Context) -> Value:
 
 
 def _range_of_numbers(ctx: Context) -> Value:
-    names, dtype = ("the start", "the limit", "the step"), ctx.value(0).dtype
-    if not all(ctx.scope.known_elements(ctx.value(n)) is not None for n in range(3)):
+    """By index arithmetic where start and step are integers that are known when the model is compiled, or sizes."""
+    names = ("the start", "the limit", "the step")
+    whole = [ctx.dims(n) for n in range(3)]
+    numbers = [as_expr(w[0]) for w in whole if w]
+    if len(numbers) < 3:
         numbers = [ctx.given_numbers(n, what)[0] for n, what in enumerate(names)]
-        return ctx.add(ops.ARANGE_FROM, [ctx.value(0), ctx.value(2)], count=_given_count(ctx, *numbers))
-    if is_float(dtype) and not all(ctx.dims(n) for n in range(3)):
-        start, limit, delta = (float(ctx.require_known(n, what).reshape(())) for n, what in enumerate(names))
-        if delta == 0:
-            raise ctx.invalid("the step is 0")
-        wide = np.dtype("float64" if dtype == "float64" else "float32")
-        steps = np.arange(max(0, ceil((limit - start) / delta)), dtype=wide)
-        return ctx.constant(wide.type(start) + steps * wide.type(delta), dtype)
-    (first,), (end,), (step,) = (ctx.require_dims(n, what) for n, what in enumerate(names))
-    if not isinstance(step, int):
-        raise ctx.unsupported("the step depends on a symbolic size")
-    if step == 0:
+    first, end, step = numbers
+    if step.op == "const" and step.attr == 0:
         raise ctx.invalid("the step is 0")
-    return ctx.add(ops.ARANGE, [], start=first, step=step, count=_count(as_expr(first), as_expr(end), step), dtype=dtype)
-
-
-def _given_count(ctx: Context, first: Expr, end: Expr, step: Expr) -> Dim:
-    """How many numbers range(first, end, step) has, where these are known before a run."""
     if is_float(step.dtype):
         quotient = (cast(end, "float64") - cast(first, "float64")) / cast(step, "float64")
         count, valid = cast(te.ceil(quotient), INDEX), te.not_equal(cast(step, "float64"), const(0.0, "float64")) & ~te.isnan(quotient)
     else:
-        distance, stride = select(step > 0, end - first, first - end), maximum(step, 0 - step)
-        count = (distance + (stride - 1)) // maximum(stride, 1)
-        small = [(const(-LARGE) < e) & (e < const(LARGE)) for e in (first, end, step)]  # what follows does not wrap around
-        valid = te.not_equal(step, 0) & small[0] & small[1] & small[2]
-    return ctx.size(maximum(count, 0), "the length", valid=valid)
+        count, valid = _count(first, end, step), te.not_equal(step, 0)
+        for e in numbers:  # what follows does not wrap around
+            valid = valid & (const(-LARGE) < e) & (e < const(LARGE))
+    length = ctx.size(maximum(count, 0), "the length", valid=valid)
+    if step.op == "const" and not is_float(step.dtype):
+        return ctx.add(ops.ARANGE, [], start=as_dim(first), step=step.attr, count=length, dtype=ctx.value(0).dtype)
+    return ctx.add(ops.ARANGE_FROM, [ctx.value(0), ctx.value(2)], count=length)
 
 
-def _count(first: Expr, end: Expr, step: int) -> Dim:
-    """How many numbers range(first, end, step) has."""
-    span = end - first if step > 0 else first - end
-    return as_dim(maximum((simplify(span) + (abs(step) - 1)) // abs(step), 0))
+def _count(first: Expr, end: Expr, step: Expr) -> Expr:
+    """How many numbers range(first, end, step) has; nothing of use for a step of 0."""
+    distance, width = select(const(0) < step, end - first, first - end), maximum(step, 0 - step)
+    return maximum((simplify(distance) + (width - 1)) // maximum(width, 1), 0)
 
 
 def _eye_like(ctx: Context) -> Value:
@@ -232,19 +221,9 @@ def _slice(ctx: Context) -> Value:
     stride: list[Dim] = [1] * len(x.shape)
     shape = list(x.shape)
     for axis, start, end, step in zip(axes, starts, ends, steps, strict=True):
-        if any(map(depends_on_values, (start, end, step))):
-            first[axis], stride[axis], shape[axis] = _given_slice(ctx, axis, as_expr(start), as_expr(end), as_expr(step), valid)
-            continue
-        if not isinstance(step, int):
-            raise ctx.unsupported("a step depends on a symbolic size")
-        if step == 0:
-            raise ctx.invalid("a step is 0")
-        size = as_expr(x.shape[axis])
-        low, high = (as_expr(0), size) if step > 0 else (as_expr(-1), size - 1)
-        begin = _clamped(start, size, low, high)
-        count = _count(begin, _clamped(end, size, low, high), step)
-        # An empty slice may start anywhere; inside is where nothing can go wrong.
-        first[axis], stride[axis], shape[axis] = 0 if count == 0 else as_dim(begin), step, count
+        if step == 0 or (isinstance(step, Expr) and not depends_on_values(step)):
+            raise ctx.invalid("a step is 0") if step == 0 else ctx.unsupported("a step depends on a symbolic size")
+        first[axis], stride[axis], shape[axis] = _range_along(ctx, axis, as_expr(start), as_expr(end), as_expr(step), valid)
     return sliced(ctx, x, first, stride, shape)
 
 
@@ -262,29 +241,17 @@ def _counted_ends(ctx: Context, i: int) -> list[Dim] | None:
     return [ctx.counted(reshaped(ctx, cut(ctx, ends, 0, n, 1), ()), limit) for n, limit in enumerate(limits)]
 
 
-def _given_slice(ctx: Context, axis: int, start: Expr, end: Expr, step: Expr, valid: Expr) -> tuple[Dim, Dim, Dim]:
-    """The first index, step and length along an axis where they are known before a run."""
-    size, forward_ = as_expr(ctx.value(0).shape[axis]), const(0) < step
-    low, high = select(forward_, 0, -1), select(forward_, size, size - 1)
+def _range_along(ctx: Context, axis: int, start: Expr, end: Expr, step: Expr, valid: Expr) -> tuple[Dim, Dim, Dim]:
+    """The first index, step and length of start:end:step along an axis."""
+    size, upwards = as_expr(ctx.value(0).shape[axis]), const(0) < step
+    low, high = select(upwards, 0, -1), select(upwards, size, size - 1)
     stride = ctx.size(minimum(maximum(step, -END), END), f"the step along axis {axis}", -END, END, te.not_equal(step, 0))
-    begin, stop = (minimum(maximum(select(e < 0, e + size, e), low), high) for e in (start, end))
-    distance, width = select(forward_, stop - begin, begin - stop), maximum(as_expr(stride), 0 - as_expr(stride))
-    count = maximum((distance + (width - 1)) // maximum(width, 1), 0)
+    begin, stop = (simplify(minimum(maximum(select(e < 0, e + size, e), low), high)) for e in (start, end))
+    count = _count(begin, stop, as_expr(stride))
     length = ctx.size(count, f"extent {axis} of the result", valid=valid)
     # An empty slice may start anywhere; inside is where nothing can go wrong.
-    return ctx.size(select(te.equal(count, 0), 0, begin), f"the start along axis {axis}", most=None), stride, length
-
-
-def _clamped(index: Dim, size: Expr, low: Expr, high: Expr) -> Expr:
-    if isinstance(index, int) and abs(index) >= END - 1:
-        return high if index > 0 else low
-    lo, hi = bounds(index)
-    value = as_expr(index)
-    if hi is not None and hi < 0:
-        value = value + size
-    elif lo is None or lo < 0:
-        value = select(value < 0, value + size, value)
-    return simplify(maximum(minimum(value, high), low))
+    inside = select(te.equal(count, 0), 0, begin) if length == 0 or depends_on_values(length) else begin
+    return ctx.size(inside, f"the start along axis {axis}", most=None), stride, length
 
 
 def _split(ctx: Context) -> tuple[Value, ...]:
@@ -362,20 +329,6 @@ def padded(
     if mode != "constant" and any(d == 0 and (b, a) != (0, 0) for d, b, a in zip(x.shape, before, after, strict=True)):
         raise ctx.invalid("an empty axis cannot be padded from its own elements")
     return ctx.add(ops.PAD, [x, filling], before=tuple(before), after=tuple(after), mode=mode)
-
-
-def _center_crop_pad(ctx: Context) -> Value:
-    x = ctx.value(0)
-    starts, before, after = ([as_dim(0)] * len(x.shape) for _ in range(3))
-    shape = list(x.shape)
-    for axis, size in zip(ctx.axes(ctx.attrs.get("axes")), ctx.given_dims(1, "the shape"), strict=True):
-        extent, wanted = as_expr(x.shape[axis]), as_expr(ctx.size(size, f"extent {axis} of the result"))
-        missing, excess = (as_expr(as_dim(maximum(d, 0))) for d in (wanted - extent, extent - wanted))
-        starts[axis] = ctx.size(excess // 2, f"the start along axis {axis}", most=None)
-        shape[axis] = ctx.size(minimum(wanted, extent), f"what is kept of axis {axis}")
-        before[axis] = ctx.size(missing // 2, f"the padding of axis {axis}")
-        after[axis] = ctx.size(missing - missing // 2, f"the padding of axis {axis}")
-    return padded(ctx, sliced(ctx, x, starts, [1] * len(x.shape), shape), before, after)
 
 
 def _expand(ctx: Context) -> Value:
@@ -477,7 +430,7 @@ TABLE: Table = {
     "Shape": lambda ctx: ctx.dims_value(ctx.value(0).shape[slice(ctx.attrs.get("start", 0), ctx.attrs.get("end"))]),
     "Size": lambda ctx: ctx.dims_value([product(ctx.value(0).shape)], shape=()),
     "Reshape": _reshape, "Flatten": _flatten, "Squeeze": _squeeze, "Unsqueeze": _unsqueeze, "Slice": _slice, "Split": _split,
-    "Concat": _concat, "Pad": _pad, "CenterCropPad": _center_crop_pad, "Tile": _tile, "Trilu": _trilu,
+    "Concat": _concat, "Pad": _pad, "Tile": _tile, "Trilu": _trilu,
     "Transpose": forward(ops.TRANSPOSE, perm=lambda ctx: ctx.axes(ctx.attrs.get("perm", range(len(ctx.value(0).shape))[::-1]))),
     "Expand": _expand,
     "DepthToSpace": lambda ctx: _blocks(ctx, ops.DEPTH_TO_SPACE), "SpaceToDepth": lambda ctx: _blocks(ctx, ops.SPACE_TO_DEPTH),

@@ -20,21 +20,11 @@ def transform(ctx: Context, x: Value, axis: int, length: Dim, inverse: bool, one
     """A discrete Fourier transform of `length` points as a product with its matrix; the input is cut or zero-padded to them."""
     size, real = x.shape[axis], inverse and onesided
     count = as_dim(length if real or not onesided else as_expr(length) // 2 + 1)
-    if not (isinstance(size, int) and isinstance(length, int) and isinstance(count, int)):
-        attrs = {"points": count, "size": size, "length": length, "scale": "half" if real else "whole", "inverse": inverse}
-        made = [ctx.add(ops.DFT_TABLE, [], **attrs, sine=sine, dtype=x.dtype) for sine in (False, True)]
-        return ctx.add(ops.DFT, [x, *made], axis=axis, real=real)
-    if count * size > TABLE_LIMIT:
-        raise ctx.unsupported(f"a transform of {size} to {count} points needs a table of {count * size} elements")
-    n, k = np.arange(size), np.arange(count)
-    angle = 2 * np.pi / length * ((k[:, None] * n[None, :]) % length)
-    if real:  # the missing half of the spectrum is the conjugate of the given one
-        scale = np.where(n <= length // 2, np.where((n > 0) & (2 * n < length), 2.0, 1.0), 0.0)
-    else:
-        scale = np.where(n < length, 1.0, 0.0)
-    scale = scale / length if inverse else scale
-    tables = np.cos(angle) * scale, np.sin(angle) * scale * (1 if inverse else -1)
-    return ctx.add(ops.DFT, [x, *(ctx.constant(t, x.dtype) for t in tables)], axis=axis, real=real)
+    if all(isinstance(d, int) for d in (size, count)) and int(count) * int(size) > TABLE_LIMIT:
+        raise ctx.unsupported(f"a transform of {size} to {count} points needs a table of {int(count) * int(size)} elements")
+    attrs = {"points": count, "size": size, "length": length, "scale": "half" if real else "whole", "inverse": inverse}
+    tables = (ctx.add(ops.DFT_TABLE, [], **attrs, sine=sine, dtype=x.dtype) for sine in (False, True))
+    return ctx.add(ops.DFT, [x, *tables], axis=axis, real=real)
 
 
 def _dft(ctx: Context) -> Value:
@@ -86,13 +76,8 @@ def _window(*coefficients: float) -> Handler:
 
     def handler(ctx: Context) -> Value:
         size = ctx.size(ctx.given_dims(0, "the size")[0], "the size")
-        if not isinstance(size, int):
-            attrs = {"periodic": bool(ctx.attrs["periodic"]), "dtype": ctx.dtype("output_datatype")}
-            return ctx.add(ops.WINDOW, [], size=size, coefficients=coefficients, **attrs)
-        period = size if ctx.attrs["periodic"] else max(size - 1, 1)
-        angle = 2 * np.pi * np.arange(size) / period
-        values = sum((c * np.cos(n * angle) for n, c in enumerate(coefficients)), np.zeros(size))
-        return ctx.constant(values, ctx.dtype("output_datatype"))
+        attrs = {"periodic": bool(ctx.attrs["periodic"]), "dtype": ctx.dtype("output_datatype")}
+        return ctx.add(ops.WINDOW, [], size=size, coefficients=coefficients, **attrs)
 
     return handler
 
