@@ -14,7 +14,7 @@ from tcomp.ir.dtypes import is_float
 from tcomp.ir.expr import Dim, as_expr, bounds, const, row_major, substitute, walk
 from tcomp.ir.graph import Graph, Node, Operator, Value
 from tcomp.ir.simplify import as_dim, difference, same_dim, same_shape
-from tcomp.ops.elementwise import CAST, DIV, MUL, POW, RECIPROCAL
+from tcomp.ops.elementwise import CAST, DIV, MUL, POW, RECIPROCAL, SQRT
 from tcomp.ops.matmul import MATMUL
 from tcomp.ops.movement import PAD, RESHAPE, TRANSPOSE, product
 from tcomp.ops.reduction import GROUP_NORM, INSTANCE_NORM
@@ -219,12 +219,14 @@ def two_casts(node: Node, rewriter: Rewriter) -> Replacement:
 
 @rule_for(POW)
 def small_power(node: Node, rewriter: Rewriter) -> Replacement:
-    """x ** 2 = x * x    x ** 3 = x * x * x    x ** -1 = 1 / x"""
+    """x ** 2 = x * x    x ** 3 = x * x * x    x ** 0.5 = sqrt(x)    x ** -0.5 = 1 / sqrt(x)    x ** -1 = 1 / x
+    (As in PyTorch, the root of minus infinity is NaN.)"""
     base, exponent = node.inputs[0], uniform(rewriter.array(node.inputs[1]))
-    if base is None or exponent not in (2, 3, -1) or not is_float(base.dtype):
+    if base is None or exponent not in (2, 3, 0.5, -0.5, -1) or not is_float(base.dtype):
         return None
-    if exponent == -1:
-        return rewriter.add(RECIPROCAL, [base], {}, node.name)
+    root = rewriter.add(SQRT, [base], {}, node.name) if exponent in (0.5, -0.5) else (base,)
+    if exponent < 1:
+        return root if exponent == 0.5 else rewriter.add(RECIPROCAL, root, {}, node.name)
     power = rewriter.add(MUL, [base, base], {}, node.name)
     return power if exponent == 2 else rewriter.add(MUL, [*power, base], {}, node.name)
 

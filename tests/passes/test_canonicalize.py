@@ -202,7 +202,14 @@ def test_casts_that_lose_nothing_merge(unchanged, source, middle, target, left):
 
 
 def test_small_powers_are_products(unchanged):
-    for exponent, expected in [(2, ["mul"]), (3, ["mul", "mul"]), (-1, ["reciprocal"]), (0.5, ["pow"])]:
+    for exponent, expected in [
+        (2, ["mul"]),
+        (3, ["mul", "mul"]),
+        (-1, ["reciprocal"]),
+        (0.5, ["sqrt"]),
+        (-0.5, ["sqrt", "reciprocal"]),
+        (1.5, ["pow"]),
+    ]:
         before = chain((50,), (MAX, [f32(0.1)], {}), (POW, [f32(exponent)], {}))
         assert operators(unchanged(before, canonicalize(before), rtol=1e-6)) == ["max", *expected, "neg"]
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from math import prod
 from typing import Any, TypeAlias
 
@@ -31,8 +32,12 @@ from tcomp.runtime.manifest import HostSteps, TensorSpec
 ML = "ai.onnx.ml"
 MAX_FOLLOWED = 1 << 22  # elements of vectors: of more, shapes that are computed are not known
 _BEFORE, _MACHINE, _AFTER = range(3)
-_CLASSIFIERS = {"LinearClassifier": "classlabels_ints", "SVMClassifier": "classlabels_ints",
-                "TreeEnsembleClassifier": "classlabels_int64s"}  # fmt: skip
+LABELS = "classlabels_strings"
+_NUMBERED = {  # operators whose strings can be numbers: the attributes with the ones and with the others
+    "LinearClassifier": (LABELS, "classlabels_ints"), "SVMClassifier": (LABELS, "classlabels_ints"),
+    "TreeEnsembleClassifier": (LABELS, "classlabels_int64s"), "OneHotEncoder": ("cats_strings", "cats_int64s"),
+    "TfIdfVectorizer": ("pool_strings", "pool_int64s"),
+}  # fmt: skip
 _OF_STRINGS = {"StringNormalizer", "StringConcat", "StringSplit", "RegexFullMatch", "CategoryMapper", "ImageDecoder"}
 _STRING_ATTRIBUTES = {"keys_strings", "values_strings", "classes_strings", "classlabels_strings", "cats_strings", "pool_strings"}
 _ELEMENTWISE = {"LabelEncoder", "CategoryMapper", "RegexFullMatch", "Cast", "CastLike", "Identity"}  # their shape is that of input 0
@@ -162,51 +167,35 @@ class _Splitter:
                 raise ImportModelError("its attributes give no value", where=where)
             if (schema := find_schema(node.op_type, self._opset(node), domain_of(node.domain))) is not None:
                 schema.check_form(node, where)
-            elif node.op_type in CONVERT or node.op_type in _CLASSIFIERS or node.op_type in ("OneHotEncoder", "TfIdfVectorizer"):
+            elif node.op_type in CONVERT or node.op_type in _NUMBERED:
                 raise UnsupportedError("no such operator is known", where=where, why=f"its domain is `{node.domain}`")
 
     # ---------------------------------------------------------------- borders
 
     def _with_numbers(self, node: NodeProto) -> Iterator[NodeProto]:
         """The node, or others that do the same: strings only go into, and come out of, look-ups."""
-        attrs = {a.name: a for a in node.attribute}
-
-        def names(key: str) -> list[bytes]:
-            return [*attrs[key].strings] if key in attrs else []
-
-        def other(**changes: Any) -> NodeProto:
-            new = NodeProto()
-            new.CopyFrom(node)
-            del new.attribute[:]
-            new.attribute.extend(a for a in node.attribute if not a.name.endswith("_strings"))
-            new.attribute.extend(helper.make_attribute(k, v) for k, v in changes.items())
-            return new
-
-        def table(kind: str, source: str, result: str, **changes: Any) -> NodeProto:
-            return helper.make_node("LabelEncoder", [source], [result], name=f"{title(node)}/{kind}", domain=ML, **changes)
-
-        if node.op_type in _CLASSIFIERS and (labels := names("classlabels_strings")):
-            new = other(**{_CLASSIFIERS[node.op_type]: range(len(labels))})
-            if len(labels) == 1:
-                raise UnsupportedError("a classifier with one label is not supported", where=f"node `{title(node)}` ({node.op_type})")
-            label, new.output[0] = node.output[0], f"{node.output[0]}/number"
-            yield new
-            numbers = range(len(labels))
-            yield table("labels", new.output[0], label, keys_int64s=numbers, values_strings=labels, default_string="")
-        elif node.op_type == "OneHotEncoder" and (categories := names("cats_strings")):
-            new = other(cats_int64s=range(len(categories)))
-            source, new.input[0] = node.input[0], f"{node.output[0]}/number"
-            yield table("categories", source, new.input[0], keys_strings=categories, values_int64s=range(len(categories)), default_int64=-1)
-            yield new
-        elif node.op_type == "TfIdfVectorizer" and (pool := names("pool_strings")):
-            words = [*dict.fromkeys(pool)]
-            number = {word: n for n, word in enumerate(words)}
-            new = other(pool_int64s=[number[word] for word in pool])
-            source, new.input[0] = node.input[0], f"{node.output[0]}/number"
-            yield table("words", source, new.input[0], keys_strings=words, values_int64s=range(len(words)), default_int64=-1)
-            yield new
-        else:
+        strings_in, numbers_in = _NUMBERED.get(node.op_type, ("", ""))
+        given = [text for a in node.attribute if a.name == strings_in for text in a.strings]
+        if not given:
             yield node
+            return
+        number = {text: n for n, text in enumerate(dict.fromkeys(given))}
+        new, numbers, words = NodeProto(), range(len(number)), [*number]
+        new.CopyFrom(node)
+        del new.attribute[:]
+        new.attribute.extend(a for a in node.attribute if not a.name.endswith("_strings"))
+        new.attribute.append(helper.make_attribute(numbers_in, [number[text] for text in given]))
+        table, name, between = partial(helper.make_node, "LabelEncoder", domain=ML), f"{title(node)}/strings", f"{node.output[0]}/number"
+        if strings_in != LABELS:
+            new.input[0] = between
+            yield table(node.input[:1], [between], name, keys_strings=words, values_int64s=numbers, default_int64=-1)
+            yield new
+            return
+        if len(words) == 1:
+            raise UnsupportedError("a classifier with one label is not supported", where=f"node `{title(node)}` ({node.op_type})")
+        new.output[0] = between
+        yield new
+        yield table([between], node.output[:1], name, keys_int64s=numbers, values_strings=words, default_string="")
 
     # ---------------------------------------------------------------- which values are strings
 

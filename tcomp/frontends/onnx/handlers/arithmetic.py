@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from tcomp.frontends.onnx.context import Context, Handler, Table, Versions, attribute, flag, forward
 from tcomp.frontends.onnx.handlers.runtime_axes import chosen_axes, sized
-from tcomp.ir.dtypes import NARROW_FLOATS, is_float
+from tcomp.ir.dtypes import NARROW_FLOATS
 from tcomp.ir.expr import as_expr, select
 from tcomp.ir.graph import Operator, Value
 from tcomp.ops import elementwise as ew, reduction as red
@@ -24,20 +24,6 @@ def _aligned(ctx: Context) -> tuple[Value, Value]:
 def _binary(op: Operator) -> Versions:
     """Operators that broadcast since opset 7."""
     return (1, lambda ctx: ctx.add(op, _aligned(ctx))), (7, forward(op))
-
-
-def _pow(ctx: Context) -> Value:
-    """Small constant exponents become products and roots."""
-    x, y = _aligned(ctx) if ctx.opset < 7 else (ctx.value(0), ctx.value(1))
-    if (exponent := ctx.scope.known(y)) is not None and exponent.size == 1 and len(y.shape) <= len(x.shape) and is_float(x.dtype):
-        match float(exponent.reshape(())):
-            case 2.0:
-                return ctx.add(ew.MUL, [x, x])
-            case 3.0:
-                return ctx.add(ew.MUL, [ctx.add(ew.MUL, [x, x]), x])
-            case 0.5:
-                return ctx.add(ew.SQRT, [x])
-    return ctx.add(ew.POW, [x, y])
 
 
 def _prelu_by_channel(ctx: Context) -> Value:
@@ -135,7 +121,7 @@ TABLE: Table = {
         "BitwiseAnd": ew.AND, "BitwiseOr": ew.OR, "BitwiseXor": ew.XOR,
     }.items()},
     **{name: _binary(op) for name, op in {
-        "Add": ew.ADD, "Sub": ew.SUB, "Mul": ew.MUL, "Div": ew.DIV, "And": ew.AND, "Or": ew.OR, "Xor": ew.XOR,
+        "Add": ew.ADD, "Sub": ew.SUB, "Mul": ew.MUL, "Div": ew.DIV, "Pow": ew.POW, "And": ew.AND, "Or": ew.OR, "Xor": ew.XOR,
         "Equal": ew.EQUAL, "Less": ew.LESS, "Greater": ew.GREATER,
     }.items()},
     "LeakyRelu": forward(ew.LEAKY_RELU, "alpha"), "ThresholdedRelu": forward(ew.THRESHOLDED_RELU, "alpha"),
@@ -143,7 +129,6 @@ TABLE: Table = {
     "Gelu": forward(ew.GELU, "approximate"), "Swish": forward(ew.SWISH, "alpha"), "Shrink": forward(ew.SHRINK, "lambd", "bias"),
     "HardSigmoid": forward(ew.HARD_SIGMOID, "alpha", "beta"),
     "PRelu": ((1, _prelu_by_channel), (7, forward(ew.PRELU))),
-    "Pow": _pow,
     "Mod": lambda ctx: ctx.add(ew.FMOD if ctx.attrs["fmod"] else ew.MOD, ctx.inputs),  # the sign of the dividend, or of the divisor
     "BitShift": lambda ctx: ctx.add(ew.SHIFT_LEFT if ctx.attrs["direction"] == "LEFT" else ew.SHIFT_RIGHT, ctx.inputs),
     "Clip": ((1, lambda ctx: ctx.add(ew.CLIP_CONST, ctx.inputs, low=ctx.attrs.get("min"), high=ctx.attrs.get("max"))), (11, _clip)),

@@ -70,19 +70,6 @@ def _rsqrt(ctx: Context, x: Value) -> Value:
     return ctx.add(ops.RECIPROCAL, ctx.add(ops.SQRT, x))
 
 
-def _pow(ctx: Context, x: Operand, y: Operand) -> Value:
-    a, b = ctx.promoted(x, y)
-    if isinstance(y, int | float) and is_float(a.dtype):
-        if y in (2, 3):
-            square = ctx.add(ops.MUL, a, a)
-            return square if y == 2 else ctx.add(ops.MUL, square, a)
-        if y == 0.5:
-            return ctx.add(ops.SQRT, a)
-        if y in (-0.5, -1):
-            return ctx.add(ops.RECIPROCAL, a if y == -1 else ctx.add(ops.SQRT, a))
-    return ctx.add(ops.POW, a, b)
-
-
 def _clamp(ctx: Context, x: Value, low: Operand | None = None, high: Operand | None = None) -> Value:
     given = [v for v in (x, low, high) if v is not None]
     operands = iter(ctx.promoted(*given, count=3))
@@ -213,8 +200,9 @@ TABLE: Table = {
     aten.special_i1: composed(partial(_grown, special.BESSEL_I1E), F),
     aten._assert_async: lambda ctx, condition, message="": ctx.require(ctx.tensor(condition, "bool")),
     aten.isinf: _isinf, aten.elu: _elu, aten._to_copy: _cast,
-    aten.add: partial(_sum, ops.ADD), aten.sub: partial(_sum, ops.SUB), aten.mul: binary(ops.MUL), aten.div: _div, aten.pow: _pow,
-    aten.maximum: binary(ops.MAX), aten.minimum: binary(ops.MIN), aten.fmod: binary(ops.FMOD), aten.remainder: binary(ops.MOD),
+    aten.add: partial(_sum, ops.ADD), aten.sub: partial(_sum, ops.SUB), aten.mul: binary(ops.MUL), aten.div: _div,
+    aten.pow: binary(ops.POW), aten.maximum: binary(ops.MAX), aten.minimum: binary(ops.MIN),
+    aten.fmod: binary(ops.FMOD), aten.remainder: binary(ops.MOD),
     aten.bitwise_and: binary(ops.AND), aten.bitwise_or: binary(ops.OR), aten.bitwise_xor: binary(ops.XOR),
     aten.bitwise_left_shift: binary(ops.SHIFT_LEFT), aten.bitwise_right_shift: binary(ops.SHIFT_RIGHT),
     aten.logical_and: partial(_logical, ops.AND), aten.logical_or: partial(_logical, ops.OR), aten.logical_xor: partial(_logical, ops.XOR),
