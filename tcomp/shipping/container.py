@@ -46,7 +46,7 @@ _PLATFORMS = {"x86_64": "linux/amd64", "aarch64": "linux/arm64"}  # as engines c
 PORT, GRPC_PORT = 8000, 8001
 COMMAND = ["python", "-c", "from tcomp.cli import main; main()", "serve", "/models"]
 COMMAND += ["--host", "0.0.0.0", "--port", str(PORT), "--grpc-port", str(GRPC_PORT)]
-CHECK = ["python", "-c", f"from urllib.request import urlopen; urlopen('http://127.0.0.1:{PORT}/v2/health/ready', timeout=2)"]
+CHECK = ["python", "-m", "tcomp.serve.health", str(PORT)]
 
 
 def write_container(

@@ -13,6 +13,7 @@ import pytest
 
 from tcomp.errors import InputError
 from tcomp.serve.access import Access
+from tcomp.serve.health import is_ready
 from tcomp.serve.metrics import Metrics
 from tcomp.serve.options import ServerOptions, check_server_options
 from tcomp.serve.refusals import Refusal
@@ -121,6 +122,7 @@ def test_tls_for_both_protocols(models: Path, tmp_path: Path) -> None:
         context: Any = ssl.create_default_context(cafile=str(cert))
         with urllib.request.urlopen(f"https://localhost:{server.port}/v2/health/live", context=context, timeout=20) as answer:
             assert answer.status == 200
+        assert is_ready(server.port)
         credentials = grpc.ssl_channel_credentials(cert.read_bytes())
         with grpc.secure_channel(f"localhost:{server.grpc_port}", credentials) as channel:
             assert Client(channel)("ServerLive").live
@@ -132,6 +134,7 @@ def test_clients_need_certificates_where_that_is_asked(models: Path, tmp_path: P
         context: Any = ssl.create_default_context(cafile=str(cert))
         with pytest.raises(OSError):
             urllib.request.urlopen(f"https://localhost:{server.port}/v2/health/live", context=context, timeout=20)
+        assert is_ready(server.port)
         context.load_cert_chain(cert, key)
         with urllib.request.urlopen(f"https://localhost:{server.port}/v2/health/live", context=context, timeout=20) as answer:
             assert answer.status == 200
