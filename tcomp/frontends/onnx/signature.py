@@ -2,22 +2,21 @@
 
 from __future__ import annotations
 
-import ast
 import re
-import warnings
 from collections.abc import Callable, Container, Mapping, Sequence
 
 from onnx import ValueInfoProto
 
-from tcomp.errors import InputError, UnsupportedError
+from tcomp.errors import InputError, TcompError, UnsupportedError
 from tcomp.frontends.onnx import reader
-from tcomp.ir.expr import Dim, Expr, as_expr, binary, dim
+from tcomp.ir.expr import INDEX, Dim, as_expr, dim, substitute, variables, walk
 from tcomp.ir.simplify import as_dim
+from tcomp.ir.text.expression_parser import parse_expr
 
 LARGEST = (1 << 29) - 1  # of a dim without a bound of its own: index arithmetic and shape arithmetic rely on some bound
 
 MAX_FORMULA = 1000  # characters; longer text is a name
-OPERATIONS: Mapping[type[ast.operator], str] = {ast.Add: "add", ast.Sub: "sub", ast.Mult: "mul", ast.FloorDiv: "floordiv"}
+OPERATIONS = {"const", "var", "add", "sub", "neg", "mul", "floordiv"}  # in a formula
 
 Shape = Sequence[int | str]  # sizes, names and formulas
 Range = int | tuple[int, int] | list[int]  # a size, the lowest and the highest one, or sizes that get code of their own
@@ -110,23 +109,13 @@ def _are_sizes(given: list[int]) -> bool:
 def formula(text: str, size_of: Callable[[str], Dim]) -> Dim:
     """The size that a name or a formula of names, integers, `+ - * //` and parentheses stands for. Text that is not a formula is a name."""
     try:
-        with warnings.catch_warnings():  # of odd literals in the names of dims: they are not code of the user's
-            warnings.simplefilter("ignore")
-            tree = ast.parse(text.strip(), mode="eval").body if len(text) <= MAX_FORMULA else None
-        return as_dim(_evaluated(tree, size_of)) if isinstance(tree, ast.BinOp) else size_of(text)
-    except (SyntaxError, ValueError):
+        named = {name: dim(name) for name in re.findall(r"[A-Za-z_][\w.]*", text)}
+        found = parse_expr(text, named) if len(text) <= MAX_FORMULA else dim(text)
+    except TcompError:
         return size_of(text)
-
-
-def _evaluated(node: ast.expr, size_of: Callable[[str], Dim]) -> Expr:
-    match node:
-        case ast.Constant(value=int(value)) if not isinstance(value, bool):
-            return as_expr(value)
-        case ast.Name() | ast.Attribute():
-            return as_expr(size_of(ast.unparse(node)))
-        case ast.BinOp(left=left, op=ast.Add() | ast.Sub() | ast.Mult() | ast.FloorDiv() as op, right=right):
-            a, b = _evaluated(left, size_of), _evaluated(right, size_of)
-            if isinstance(op, ast.FloorDiv) and not (b.op == "const" and b.attr >= 1):
-                raise ValueError("a size is divided by what may not be positive")
-            return as_expr(as_dim(binary(OPERATIONS[type(op)], a, b)))
-    raise ValueError("no formula")
+    parts = [*walk(found)]
+    divided = all(e.args[1].op == "const" and e.args[1].attr >= 1 for e in parts if e.op == "floordiv")
+    sized = divided and all(e.op in OPERATIONS and e.dtype == INDEX for e in parts)
+    if not sized or found.op == "var" or re.fullmatch(r"[-\s\d]*", text):
+        return size_of(text)
+    return as_dim(substitute(found, {v: as_expr(size_of(v.name)) for v in variables(found)}))
