@@ -163,12 +163,6 @@ def _shape(node: HostNode) -> None:
     node.add(start=node.attrs.get("start", 0), end=node.attrs.get("end"))
 
 
-def _constant(node: HostNode) -> None:
-    value = next(iter(node.attrs.values()))
-    array = strings([value] if isinstance(value, str) else value, () if isinstance(value, str) else (len(value),))
-    node.add(value=saved_array(value if isinstance(value, np.ndarray) else array))
-
-
 CONVERT: Mapping[str, Convert] = {
     "StringNormalizer": _normalizer,
     "StringConcat": _plain,
@@ -179,7 +173,6 @@ CONVERT: Mapping[str, Convert] = {
     "Cast": _cast,
     "CastLike": _cast_like,
     "ImageDecoder": lambda node: node.add(pixel_format=node.attrs.get("pixel_format", "RGB")),
-    "Constant": _constant,
     "Identity": _plain,
     "Reshape": lambda node: node.add([node.node.input[0], *node.operand(1, "shape")], allow_zero=bool(node.attrs.get("allowzero", 0))),
     "Squeeze": lambda node: node.add([node.node.input[0], *node.operand(1, "axes")]),

@@ -132,10 +132,10 @@ class _Splitter:
         graph = model.graph
         defaults = {*initializers(graph)}
         self.inputs = {i.name: self._shaped(i) for i in graph.input if i.name not in defaults}
-        self.constants = {t.name: t for t in graph.initializer}
         nodes = ordered(graph.node, [o.name for o in graph.output], f"graph `{graph.name}`", self.reads)
         self._check(nodes)
-        self.nodes = [new for node in nodes for new in self._with_numbers(node)]
+        self.constants = {t.name: t for t in graph.initializer} | {n.output[0]: t for n in nodes if (t := _constant(n)) is not None}
+        self.nodes = [new for node in nodes if node.output[0] not in self.constants for new in self._with_numbers(node)]
         self.text = self._texts()
 
     def _shaped(self, info: ValueInfoProto) -> ValueInfoProto:
@@ -163,7 +163,7 @@ class _Splitter:
             where = f"node `{title(node)}` ({node.op_type})"
             if unknown := [name for name in node.input if name not in known]:
                 raise ImportModelError(f"`{unknown[0]}` is used but defined nowhere", where=where)
-            if any(a.ref_attr_name for a in node.attribute) or (node.op_type == "Constant" and len(node.attribute) != 1):
+            if not node.output or any(a.ref_attr_name for a in node.attribute) or (node.op_type == "Constant" and len(node.attribute) != 1):
                 raise ImportModelError("its attributes give no value", where=where)
             if (schema := find_schema(node.op_type, self._opset(node), domain_of(node.domain))) is not None:
                 schema.check_form(node, where)
@@ -214,8 +214,6 @@ class _Splitter:
                 return [attrs["to"].i == TensorProto.STRING if "to" in attrs else False]
             case "CastLike":
                 return [node.input[1] in text]
-            case "Constant":
-                return [_of_interest(node)]
             case "LabelEncoder" if "classes_strings" not in attrs:
                 return [
                     "values_strings" in attrs or ("values_tensor" in attrs and attrs["values_tensor"].t.data_type == TensorProto.STRING)
@@ -252,11 +250,7 @@ class _Splitter:
                 stage = _AFTER
             else:
                 stage = _BEFORE if n in early else _MACHINE
-            if node.op_type == "Constant" and not self._hosted(node):  # which both have
-                stage = _MACHINE
-                stages.update(dict.fromkeys(node.output, _BEFORE))
-            else:
-                stages.update(dict.fromkeys(node.output, stage))
+            stages.update(dict.fromkeys(node.output, stage))
             found[n] = stage
         return found, None
 
@@ -264,14 +258,14 @@ class _Splitter:
         """Numeric nodes that steps can compute from inputs alone, and that steps need."""
         possible, ready = set[int](), {*self.constants, *self.inputs}
         for n, node in enumerate(self.nodes):
-            if ready.issuperset(self.reads.of_node(node)) and (_convertible(node) or node.op_type == "Constant"):
+            if ready.issuperset(self.reads.of_node(node)) and _convertible(node):
                 possible.add(n)
                 ready.update(node.output)
         needed: set[str] = set()
         for node in reversed(self.nodes):
             if self._hosted(node) or needed.intersection(node.output):
                 needed.update(self.reads.of_node(node))
-        return {n for n in possible if needed.intersection(self.nodes[n].output) and self.nodes[n].op_type != "Constant"}
+        return {n for n in possible if needed.intersection(self.nodes[n].output)}
 
     def split(self) -> Split:
         """See the function `split`."""
@@ -328,12 +322,6 @@ class _Splitter:
                 is_text = tensor.data_type == TensorProto.STRING
                 raw = None if is_text else self.tensors.weights.get(name)
                 yield constant_step(name, string_array(tensor, where) if is_text else self.tensors.array(tensor, where, raw))
-        for node in self.nodes:
-            if node.op_type == "Constant" and not self._hosted(node) and needed.intersection(node.output):
-                values = {a.name: self.tensors.attribute(a, f"node `{title(node)}`") for a in node.attribute}
-                dtype = {"value_float": np.float32, "value_floats": np.float32, "value_int": np.int64, "value_ints": np.int64}
-                (kind, value) = next(iter(values.items()))
-                yield constant_step(node.output[0], np.asarray(value, dtype.get(kind)))
 
     def _steps(self, nodes: Iterable[NodeProto], types: Mapping[str, Type]) -> Iterator[Step]:
         refused = []
@@ -408,7 +396,7 @@ class _Splitter:
         result.model.opset_import.extend(self.model.opset_import)
         graph.name = source.name
         graph.node.extend(nodes)
-        graph.initializer.extend(t for t in source.initializer if t.data_type != TensorProto.STRING)
+        graph.initializer.extend(t for t in self.constants.values() if t.data_type != TensorProto.STRING)
         graph.sparse_initializer.extend(source.sparse_initializer)
         graph.input.extend(i for i in source.input if i.name in in_machine or (i.name not in self.inputs and i.name not in self.text))
         for name in dict.fromkeys(crossing):
@@ -429,6 +417,21 @@ class _Splitter:
         result.dims = {n: d for n, d in self.dims.items() if n not in hosted}
 
 
+def _constant(node: NodeProto) -> TensorProto | None:
+    """What a Constant node gives, under the name of its output; None for another node, or a sparse tensor."""
+    if node.op_type != "Constant" or domain_of(node.domain) or (kind := node.attribute[0].name) == "sparse_value":
+        return None
+    (attr,), dtypes = node.attribute, {"int": TensorProto.INT64, "float": TensorProto.FLOAT, "string": TensorProto.STRING}
+    value = helper.get_attribute_value(attr)
+    if kind == "value":
+        result = TensorProto()
+        result.CopyFrom(value)
+        result.name = node.output[0]
+        return result
+    dtype, several = dtypes[kind.removeprefix("value_").removesuffix("s")], kind.endswith("s")
+    return helper.make_tensor(node.output[0], dtype, [len(value)] if several else [], value if several else [value])
+
+
 def _followed(graph: GraphProto) -> int:
     """How many elements of vectors onnx's inference may write down, which follows those that are computed from node to node."""
     sizes = [[d.dim_value for d in i.type.tensor_type.shape.dim] for i in graph.input] + [list(t.dims) for t in graph.initializer]
@@ -437,7 +440,7 @@ def _followed(graph: GraphProto) -> int:
 
 
 def _convertible(node: NodeProto) -> bool:
-    return node.op_type in CONVERT and node.op_type != "Constant" and all(a.type != AttributeProto.GRAPH for a in node.attribute)
+    return node.op_type in CONVERT and all(a.type != AttributeProto.GRAPH for a in node.attribute)
 
 
 def title(node: NodeProto) -> str:

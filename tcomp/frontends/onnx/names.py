@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import heapq
 from collections.abc import Iterable, Sequence
 from graphlib import CycleError, TopologicalSorter
 
@@ -67,17 +66,10 @@ def ordered(nodes: Sequence[NodeProto], outputs: Iterable[str], where: str, read
     producer = {o: i for i, node in enumerate(nodes) for o in node.output if o}
     needs = {i: {producer[n] for n in reads.of_node(node) if n in producer} for i, node in enumerate(nodes)}
     wanted = set(postorder([producer[o] for o in outputs if o in producer], lambda i: list(needs[i])))
-    sorter = TopologicalSorter(needs)
     try:
-        sorter.prepare()
+        order = [*TopologicalSorter(needs).static_order()]
     except CycleError as error:
         stuck = nodes[error.args[1][0]]
         raise ImportModelError("the graph has a cycle", where=f"{where}, through node `{stuck.name}` ({stuck.op_type})") from None
-    ready, order = list[int](), list[NodeProto]()
-    while sorter.is_active():
-        for i in sorter.get_ready():
-            heapq.heappush(ready, i)
-        first = heapq.heappop(ready)
-        order += [nodes[first]] if first in wanted else []
-        sorter.done(first)
-    return order
+    given = all(before < i for i, read in needs.items() for before in read)
+    return [nodes[i] for i in (range(len(nodes)) if given else order) if i in wanted]
