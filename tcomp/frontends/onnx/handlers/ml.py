@@ -6,16 +6,22 @@ one column for each class in the order of its labels, which is what skl2onnx mak
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 import numpy as np
 
 from tcomp.errors import UnsupportedError
 from tcomp.frontends.onnx.context import Context, Table
-from tcomp.frontends.onnx.handlers.movement import cut, reshaped
+from tcomp.frontends.onnx.handlers.movement import padded, reshaped
 from tcomp.ir.dtypes import is_float, to_numpy
-from tcomp.ir.graph import Value
+from tcomp.ir.graph import Operator, Value
 from tcomp.ops import elementwise as ew, ml as ops, movement as mv, reduction as red
 from tcomp.ops.matmul import MATMUL
 
+TRANSFORMS: Mapping[str, tuple[Operator | None, Mapping[str, object]]] = {  # in the order of their numbers in TreeEnsemble
+    "NONE": (None, {}), "SOFTMAX": (red.SOFTMAX, {"axes": (1,)}), "LOGISTIC": (ew.SIGMOID, {}),
+    "SOFTMAX_ZERO": (ops.SOFTMAX_ZERO, {}), "PROBIT": (ops.PROBIT, {}),
+}  # fmt: skip
 STRINGS = "train or convert it with integers instead: sklearn.preprocessing.LabelEncoder maps labels"
 
 
@@ -24,13 +30,13 @@ def no_strings(ctx: Context, what: str) -> UnsupportedError:
     return ctx.unsupported(f"{what} are strings, which machine code has not", STRINGS)
 
 
-def matrix(ctx: Context, dtype: str | None = "float32") -> Value:
-    """Input 0 as rows of features; a vector is one row."""
-    x = ctx.value(0)
+def matrix(ctx: Context, dtype: str = "float32", i: int = 0) -> Value:
+    """Input `i` as rows of features; a vector is one row."""
+    x = ctx.value(i)
     if len(x.shape) not in (1, 2):
         raise ctx.invalid(f"the input has {len(x.shape)} dimensions, not rows of features")
     x = reshaped(ctx, x, (1, *x.shape)) if len(x.shape) == 1 else x
-    return x if dtype in (None, x.dtype) else ctx.add(ew.CAST, [x], dtype=dtype)
+    return x if x.dtype == dtype else ctx.add(ew.CAST, [x], dtype=dtype)
 
 
 def array(ctx: Context, name: str, dtype: str, *shape: int) -> Value:
@@ -44,19 +50,11 @@ def array(ctx: Context, name: str, dtype: str, *shape: int) -> Value:
 
 def transformed(ctx: Context, scores: Value, name: str | None = None) -> Value:
     """Scores under the `post_transform`."""
-    match ctx.attrs["post_transform"] if name is None else name:
-        case "NONE":
-            return scores
-        case "LOGISTIC":
-            return ctx.add(ew.SIGMOID, [scores])
-        case "SOFTMAX":
-            return ctx.add(red.SOFTMAX, [scores], axes=(1,))
-        case "SOFTMAX_ZERO":
-            return ctx.add(ops.SOFTMAX_ZERO, [scores])
-        case "PROBIT":
-            return ctx.add(ops.PROBIT, [scores])
-        case other:
-            raise ctx.invalid(f"unknown post_transform `{other}`")
+    name = ctx.attrs["post_transform"] if name is None else name
+    if name not in TRANSFORMS:
+        raise ctx.invalid(f"unknown post_transform `{name}`")
+    op, attrs = TRANSFORMS[name]
+    return scores if op is None else ctx.add(op, [scores], **attrs)
 
 
 def both_classes(ctx: Context, score: Value, complement: bool) -> Value:
@@ -70,16 +68,17 @@ def both_classes(ctx: Context, score: Value, complement: bool) -> Value:
     return transformed(ctx, both) if transform in ("LOGISTIC", "PROBIT") else both
 
 
-def class_count(ctx: Context, ints: str) -> int:
+def class_count(ctx: Context) -> int:
     """The number of classes that a classifier names."""
-    return len(ctx.attrs.get(ints) or ctx.attrs.get("classlabels_strings") or ())
+    return max((len(labels) for name, labels in ctx.attrs.items() if name.startswith("classlabels_")), default=0)
 
 
-def labelled(ctx: Context, index: Value, ints: str) -> Value:
+def labelled(ctx: Context, index: Value) -> Value:
     """The labels of classes [rows], given their numbers."""
     if ctx.attrs.get("classlabels_strings"):
         raise no_strings(ctx, "the labels of the classes")
-    return ctx.add(mv.GATHER, [ctx.constant(np.asarray(ctx.attrs[ints], np.int64)), index], axis=0)
+    labels = ctx.attrs.get("classlabels_ints") or ctx.attrs["classlabels_int64s"]
+    return ctx.add(mv.GATHER, [ctx.constant(np.asarray(labels, np.int64)), index], axis=0)
 
 
 def largest(ctx: Context, scores: Value) -> Value:
@@ -87,10 +86,15 @@ def largest(ctx: Context, scores: Value) -> Value:
     return ctx.add(red.ARG_MAX, [scores], axis=1, keepdims=False, last=False)
 
 
-def above(ctx: Context, score: Value, threshold: float) -> Value:
-    """1 where the score [rows, 1] is above the threshold, else 0: [rows]."""
-    column = reshaped(ctx, score, score.shape[:1])
-    return ctx.add(ew.CAST, [ctx.add(ew.GREATER, [column, ctx.constant(threshold, score.dtype)])], dtype="int64")
+def decided(ctx: Context, scores: Value, threshold: float = 0.0, complement: bool = True) -> tuple[Value, Value]:
+    """(labels, transformed scores). A single score is that of the second class of two, which is taken where it is above the threshold."""
+    if scores.shape[1] != 1:
+        return labelled(ctx, largest(ctx, scores)), transformed(ctx, scores)
+    above = ctx.add(ew.GREATER, [reshaped(ctx, scores, scores.shape[:1]), ctx.constant(threshold, scores.dtype)])
+    number = ctx.add(ew.CAST, [above], dtype="int64")
+    if class_count(ctx) != 2:
+        return number, transformed(ctx, scores)
+    return labelled(ctx, number), both_classes(ctx, scores, complement)
 
 
 # ---------------------------------------------------------------- features
@@ -153,15 +157,10 @@ def _feature_vectorizer(ctx: Context) -> Value:
     widths = ctx.attrs.get("inputdimensions", ())
     if len(widths) != len(ctx.inputs):
         raise ctx.invalid(f"{len(widths)} widths are given for {len(ctx.inputs)} inputs")
-    parts = []
-    for n, width in enumerate(widths):
-        x = ctx.add(ew.CAST, [ctx.value(n)], dtype="float32")
-        x = reshaped(ctx, x, (1, *x.shape)) if len(x.shape) == 1 else x
-        if len(x.shape) != 2 or not isinstance(have := x.shape[1], int):
-            raise ctx.unsupported(f"input {n} is not a matrix of known width")
-        if have < width:
-            x = ctx.add(mv.PAD, [x, None], before=(0, 0), after=(0, width - have))
-        parts.append(cut(ctx, x, 1, 0, width) if have > width else x)
+    parts = [matrix(ctx, "float32", n) for n in range(len(widths))]
+    if symbolic := [n for n, x in enumerate(parts) if not isinstance(x.shape[1], int)]:
+        raise ctx.unsupported(f"input {symbolic[0]} is not a matrix of known width")
+    parts = [padded(ctx, x, (0, 0), (0, width - int(x.shape[1]))) for x, width in zip(parts, widths, strict=True)]
     return ctx.add(mv.CONCAT, parts, axis=1)
 
 
@@ -178,23 +177,23 @@ def _one_hot_encoder(ctx: Context) -> Value:
 def _label_encoder(ctx: Context) -> Value:
     """The value of the first key that equals an element, or the default."""
     x, found = ctx.value(0), {}
+    kinds = {"tensor": None, "int64s": np.int64, "floats": np.float32, "strings": None}
     for side in ("keys", "values"):
-        names = [n for n in (f"{side}_tensor", f"{side}_int64s", f"{side}_floats", f"{side}_strings") if n in ctx.attrs]
-        if len(names) != 1:
-            raise ctx.invalid(f"{len(names)} attributes give its {side}")
-        if names[0].endswith("strings"):
+        given = [kind for kind in kinds if f"{side}_{kind}" in ctx.attrs]
+        if len(given) != 1:
+            raise ctx.invalid(f"{len(given)} attributes give its {side}")
+        if given == ["strings"]:
             raise no_strings(ctx, f"its {side}")
-        found[side] = np.asarray(ctx.attrs[names[0]], {"int64s": np.int64, "floats": np.float32}.get(names[0].rpartition("_")[2])).ravel()
+        found[side] = np.asarray(ctx.attrs[f"{side}_{given[0]}"], kinds[given[0]]).ravel()
     keys, values = found["keys"], found["values"]
     if not keys.size or keys.size != values.size or keys.dtype.name != x.dtype:
         raise ctx.invalid(f"{keys.size} keys ({keys.dtype}) and {values.size} values are given for an input of {x.dtype}")
     default = ctx.attrs.get("default_tensor", ctx.attrs["default_float" if is_float(values.dtype.name) else "default_int64"])
     keys, at = np.unique(keys, return_index=True)  # the first of equal ones; NaN is last
-    missing = values[at[-1]] if np.isnan(keys[-1]) else np.asarray(default).reshape(-1)[0]
-    if np.isnan(keys[-1]) and keys.size > 1:
-        keys, at = keys[:-1], at[:-1]
+    missing = values[at[-1]] if np.isnan(keys[-1]) else default
+    count = max(keys.size - int(np.isnan(keys[-1])), 1)
     scalars = [ctx.constant(np.asarray(s).reshape(-1)[0], values.dtype.name) for s in (default, missing)]
-    return ctx.add(ops.LOOK_UP, [x, ctx.constant(keys), ctx.constant(values[at]), *scalars])
+    return ctx.add(ops.LOOK_UP, [x, ctx.constant(keys[:count]), ctx.constant(values[at[:count]]), *scalars])
 
 
 def _of_strings(ctx: Context) -> Value:
@@ -211,26 +210,10 @@ def affine(ctx: Context, x: Value, weights: Value, bias: Value) -> Value:
     return ctx.add(ew.ADD, [ctx.add(MATMUL, [x, weights], transpose_b=True), bias])
 
 
-def _rows_of(ctx: Context, count: int, x: Value) -> tuple[Value, Value]:
-    """The coefficients [count, features], and the intercepts."""
+def _linear(ctx: Context, count: int) -> Value:
+    """`count` scores: x coefficients^T + intercepts."""
     intercepts = array(ctx, "intercepts", "float32", count) if ctx.attrs.get("intercepts") else ctx.constant(0.0, "float32")
-    return array(ctx, "coefficients", "float32", count, -1), intercepts
-
-
-def _linear_regressor(ctx: Context) -> Value:
-    x = matrix(ctx)
-    return transformed(ctx, affine(ctx, x, *_rows_of(ctx, ctx.attrs["targets"], x)))
-
-
-def _linear_classifier(ctx: Context) -> tuple[Value, Value]:
-    x, count = matrix(ctx), len(ctx.attrs.get("intercepts") or ()) or max(class_count(ctx, "classlabels_ints"), 1)
-    scores = affine(ctx, x, *_rows_of(ctx, count, x))
-    if count > 1:
-        return labelled(ctx, largest(ctx, scores), "classlabels_ints"), transformed(ctx, scores)
-    positive = above(ctx, scores, 0.0)
-    if class_count(ctx, "classlabels_ints") != 2:
-        return positive, transformed(ctx, scores)
-    return labelled(ctx, positive, "classlabels_ints"), both_classes(ctx, scores, True)
+    return affine(ctx, matrix(ctx), array(ctx, "coefficients", "float32", count, -1), intercepts)
 
 
 TABLE: Table = {
@@ -238,5 +221,6 @@ TABLE: Table = {
     "ArrayFeatureExtractor": _array_feature_extractor, "FeatureVectorizer": _feature_vectorizer,
     "OneHotEncoder": _one_hot_encoder, "LabelEncoder": ((1, _of_strings), (2, _label_encoder)), "CategoryMapper": _of_strings,
     "ZipMap": lambda ctx: ctx.value(0),
-    "LinearRegressor": _linear_regressor, "LinearClassifier": _linear_classifier,
+    "LinearRegressor": lambda ctx: transformed(ctx, _linear(ctx, ctx.attrs["targets"])),
+    "LinearClassifier": lambda ctx: decided(ctx, _linear(ctx, len(ctx.attrs.get("intercepts", ())) or max(class_count(ctx), 1))),
 }  # fmt: skip

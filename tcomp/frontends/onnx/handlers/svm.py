@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-from itertools import combinations
-
 import numpy as np
 
 from tcomp.frontends.onnx.context import Context, Table
-from tcomp.frontends.onnx.handlers.ml import affine, array, both_classes, class_count, labelled, largest, matrix, transformed
+from tcomp.frontends.onnx.handlers.ml import affine, array, both_classes, class_count, decided, labelled, largest, matrix, transformed
 from tcomp.ir.graph import Value
 from tcomp.ops import elementwise as ew, ml as ops
 from tcomp.ops.matmul import MATMUL
@@ -51,36 +49,25 @@ def _regressor(ctx: Context) -> Value:
 
 def _classifier(ctx: Context) -> tuple[Value, Value]:
     """(labels, scores). The label is the class with most votes, of which each two classes give one."""
-    x, classes, counts = matrix(ctx), class_count(ctx, "classlabels_ints"), list(ctx.attrs.get("vectors_per_class", ()))
+    x, classes, counts = matrix(ctx), class_count(ctx), list(ctx.attrs.get("vectors_per_class", ()))
     if not sum(counts):
-        return _linear(ctx, x, classes)
+        return decided(ctx, affine(ctx, x, array(ctx, "coefficients", "float32", classes, -1), _rho(ctx, 1)))
     if len(counts) != classes or classes < 2:
         raise ctx.invalid(f"support vectors are given for {len(counts)} classes, labels for {classes}")
     coefficients = np.asarray(ctx.attrs["coefficients"], np.float32)[: (classes - 1) * sum(counts)].reshape(classes - 1, sum(counts))
-    owner, pairs = np.repeat(np.arange(classes), counts), list(combinations(range(classes), 2))
-    weights = np.zeros((len(pairs), len(owner)), np.float32)
-    ballot = np.zeros((len(pairs), classes), np.float32)
-    second = np.zeros(classes, np.float32)
-    for n, (i, j) in enumerate(pairs):
-        weights[n] = np.where(owner == i, coefficients[j - 1], np.where(owner == j, coefficients[i], 0))
-        ballot[n, i], ballot[n, j] = 1, -1
-        second[j] += 1
-    scores = affine(ctx, _kernel(ctx, x, len(owner)), ctx.constant(weights), _rho(ctx, len(pairs)))
+    owner, one, (i, j) = np.repeat(np.arange(classes), counts), np.eye(classes, dtype=np.float32), np.triu_indices(classes, 1)
+    weights = np.where(owner == i[:, None], coefficients[j - 1], np.where(owner == j[:, None], coefficients[i], 0))
+    scores = affine(ctx, _kernel(ctx, x, len(owner)), ctx.constant(weights), _rho(ctx, len(i)))
     first = ctx.add(ew.CAST, [ctx.add(ew.GREATER, [scores, ctx.constant(0.0, "float32")])], dtype="float32")
-    votes = ctx.add(ew.ADD, [ctx.add(MATMUL, [first, ctx.constant(ballot)]), ctx.constant(second)])
-    label = labelled(ctx, largest(ctx, votes), "classlabels_ints")
+    votes = ctx.add(ew.ADD, [ctx.add(MATMUL, [first, ctx.constant(one[i] - one[j])]), ctx.constant(one[j].sum(axis=0))])
+    label = labelled(ctx, largest(ctx, votes))
     if ctx.attrs.get("prob_a"):  # Platt's sigmoid for each two classes
-        a, b = (array(ctx, name, "float32", len(pairs)) for name in ("prob_a", "prob_b"))
+        a, b = (array(ctx, name, "float32", len(i)) for name in ("prob_a", "prob_b"))
         sure = ctx.add(ew.SIGMOID, [ctx.add(ew.NEG, [ctx.add(ew.ADD, [ctx.add(ew.MUL, [scores, a]), b])])])
         return label, transformed(ctx, ctx.add(ops.COUPLE, [sure], classes=classes))
     if classes > 2:
         return label, transformed(ctx, scores)
     return label, both_classes(ctx, scores, ctx.attrs["post_transform"] != "NONE")
-
-
-def _linear(ctx: Context, x: Value, classes: int) -> tuple[Value, Value]:
-    scores = affine(ctx, x, array(ctx, "coefficients", "float32", classes, -1), _rho(ctx, 1))
-    return labelled(ctx, largest(ctx, scores), "classlabels_ints"), transformed(ctx, scores)
 
 
 TABLE: Table = {"SVMRegressor": _regressor, "SVMClassifier": _classifier}

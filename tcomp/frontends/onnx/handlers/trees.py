@@ -3,87 +3,56 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 import numpy as np
 
 from tcomp.frontends.onnx.context import Context, Table
-from tcomp.frontends.onnx.handlers.ml import above, both_classes, class_count, labelled, largest, matrix, transformed
+from tcomp.frontends.onnx.handlers.ml import TRANSFORMS, class_count, decided, matrix, transformed
 from tcomp.ir.graph import Value
 from tcomp.ops import elementwise as ew, trees as ops
 
 MODES = ("LEQ", "LT", "GTE", "GT", "EQ", "NEQ", "MEMBER")  # by their numbers in TreeEnsemble
 AGGREGATES = ("AVERAGE", "SUM", "MIN", "MAX")
-TRANSFORMS = ("NONE", "SOFTMAX", "LOGISTIC", "SOFTMAX_ZERO", "PROBIT")
 MANY_TREES = 64  # whose tests lanes make side by side, so that one table for links and thresholds pays
 
 
-@dataclass
 class _Forest:
-    """Nodes as lists: node i goes to passed[i] where `x[feature[i]] <= threshold[i]` (or NaN, and missing[i]), else to failed[i], which is
-    i itself in leaves."""
+    """Nodes (feature, threshold, missing, passed, failed): a walk goes to `passed` where x[feature] <= threshold (or NaN, and `missing`),
+    else to `failed`. Both are the node itself in leaves."""
 
-    dtype: str  # of thresholds
-    feature: list[int] = field(default_factory=list)
-    threshold: list[float] = field(default_factory=list)
-    missing: list[bool] = field(default_factory=list)
-    passed: list[int] = field(default_factory=list)
-    failed: list[int] = field(default_factory=list)
+    def __init__(self, dtype: str, count: int) -> None:
+        """`count` leaves, to be made into tests by `branch`; thresholds are of `dtype`."""
+        self.dtype, self.nodes = dtype, list[tuple[int, float, bool, int, int]]()
+        for _ in range(count):
+            self.leaf()
 
-    def leaves(self, count: int) -> None:
-        """Append leaves, also to be made into tests by `branch`."""
-        start = len(self.feature)
-        self.feature += [0] * count
-        self.threshold += [np.nan] * count
-        self.missing += [False] * count
-        self.passed += range(start, start + count)
-        self.failed += range(start, start + count)
+    def leaf(self) -> int:
+        """A new leaf."""
+        self.nodes.append((0, np.nan, False, len(self.nodes), len(self.nodes)))
+        return len(self.nodes) - 1
 
-    def test(self, at: int, feature: int, threshold: float, missing: bool, passed: int, failed: int) -> None:
-        """Make node `at` a test."""
-        self.feature[at], self.threshold[at], self.missing[at] = feature, threshold, missing
-        self.passed[at], self.failed[at] = passed, failed
-
-    def branch(self, at: int, mode: str, feature: int, value: float, members: Sequence[float], missing: bool, yes: int, no: int) -> None:
-        """Make node `at` the test `x[feature] MODE value`, or one of the `members`; NaN goes to `yes` where `missing`, or it is unequal."""
-        nan = np.isnan(value)
-        match mode:
-            case "LEQ":
-                self.test(at, feature, value, missing, yes, no)
-            case "LT":
-                self.test(at, feature, self.below(value), missing, yes, no)
-            case "GT":
-                self.test(at, feature, np.inf if nan else value, not missing, no, yes)
-            case "GTE":
-                self.test(at, feature, np.inf if nan else self.below(value), not missing, no, yes)
-            case "NEQ":
-                self.search(at, feature, [] if nan else [value], yes, no, False)
-            case "EQ":
-                self.search(at, feature, [] if nan else [value], no, yes, missing)
-            case _:
-                self.search(at, feature, sorted(set(members)), no, yes, missing)
-
-    def search(self, at: int, feature: int, members: Sequence[float], other: int, found: int, missing: bool) -> None:
-        """Make node `at` a binary search among the intervals between and at `members`; `missing`: NaN counts as found, else as other."""
-        ends = [end for m in members for end in (self.below(m), m)]
-        nan = 1 if missing and members else len(ends)
-
-        def make(at: int, low: int, high: int) -> None:  # the answer is one of the intervals low ... high
-            middle = (low + high) // 2
-            sides = []
-            for first, last in ((low, middle), (middle + 1, high)):
-                if first == last:
-                    sides.append(found if first % 2 else other)
-                else:
-                    sides.append(len(self.feature))
-                    self.leaves(1)
-                    make(sides[-1], first, last)
-            self.test(at, feature, ends[middle], nan <= middle, *sides)
-
-        if ends:
-            make(at, 0, len(ends))
+    def branch(self, at: int, mode: str, feature: int, values: Sequence[float], missing: bool, yes: int, no: int) -> None:
+        """Make node `at` the test `x[feature] MODE value`, or one of the values; NaN goes to `yes` where `missing`, or it is unequal."""
+        if mode in ("EQ", "NEQ", "MEMBER"):
+            members = sorted({v for v in values if not np.isnan(v)}) or [np.nan]
+            found, other, missing = (no, yes, False) if mode == "NEQ" else (yes, no, missing)
+            ends = [end for m in members for end in (self.below(m), m)]
+            self.search(at, feature, ends, [other, found] * len(members) + [other], 1 if missing else len(ends))
         else:
-            self.test(at, feature, np.inf, False, other, found if missing else other)
+            (value,), above = values, mode in ("GT", "GTE")
+            threshold = np.inf if above and np.isnan(value) else self.below(value) if mode in ("LT", "GTE") else value
+            self.nodes[at] = (feature, threshold, missing != above, *((no, yes) if above else (yes, no)))
+
+    def search(self, at: int, feature: int, ends: Sequence[float], results: Sequence[int], nan: int) -> None:
+        """Make node `at` a binary search: x goes to the result of the first end that it does not exceed, or the last one; NaN to that
+        number `nan`."""
+        middle, sides = len(ends) // 2, list[int]()
+        for part, first in ((slice(middle), 0), (slice(middle + 1, None), middle + 1)):
+            sides.append(self.leaf() if ends[part] else results[first])
+            if ends[part]:
+                self.search(sides[-1], feature, ends[part], results[first:], nan - first)
+        self.nodes[at] = (feature, ends[middle], nan <= middle, sides[0], sides[1])
 
     def below(self, value: float) -> float:
         """The largest number less than `value`; NaN, which no test passes, where there is none."""
@@ -112,32 +81,29 @@ def _listed(ctx: Context, kind: str) -> tuple[_Forest, np.ndarray, _Weights]:
     def ints(name: str) -> list[int]:
         return list(ctx.attrs.get(name, ()))
 
-    trees, numbers, values = ints("nodes_treeids"), ints("nodes_nodeids"), _numbers(ctx, "nodes_values")
-    feature, modes, missing = ints("nodes_featureids"), ctx.attrs.get("nodes_modes", ()), ints("nodes_missing_value_tracks_true")
-    yes, no, count = ints("nodes_truenodeids"), ints("nodes_falsenodeids"), len(trees)
-    if not count or {len(a) for a in (numbers, values, feature, modes, yes, no)} != {count} or len(missing) not in (0, count):
+    names = ("treeids", "nodeids", "featureids", "truenodeids", "falsenodeids")
+    trees, numbers, feature, yes, no = (ints(f"nodes_{name}") for name in names)
+    values, modes, count = _numbers(ctx, "nodes_values"), ctx.attrs.get("nodes_modes", ()), len(trees)
+    missing = ints("nodes_missing_value_tracks_true") or [0] * count
+    if not count or {len(a) for a in (numbers, values, feature, modes, yes, no, missing)} != {count}:
         raise ctx.invalid("the attributes that describe its nodes do not have the same number of elements")
     at = {node: n for n, node in enumerate(zip(trees, numbers, strict=True))}
-    forest = _Forest(values.dtype.name)
-    forest.leaves(count)
+    forest = _Forest(values.dtype.name, count)
     try:
         for n, mode in enumerate(modes):
             if mode != "LEAF":
                 if (short := mode.removeprefix("BRANCH_")) not in MODES[:6]:
                     raise ctx.invalid(f"unknown mode `{mode}` of a node")
-                children = at[trees[n], yes[n]], at[trees[n], no[n]]
-                forest.branch(n, short, feature[n], float(values[n]), (), bool(missing and missing[n]), *children)
+                forest.branch(n, short, feature[n], [float(values[n])], bool(missing[n]), at[trees[n], yes[n]], at[trees[n], no[n]])
         owners = list(zip(ints(f"{kind}_treeids"), ints(f"{kind}_nodeids"), strict=True))
         leaf = np.array([at[o] for o in owners], np.int64)
-        targets = np.array(ints(f"{kind}_ids"), np.int64)
-        weight = _numbers(ctx, f"{kind}_weights")
     except (KeyError, ValueError) as error:
         raise ctx.invalid(f"a node that does not exist is named: {error}") from None
+    targets, weight = np.array(ints(f"{kind}_ids"), np.int64), _numbers(ctx, f"{kind}_weights")
     if len(at) != count or not len(leaf) == len(targets) == len(weight):
         raise ctx.invalid("two nodes have the same number, or the attributes that describe its weights are not of one length")
-    order = {tree: n for n, tree in enumerate(dict.fromkeys(trees))}
-    first = np.unique([order[t] for t in trees], return_index=True)[1]
-    return forest, first, _Weights(leaf, np.array([order[t] for t, _ in owners], np.int64), targets, weight)
+    known, first = np.unique(trees, return_index=True)
+    return forest, first, _Weights(leaf, np.searchsorted(known, [tree for tree, _ in owners]), targets, weight)
 
 
 def _newer(ctx: Context) -> tuple[_Forest, np.ndarray, _Weights]:
@@ -153,12 +119,11 @@ def _newer(ctx: Context) -> tuple[_Forest, np.ndarray, _Weights]:
     if not roots or modes.max(initial=0) >= len(MODES) or not all(0 <= node < limits[bool(leaf)] for node, leaf in ends):
         raise ctx.invalid("there is no root, a mode is unknown, or a node or leaf that does not exist is named")
     members = iter(np.split(m := np.asarray(ctx.attrs.get("membership_values", ())).ravel(), np.flatnonzero(np.isnan(m)) + 1))
-    forest = _Forest("float64" if splits.dtype == np.float64 else "float32")
-    forest.leaves(count + len(weight))
+    forest = _Forest("float64" if splits.dtype == np.float64 else "float32", count + len(weight))
     for n, mode in enumerate(modes):
-        own = [float(v) for v in next(members, ()) if not np.isnan(v)] if MODES[mode] == "MEMBER" else ()
+        own = [float(v) for v in next(members, ())] if MODES[mode] == "MEMBER" else [float(splits[n])]
         children = yes[n] + count * bool(yes_leaf[n]), no[n] + count * bool(no_leaf[n])
-        forest.branch(n, MODES[mode], int(feature[n]), float(splits[n]), own, bool(missing[n]), *children)
+        forest.branch(n, MODES[mode], int(feature[n]), own, bool(missing[n]), *children)
     return forest, np.array(roots), _Weights(count + np.arange(len(weight)), np.full(len(weight), -1), targets, weight)
 
 
@@ -172,21 +137,19 @@ def _scores(ctx: Context, nodes: tuple[_Forest, np.ndarray, _Weights], targets: 
         raise ctx.unsupported("the number of features is symbolic", "give the shape of the input (--shape)")
     if weights.target.size and not 0 <= weights.target.min() <= weights.target.max() < targets:
         raise ctx.invalid(f"it has {targets} targets, and weights for number {weights.target.max()}")
-    if not 0 <= min(forest.feature) <= max(forest.feature) < features:
-        raise ctx.invalid(f"the input has {features} features, and number {max(forest.feature)} is tested")
+    if not 0 <= min(tested := [node[0] for node in forest.nodes]) <= max(tested) < features:
+        raise ctx.invalid(f"the input has {features} features, and number {max(tested)} is tested")
     neutral = {"MIN": np.inf, "MAX": -np.inf}.get(aggregate, 0.0)
     if (groups := _by_target(weights, targets, len(roots))) is not None:
-        forest.leaves(1)  # of trees that are there to make groups equally large
-        roots = np.append(roots, len(forest.feature) - 1)[groups.ravel()]
-    count, shape = len(forest.feature), () if groups is not None else (targets,)
-    passed, failed = np.array(forest.passed), np.array(forest.failed)
-    given = np.array(forest.feature), np.array(forest.threshold, dtype), np.array(forest.missing), passed, failed, roots
-    tables = ops.node_tables(*given, together=len(roots) // (targets if groups is not None else 1) >= MANY_TREES)
+        roots = np.append(roots, forest.leaf())[groups.ravel()]  # the leaf stands for trees that make groups equally large
+    feature, threshold, missing, passed, failed = map(np.array, zip(*forest.nodes, strict=True))
+    together = len(roots) // (targets if groups is not None else 1) >= MANY_TREES
+    tables = ops.node_tables(feature, threshold.astype(dtype), missing, passed, failed, roots, together=together)
     if tables is None:
         raise ctx.invalid("its nodes form a cycle")
-    values = np.full((count, *shape), neutral, dtype)
+    values = np.full((len(feature), *(() if groups is not None else (targets,))), neutral, dtype)
     combine = {"MIN": np.minimum, "MAX": np.maximum}.get(aggregate, np.add)
-    combine.at(values, (weights.leaf, weights.target) if shape else weights.leaf, weights.weight)
+    combine.at(values, weights.leaf if groups is not None else (weights.leaf, weights.target), weights.weight)
     walk = {"trees": len(roots), "steps": tables.steps, "feature_bits": tables.feature_bits, "missing": tables.missing}
     arrays = tables.links, tables.thresholds, tables.tests, tables.limits
     operands = [x, *(None if a is None else ctx.constant(a) for a in arrays)]
@@ -235,24 +198,19 @@ def _ensemble(ctx: Context) -> Value:
         raise ctx.invalid(f"unknown aggregate_function {number} or post_transform {transform}")
     targets = ctx.attrs.get("n_targets") or int(nodes[2].target.max(initial=0)) + 1
     scores = _scores(ctx, nodes, targets, AGGREGATES[number], np.zeros(0))
-    return ctx.add(ew.CAST, [transformed(ctx, scores, TRANSFORMS[transform])], dtype=ctx.value(0).dtype)
+    return ctx.add(ew.CAST, [transformed(ctx, scores, list(TRANSFORMS)[transform])], dtype=ctx.value(0).dtype)
 
 
 def _classifier(ctx: Context) -> tuple[Value, Value]:
     """(labels, scores). Of two classes the second one may have the only score, given as that of class 0: a probability where no weight is
     negative."""
-    nodes, classes, base = _listed(ctx, "class"), class_count(ctx, "classlabels_int64s"), _numbers(ctx, "base_values")
+    nodes, classes, base = _listed(ctx, "class"), class_count(ctx), _numbers(ctx, "base_values")
     single = not nodes[2].target.any() and classes <= 2 and base.size < 2
     if base.size not in (0, 1 if single else classes):
         raise ctx.invalid(f"{base.size} base values are given for {classes} classes")
     scores = ctx.add(ew.CAST, [_scores(ctx, nodes, 1 if single else classes, "SUM", base)], dtype="float32")
-    if not single:
-        return labelled(ctx, largest(ctx, scores), "classlabels_int64s"), transformed(ctx, scores)
     probability = bool((nodes[2].weight >= 0).all()) and ctx.attrs["post_transform"] != "LOGISTIC"
-    label = above(ctx, scores, 0.5 if probability else 0.0)
-    if classes < 2:
-        return label, transformed(ctx, scores)
-    return labelled(ctx, label, "classlabels_int64s"), both_classes(ctx, scores, probability)
+    return decided(ctx, scores, 0.5 if probability else 0.0, probability)
 
 
 TABLE: Table = {"TreeEnsembleRegressor": _regressor, "TreeEnsembleClassifier": _classifier, "TreeEnsemble": _ensemble}
