@@ -14,7 +14,7 @@ from onnx import GraphProto
 from tcomp.errors import UnsupportedError
 from tcomp.frontends.onnx.containers import Container, alike, leaves, rebuilt
 from tcomp.frontends.onnx.context import Body, Context, Table
-from tcomp.frontends.onnx.handlers.movement import cut, reshaped
+from tcomp.frontends.onnx.handlers.movement import cut, moved, reshaped
 from tcomp.frontends.onnx.reader import tensor_type
 from tcomp.frontends.onnx.scope import Scope, Type
 from tcomp.frontends.onnx.signature import LARGEST
@@ -24,7 +24,7 @@ from tcomp.ir.graph import IF, LOOP, Graph, Value, loop_attrs
 from tcomp.ir.shape_operands import depends_on_values
 from tcomp.ir.simplify import as_dim, difference, prove, same_dim, same_shape
 from tcomp.ops.elementwise import ADD, CAST, FULL, MAX, MIN, WHERE
-from tcomp.ops.movement import AT_MOST, RESHAPE, TRANSPOSE
+from tcomp.ops.movement import AT_MOST, RESHAPE
 from tcomp.ops.recurrent import STACK
 
 ENDLESS = 1 << 62  # iterations: more than any run has
@@ -276,7 +276,7 @@ def _scan(ctx: Context) -> tuple[Value, ...]:
             raise ctx.invalid(f"attribute `{name}` has {len(given)} entries instead of {length}")
         return given
 
-    sequences = [_moved(ctx, v, axis, 0) for v, axis in zip(values[count:], flags("scan_input_axes", scanned), strict=True)]
+    sequences = [moved(ctx, v, axis, 0) for v, axis in zip(values[count:], flags("scan_input_axes", scanned), strict=True)]
     states, trips = values[:count], sequences[0].shape[0]
     if not all(same_dim(s.shape[0], trips) for s in sequences):
         raise ctx.invalid(f"scanned inputs of different lengths: {', '.join(map(str, sequences))}")
@@ -285,7 +285,7 @@ def _scan(ctx: Context) -> tuple[Value, ...]:
     reverse_in, reverse_out = flags("scan_input_directions", scanned), flags("scan_output_directions", stacked)
     attrs = loop_attrs(trips, count, [bool(f) for f in reverse_in], [bool(f) for f in reverse_out])
     results = _append_loop(ctx, body, [number, *body.inputs], [*states, *sequences], body.outputs, attrs)
-    rows = (_moved(ctx, v, 0, axis) for v, axis in zip(results[count:], flags("scan_output_axes", stacked), strict=True))
+    rows = (moved(ctx, v, 0, axis) for v, axis in zip(results[count:], flags("scan_output_axes", stacked), strict=True))
     return *results[:count], *rows
 
 
@@ -321,12 +321,6 @@ def _batched_scan(ctx: Context) -> tuple[Value, ...]:
     types = [(v.dtype, (batch, *v.shape)) for v in results]
     attrs = loop_attrs(batch, 0, (False,) * len(values), (False,) * len(results))
     return ctx.scope.append(LOOP, [*values, *captured], types, attrs, ctx.name, [item.finish(formal, results)])
-
-
-def _moved(ctx: Context, value: Value, source: int, target: int) -> Value:
-    perm = list(range(rank := len(value.shape)))
-    perm.insert(ctx.axis(target, rank), perm.pop(ctx.axis(source, rank)))
-    return value if perm == list(range(rank)) else ctx.add(TRANSPOSE, [value], perm=tuple(perm))
 
 
 TABLE: Table = {"If": _if, "Loop": _loop, "Scan": ((8, _batched_scan), (9, _scan))}

@@ -99,6 +99,13 @@ def repeated(ctx: Context, x: Value, axis: int, times: int) -> Value:
     return reshaped(ctx, wide, (*before, int(extent) * times, *after))
 
 
+def moved(ctx: Context, x: Value, source: int, target: int) -> Value:
+    """`x` with one axis at another place."""
+    perm = list(range(rank := len(x.shape)))
+    perm.insert(ctx.axis(target, rank), perm.pop(ctx.axis(source, rank)))
+    return x if perm == list(range(rank)) else ctx.add(ops.TRANSPOSE, [x], perm=tuple(perm))
+
+
 def _reshape(ctx: Context) -> Value:
     """0 copies the input's extent (unless `allowzero`), -1 is what is left."""
     x = ctx.value(0)

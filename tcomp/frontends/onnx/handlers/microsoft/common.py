@@ -1,21 +1,21 @@
-"""What the handlers of `com.microsoft` share: wider arithmetic, biases, heads of attention, the standard's handlers under other names."""
+"""What the handlers of `com.microsoft` share: wider arithmetic, other layouts, heads of attention, the standard's handlers under other
+names."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import Any
 
 from tcomp.frontends.onnx.context import Context, Handler, Table, in_force
-from tcomp.frontends.onnx.handlers.movement import cut, reshaped
+from tcomp.frontends.onnx.handlers.movement import cut, moved, reshaped
 from tcomp.ir.broadcasting import HALF
+from tcomp.ir.dtypes import is_float
 from tcomp.ir.expr import Dim
-from tcomp.ir.graph import Operator, Value
-from tcomp.ops.elementwise import ADD, CAST
-from tcomp.ops.movement import TRANSPOSE
+from tcomp.ir.graph import Value
+from tcomp.ops.elementwise import ADD, CAST, MUL, SUB
+from tcomp.ops.movement import CONCAT, TRANSPOSE
 from tcomp.ops.quantization import DEQUANTIZE, QUANTIZE
-
-CHANNELS_LAST, CHANNELS_FIRST = 1, -1
+from tcomp.ops.recurrent import STACK
 
 
 def cast(ctx: Context, x: Value, dtype: str) -> Value:
@@ -24,8 +24,23 @@ def cast(ctx: Context, x: Value, dtype: str) -> Value:
 
 
 def wide(ctx: Context, x: Value) -> Value:
-    """`x`, 16-bit floats as float32: so that what is composed of several operators is rounded once."""
+    """`x`, 16-bit floats as float32."""
     return cast(ctx, x, "float32") if x.dtype in HALF else x
+
+
+def widened(handler: Handler) -> Handler:
+    """A handler that computes in float32 (or float64), so that what is composed of several operators is rounded once; floats among its
+    results have the type of the first one among its inputs."""
+
+    def rounded(ctx: Context) -> tuple[Value | None, ...]:
+        dtype = next(v.dtype for v in ctx.inputs if v is not None and is_float(v.dtype))
+        precise = "float64" if dtype == "float64" else "float32"
+        inputs = [cast(ctx, v, precise) if v is not None and is_float(v.dtype) else v for v in ctx.inputs]
+        results = handler(replace(ctx, inputs=inputs))
+        results = results if isinstance(results, tuple) else (results,)
+        return tuple(cast(ctx, v, dtype) if v is not None and is_float(v.dtype) else v for v in results)
+
+    return rounded
 
 
 def total(ctx: Context, *terms: Value | None) -> Value:
@@ -48,16 +63,30 @@ def halves(ctx: Context, x: Value, interleaved: bool = False) -> tuple[Value, Va
     axis, size = len(x.shape) - 1, known(ctx, x.shape[-1], "an axis that is halved")
     if size % 2:
         raise ctx.invalid(f"an axis of {size} elements cannot be halved")
-    half = size // 2
-    return (cut(ctx, x, axis, 0, half, 2), cut(ctx, x, axis, 1, half, 2)) if interleaved else (
-        cut(ctx, x, axis, 0, half), cut(ctx, x, axis, half, half))  # fmt: skip
+    second, step = (1, 2) if interleaved else (size // 2, 1)
+    return cut(ctx, x, axis, 0, size // 2, step), cut(ctx, x, axis, second, size // 2, step)
 
 
-def transposed(ctx: Context, x: Value, to: int) -> Value:
-    """`x` with its channels moved to the end (CHANNELS_LAST), or from there to axis 1 (CHANNELS_FIRST)."""
-    rest = range(2, len(x.shape))
-    perm = (0, *rest, 1) if to == CHANNELS_LAST else (0, len(x.shape) - 1, *(n - 1 for n in rest))
-    return ctx.add(TRANSPOSE, [x], perm=perm)
+def complex_product(ctx: Context, x: Value, real: Value, imaginary: Value, interleaved: bool = False) -> Value:
+    """x, whose last axis holds real parts, then imaginary ones (or both in turn if `interleaved`), times other complex numbers."""
+    a, b = halves(ctx, x, interleaved)
+    products = [[ctx.add(MUL, [p, q]) for q in (real, imaginary)] for p in (a, b)]
+    parts = [ctx.add(SUB, [products[0][0], products[1][1]]), ctx.add(ADD, [products[0][1], products[1][0]])]
+    if not interleaved:
+        return ctx.add(CONCAT, parts, axis=len(x.shape) - 1)
+    return reshaped(ctx, ctx.add(STACK, parts, axis=len(x.shape)), (*parts[0].shape[:-1], x.shape[-1]))
+
+
+def channels_last(handler: Handler, *positions: int) -> Handler:
+    """A handler of inputs (those at `positions`) and a first output with channels last, unless the attribute `channels_last` is 0."""
+
+    def transposed(ctx: Context) -> Value | tuple[Value | None, ...]:
+        if not ctx.attrs.get("channels_last", 1):
+            return handler(ctx)
+        y = applied(ctx, handler, [v and moved(ctx, v, -1, 1) if n in positions else v for n, v in enumerate(ctx.inputs)])
+        return moved(ctx, y, 1, -1)
+
+    return transposed
 
 
 def split_heads(ctx: Context, x: Value, heads: int) -> Value:
@@ -73,9 +102,10 @@ def merge_heads(ctx: Context, x: Value) -> Value:
     return reshaped(ctx, y, (*y.shape[:2], int(y.shape[2]) * int(y.shape[3])))
 
 
-def dequantized(ctx: Context, x: Value, scale: Value, zero: Value | None) -> Value:
-    """(x - zero) * scale; scale and zero point have one element."""
-    return ctx.add(DEQUANTIZE, [x, scale, zero], axis=0, block=0, dtype=scale.dtype)
+def operand(ctx: Context, i: int, scale: int = 1, zero: int = 2) -> Value:
+    """Input `i`, dequantised by the inputs `scale` and `zero` positions behind it, of one element each."""
+    factor = ctx.value(i + scale)
+    return ctx.add(DEQUANTIZE, [ctx.value(i), factor, ctx.input(i + zero)], axis=0, block=0, dtype=factor.dtype)
 
 
 def quantized(ctx: Context, y: Value, scale: int, dtype: str) -> Value:
@@ -84,38 +114,16 @@ def quantized(ctx: Context, y: Value, scale: int, dtype: str) -> Value:
     return ctx.add(QUANTIZE, [y, ctx.value(scale), ctx.input(scale + 1)], **attrs)
 
 
-def operand(ctx: Context, i: int) -> Value:
-    """Input `i`, dequantised by the two inputs after it."""
-    return dequantized(ctx, ctx.value(i), ctx.value(i + 1), ctx.input(i + 2))
-
-
-def applied(ctx: Context, handler: Handler, inputs: Sequence[Value | None], opset: int = 22, **attrs: Any) -> Value:
-    """The first output of a handler of the standard domain, at an opset, with other inputs and further attributes."""
-    result = handler(replace(ctx, inputs=tuple(inputs), opset=opset, attrs={**ctx.attrs, **attrs}, outputs=ctx.outputs[:1]))
+def applied(ctx: Context, handler: Handler, inputs: Sequence[Value | None], **attrs: object) -> Value:
+    """The first output of a handler for other inputs and further attributes."""
+    result = handler(replace(ctx, inputs=tuple(inputs), attrs={**ctx.attrs, **attrs}, outputs=ctx.outputs[:1]))
     first = result[0] if isinstance(result, tuple) else result
     assert first is not None
     return first
 
 
-def given(ctx: Context, *inputs: Value | None) -> Context:
-    """The node with other inputs."""
-    return replace(ctx, inputs=inputs)
-
-
-def standard(table: Table, name: str, opset: int, **attrs: Any) -> Handler:
+def standard(table: Table, name: str, opset: int, **attrs: object) -> Handler:
     """The handler of a standard operator at an opset, for one with the same inputs and attributes (but for `attrs`)."""
     handler = in_force(table[name], opset)
     assert handler is not None
     return lambda ctx: handler(replace(ctx, opset=opset, attrs={**attrs, **ctx.attrs}))
-
-
-def with_bias(op: Operator, **attrs: Any) -> Handler:
-    """`op` of the sum of the first two inputs, of which the second may be left out; 16-bit floats are rounded once."""
-
-    def handler(ctx: Context) -> Value:
-        x = ctx.value(0)
-        if ctx.input(1) is None:
-            return ctx.add(op, [x], **attrs)
-        return cast(ctx, ctx.add(op, [total(ctx, wide(ctx, x), wide(ctx, ctx.value(1)))], **attrs), x.dtype)
-
-    return handler

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import NamedTuple
 
 from tcomp.frontends.onnx.context import Context, Table
-from tcomp.frontends.onnx.handlers.microsoft.common import halves, known, total
-from tcomp.frontends.onnx.handlers.microsoft.fused import swiglu
+from tcomp.frontends.onnx.handlers.microsoft.common import halves, known
+from tcomp.frontends.onnx.handlers.microsoft.fused import activated, swiglu
 from tcomp.frontends.onnx.handlers.microsoft.quantized import unpacked, zero_points
 from tcomp.frontends.onnx.handlers.movement import reshaped
 from tcomp.ir.graph import Value
@@ -16,12 +15,7 @@ from tcomp.ops.movement import GATHER, GATHER_ELEMENTS, TOP_K, product
 from tcomp.ops.nn import EXPERT_DENSE
 from tcomp.ops.quantization import BLOCK_PRODUCT
 
-
-class Layer(NamedTuple):
-    """One layer of all experts: dense(rows [rows, slots or 1, in], experts [rows, slots]) -> [rows, slots, out]; biases [experts, out]."""
-
-    dense: Callable[[Value, Value], Value]
-    bias: Value | None
+Layer = Callable[[Value, Value], Value]  # of all experts: (rows [rows, slots or 1, in], experts [rows, slots]) -> [rows, slots, out]
 
 
 def _routed(ctx: Context, router: Value, mixing: Value | None) -> tuple[Value, Value]:
@@ -31,14 +25,12 @@ def _routed(ctx: Context, router: Value, mixing: Value | None) -> tuple[Value, V
     if not 1 <= k <= count:
         raise ctx.invalid(f"{k} of {count} experts are wanted")
     best, choice = ctx.add_several(TOP_K, [router], k=k, axis=1, largest=True)
-    if mixing is not None:
-        shares = ctx.add(GATHER_ELEMENTS, [mixing, choice], axis=1)
-        if ctx.attrs["normalize_routing_weights"] == 1:
-            shares = ctx.add(ew.DIV, [shares, ctx.add(red.REDUCE_SUM, [shares], axes=(1,), keepdims=True)])
-        return choice, shares
-    if ctx.attrs["normalize_routing_weights"] == 1:
+    if mixing is None and ctx.attrs["normalize_routing_weights"] == 1:
         return choice, ctx.add(red.SOFTMAX, [best], axes=(1,))
-    return choice, ctx.add(GATHER_ELEMENTS, [ctx.add(red.SOFTMAX, [router], axes=(1,)), choice], axis=1)
+    shares = ctx.add(GATHER_ELEMENTS, [mixing or ctx.add(red.SOFTMAX, [router], axes=(1,)), choice], axis=1)
+    if ctx.attrs["normalize_routing_weights"] == 1:
+        shares = ctx.add(ew.DIV, [shares, ctx.add(red.REDUCE_SUM, [shares], axes=(1,), keepdims=True)])
+    return choice, shares
 
 
 def _activated(ctx: Context, first: Value, third: Value | None) -> Value:
@@ -48,50 +40,39 @@ def _activated(ctx: Context, first: Value, third: Value | None) -> Value:
         if linear is None or ctx.attrs["swiglu_limit_after_activation"]:
             raise ctx.unsupported("SwiGLU without its linear part, or with a limit behind the activation")
         return swiglu(ctx, gate, linear, ctx.attrs["activation_alpha"], ctx.attrs["activation_beta"], ctx.attrs.get("swiglu_limit"))
-    match name:
-        case "relu":
-            y = ctx.add(ew.RELU, [first])
-        case "gelu":
-            y = ctx.add(ew.GELU, [first], approximate="tanh")
-        case "silu":
-            y = ctx.add(ew.SWISH, [first], alpha=1.0)
-        case "identity":
-            y = first
-        case _:
-            raise ctx.unsupported(f"the activation `{name}` is not known")
+    y = activated(ctx, first, name)
     return y if third is None else ctx.add(ew.MUL, [y, third])
 
 
-def _mixed(ctx: Context, router: Value, mixing: Value | None, layers: tuple[Layer, Layer, Layer | None]) -> Value:
+def _mixed(ctx: Context, mixing: Value | None, first: Layer, second: Layer, third: Layer | None) -> Value:
     if ctx.attrs["use_sparse_mixer"]:
         raise ctx.unsupported("attribute `use_sparse_mixer` is set")
     x = ctx.value(0)
     rows = reshaped(ctx, x, (product(x.shape[:-1]), 1, x.shape[-1]))
-    choice, shares = _routed(ctx, router, mixing)
-
-    def through(layer: Layer, inputs: Value) -> Value:
-        return total(ctx, layer.dense(inputs, choice), layer.bias and ctx.add(GATHER, [layer.bias, choice], axis=0))
-
-    first, second, third = layers
-    hidden = _activated(ctx, through(first, rows), third and through(third, rows))
-    weighted = ctx.add(ew.MUL, [through(second, hidden), reshaped(ctx, shares, (*shares.shape, 1))])
+    choice, shares = _routed(ctx, ctx.value(1), mixing)
+    hidden = _activated(ctx, first(rows, choice), third and third(rows, choice))
+    weighted = ctx.add(ew.MUL, [second(hidden, choice), reshaped(ctx, shares, (*shares.shape, 1))])
     return reshaped(ctx, ctx.add(red.REDUCE_SUM, [weighted], axes=(1,), keepdims=False), x.shape)
 
 
+def _biased(ctx: Context, y: Value, bias: Value | None, choice: Value) -> Value:
+    """y plus the bias [experts, out] of each expert."""
+    return y if bias is None else ctx.add(ew.ADD, [y, ctx.add(GATHER, [bias, choice], axis=0)])
+
+
 def _plain_layer(ctx: Context, at: int) -> Layer:
-    w = ctx.value(at)
-    return Layer(lambda x, choice: ctx.add(EXPERT_DENSE, [x, w, choice]), ctx.input(at + 1))
+    w, bias = ctx.value(at), ctx.input(at + 1)
+    return lambda x, choice: _biased(ctx, ctx.add(EXPERT_DENSE, [x, w, choice]), bias, choice)
 
 
 def _experts(ctx: Context) -> Value:
-    third = None if ctx.input(6) is None else _plain_layer(ctx, 6)
-    return _mixed(ctx, ctx.value(1), None, (_plain_layer(ctx, 2), _plain_layer(ctx, 4), third))
+    return _mixed(ctx, None, _plain_layer(ctx, 2), _plain_layer(ctx, 4), None if ctx.input(6) is None else _plain_layer(ctx, 6))
 
 
 def _quantized_layer(ctx: Context, number: int) -> Layer:
     """Layer 1, 2 or 3: weights in bytes [experts, out, bytes] with scales for blocks of the last axis, or for whole rows."""
     at = 3 * number - 1
-    w, scales, zeros = ctx.value(at), ctx.value(at + 1), ctx.input(10 + number)
+    w, scales, bias, zeros = ctx.value(at), ctx.value(at + 1), ctx.input(at + 2), ctx.input(10 + number)
     bits, block = ctx.attrs.get(f"fc{number}_expert_weight_bits") or ctx.attrs["expert_weight_bits"], ctx.attrs["block_size"]
     if bits not in (2, 4, 8) or len(w.shape) != 3:
         raise ctx.unsupported(f"experts of {bits} bits, in {w}")
@@ -103,7 +84,7 @@ def _quantized_layer(ctx: Context, number: int) -> Layer:
         whole = block == size and len(zeros.shape) == 2
         zeros = unpacked(ctx, zeros, bits, (experts, rows) if whole else (experts, rows, blocks))
     inputs = [w, reshaped(ctx, scales, (experts, rows, blocks)), zero_points(ctx, zeros, (experts, rows, blocks), bits)]
-    return Layer(lambda x, choice: ctx.add(BLOCK_PRODUCT, [x, *inputs, choice], bits=bits, block=block), ctx.input(at + 2))
+    return lambda x, choice: _biased(ctx, ctx.add(BLOCK_PRODUCT, [x, *inputs, choice], bits=bits, block=block), bias, choice)
 
 
 def _quantized_experts(ctx: Context) -> Value:
@@ -114,7 +95,7 @@ def _quantized_experts(ctx: Context) -> Value:
         why = "without `normalize_routing_weights` ONNX Runtime does not do the same on all devices"
         raise ctx.unsupported(why, "set the attribute to 1, or pass `router_weights`")
     third = None if ctx.input(8) is None else _quantized_layer(ctx, 3)
-    return _mixed(ctx, ctx.value(1), ctx.input(14), (_quantized_layer(ctx, 1), _quantized_layer(ctx, 2), third))
+    return _mixed(ctx, ctx.input(14), _quantized_layer(ctx, 1), _quantized_layer(ctx, 2), third)
 
 
 TABLE: Table = {"MoE": _experts, "QMoE": _quantized_experts}

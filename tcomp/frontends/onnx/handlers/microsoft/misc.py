@@ -4,13 +4,12 @@ from __future__ import annotations
 
 from tcomp.frontends.onnx.context import Context, Handler, Table, forward
 from tcomp.frontends.onnx.handlers import counting, image, movement, signal
-from tcomp.frontends.onnx.handlers.microsoft.common import applied, cast, halves, known, standard
+from tcomp.frontends.onnx.handlers.microsoft.common import applied, cast, complex_product, halves, known, standard
 from tcomp.frontends.onnx.handlers.movement import reshaped
 from tcomp.ir.graph import Value
 from tcomp.ops import elementwise as ew, reduction as red
 from tcomp.ops.image import CROP_AND_RESIZE
 from tcomp.ops.matmul import INVERSE
-from tcomp.ops.recurrent import STACK
 
 
 def _complex_product(conjugated: bool) -> Handler:
@@ -19,13 +18,8 @@ def _complex_product(conjugated: bool) -> Handler:
     def handler(ctx: Context) -> Value:
         if any(v is None or not v.shape or v.shape[-1] != 2 for v in ctx.inputs):
             raise ctx.invalid("the last axis must hold a real and an imaginary part")
-        parts = [halves(ctx, ctx.value(i)) for i in range(2)]
-        (a, b), (c, d) = parts
-        d = ctx.add(ew.NEG, [d]) if conjugated else d
-        real = ctx.add(ew.SUB, [ctx.add(ew.MUL, [a, c]), ctx.add(ew.MUL, [b, d])])
-        imaginary = ctx.add(ew.ADD, [ctx.add(ew.MUL, [a, d]), ctx.add(ew.MUL, [b, c])])
-        both = ctx.add(STACK, [real, imaginary], axis=len(real.shape))
-        return reshaped(ctx, both, (*real.shape[:-1], 2))
+        real, imaginary = halves(ctx, ctx.value(1))
+        return complex_product(ctx, ctx.value(0), real, ctx.add(ew.NEG, [imaginary]) if conjugated else imaginary)
 
     return handler
 
