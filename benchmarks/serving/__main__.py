@@ -8,9 +8,9 @@
 
 Clients run in a closed loop in this process, on the same cores. Beside FastAPI, tensors are bytes: in the binary extension of the Open
 Inference Protocol for tcomp, as the bare body for FastAPI. Beside MLServer, which lacks that extension, they are JSON, and bytes by gRPC. In
-every round each server has its turn for so many seconds; printed are requests per second and latencies of the round with the median
-throughput, the time of the processor that the server took for a request (which says most where the machine has other work, too), and the
-ratios of tcomp to the other.
+every round each server has its turn for so many seconds; of the round in which other processes took the smallest share of the machine,
+printed are requests per second, latencies, the time of the processor that the server took for a request (which says most where the machine
+has other work, too), that share, and the ratios of tcomp to the other.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ import numpy as np
 from benchmarks.serving.clients import Elements
 from benchmarks.serving.models import obtain, sample
 from benchmarks.serving.overhead import overhead
-from benchmarks.serving.servers import Server, cpu_seconds, fastapi_server, mlserver, tcomp_server
+from benchmarks.serving.servers import THREADS, Server, busy_seconds, cpu_seconds, fastapi_server, mlserver, tcomp_server
 
 WARM = 2.0  # seconds of load before the first turn
 
@@ -43,6 +43,7 @@ class Result(NamedTuple):
     p50: float
     p99: float
     cpu: float
+    others: float
 
 
 async def ready(server: Server) -> Elements:
@@ -58,12 +59,18 @@ async def ready(server: Server) -> Elements:
 
 
 def turn(model: str, server: Server, clients: int, seconds: float) -> Result:
-    before = cpu_seconds(server.process)
+    def clocks() -> tuple[float, float]:
+        """Of the server, and of all others but this process."""
+        of_server = cpu_seconds(server.process)
+        return of_server, busy_seconds() - of_server - time.process_time()
+
+    before = clocks()
     latencies, took, _ = asyncio.run(server.load(clients, seconds))
-    cpu = (cpu_seconds(server.process) - before) / len(latencies)
+    cpu, others = (now - then for now, then in zip(clocks(), before, strict=True))
     latencies.sort()
     p50, p99 = (latencies[int(share * (len(latencies) - 1))] for share in (0.5, 0.99))
-    return Result(model, clients, server.label, server.protocol, len(latencies) / took, p50, p99, cpu)
+    rate, share = len(latencies) / took, max(0.0, others / took / THREADS)
+    return Result(model, clients, server.label, server.protocol, rate, p50, p99, cpu / len(latencies), share)
 
 
 def compare(name: str, counts: Sequence[int], seconds: float, rounds: int, options: Sequence[str], python: Path | None) -> list[Result]:
@@ -85,9 +92,9 @@ def compare(name: str, counts: Sequence[int], seconds: float, rounds: int, optio
         for clients in counts:
             turns = [[[turn(name, server, clients, seconds) for server in pair] for pair in pairs] for _ in range(rounds)]
             for number in range(len(pairs)):
-                both = [sorted((t[number][n] for t in turns), key=lambda r: r.requests_per_second)[rounds // 2] for n in range(2)]
+                both = [min((t[number][n] for t in turns), key=lambda r: r.others) for n in range(2)]
                 for r in both:
-                    times = f"p50 {r.p50 * 1e3:8.2f} ms  p99 {r.p99 * 1e3:8.2f} ms  CPU {r.cpu * 1e3:7.2f} ms"
+                    times = f"p50 {r.p50 * 1e3:8.2f} ms  p99 {r.p99 * 1e3:8.2f} ms  CPU {r.cpu * 1e3:7.2f} ms  others {r.others:4.0%}"
                     print(f"{name:10} {clients:3} clients  {r.server:24} {r.protocol:5} {r.requests_per_second:8.1f}/s  {times}")
                 figures = [(r.requests_per_second, r.p50, r.p99, r.cpu) for r in both]
                 ratios = [f"{what} x {a / b:.2f}" for what, a, b in zip(("throughput", "p50", "p99", "CPU"), *figures, strict=True)]

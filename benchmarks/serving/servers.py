@@ -184,3 +184,9 @@ def cpu_seconds(process: int) -> float:
         children = [int(child) for path in folder.glob("task/*/children") for child in path.read_text().split()]
         return sum(map(int, times)) / os.sysconf("SC_CLK_TCK") + sum(map(cpu_seconds, children))
     return 0.0
+
+
+def busy_seconds() -> float:
+    """Of all processors of the machine, up to now, whoever used them; with what a hypervisor gave to others."""
+    fields = [int(field) for field in Path("/proc/stat").read_text().split("\n", 1)[0].split()[1:9]]
+    return (sum(fields) - fields[3] - fields[4]) / os.sysconf("SC_CLK_TCK")  # not: idle, and waiting for disks

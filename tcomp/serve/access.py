@@ -41,7 +41,8 @@ class Access:
         self._tokens = read_tokens(options.tokens) if options.tokens is not None else None
         self._rate, self._burst = options.rate, max(1, options.burst)
         self._buckets: OrderedDict[object, tuple[float, float]] = OrderedDict()  # client -> requests that it may make, and when that was
-        self._most, self._pending, self._metrics = options.max_pending, 0, metrics
+        self._most, self._pending = options.max_pending, 0
+        metrics.pending_bytes.set_function(lambda: self._pending)
 
     @property
     def open(self) -> bool:
@@ -87,9 +88,7 @@ class Access:
             what = f"requests of {self._pending} bytes are pending already"
             raise Refusal(HTTPStatus.TOO_MANY_REQUESTS, what, why=f"the limit is {self._most}", hint="try again later", retry_after=1.0)
         self._pending += size
-        self._metrics.pending_bytes.set(self._pending)
 
     def give(self, size: int) -> None:
         """So many bytes are not pending any more."""
         self._pending -= size
-        self._metrics.pending_bytes.set(self._pending)

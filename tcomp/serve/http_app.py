@@ -9,7 +9,7 @@ from collections.abc import Awaitable, Callable
 from contextlib import AbstractContextManager
 from dataclasses import asdict
 from http import HTTPStatus
-from typing import Any, TypeAlias, TypeVar
+from typing import TypeAlias, TypeVar
 
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
@@ -19,7 +19,7 @@ from starlette.routing import Route
 
 from tcomp.errors import TcompError
 from tcomp.serve.batching import Arrays
-from tcomp.serve.http_tensors import HEADER_LENGTH, dump_json, encode_infer, is_large, parse_infer, parse_json
+from tcomp.serve.http_tensors import HEADER_LENGTH, JSON, dump_json, encode_infer, is_large, json_response, parse_infer, parse_json
 from tcomp.serve.images import best, read_image
 from tcomp.serve.metrics import CONTENT_TYPE
 from tcomp.serve.refusals import Refusal, as_refusal, bad_request
@@ -32,7 +32,6 @@ from tcomp.serve.tracing import span
 T = TypeVar("T")
 Endpoint: TypeAlias = Callable[[Request], Awaitable[Response]]
 
-_JSON = "application/json"
 _OPEN = ("/v2/health/live", "/v2/health/ready")  # answered without a token: they say nothing of the models
 _LARGE = 1 << 17  # bytes of JSON whose parsing the event loop does not wait for
 
@@ -148,7 +147,7 @@ class _Service:
             else:
                 content, length = encode_infer(model, asked, outputs)
             if length is None:
-                return Response(content, media_type=_JSON)
+                return Response(content, media_type=JSON)
             return Response(content, media_type="application/octet-stream", headers={HEADER_LENGTH: str(length)})
 
     async def predict(self, request: Request) -> Response:
@@ -162,65 +161,65 @@ class _Service:
             inputs = {name: await asyncio.to_thread(model.inputs[name].convert, numbers) for name, numbers in given.items()}
             outputs = await self._run(request, model, inputs)
             shown = {name: model.outputs[name].to_numbers(array) for name, array in outputs.items()}
-            return Response(await asyncio.to_thread(dump_json, {"outputs": shown}), media_type=_JSON)
+            return Response(await asyncio.to_thread(dump_json, {"outputs": shown}), media_type=JSON)
 
     async def image(self, request: Request) -> Response:
         """POST /v1/models/NAME/image with a picture: the best elements of the output"""
         with self._access.pending(self._admitted(request)), self._model(request) as model:
             inputs = await asyncio.to_thread(read_image, await self._body(request), model)
             outputs = await self._run(request, model, inputs)
-            return _json(best(model, outputs))
+            return json_response(best(model, outputs))
 
     # ------------------------------------------------------------ what there is
 
     async def live(self, request: Request) -> Response:
         """GET /v2/health/live"""
-        return _json({"live": True})
+        return json_response({"live": True})
 
     async def ready(self, request: Request) -> Response:
         """GET /v2/health/ready: 503 while models are loaded or could not be, and once the server is being stopped"""
-        return _json({"ready": self._state.ready}, 200 if self._state.ready else 503)
+        return json_response({"ready": self._state.ready}, 200 if self._state.ready else 503)
 
     async def server(self, request: Request) -> Response:
         """GET /v2"""
-        return _json(self._state.metadata())
+        return json_response(self._state.metadata())
 
     async def model_ready(self, request: Request) -> Response:
         """GET /v2/models/NAME/ready"""
         model = self._find(request)
-        return _json({"name": model.name, "ready": True})
+        return json_response({"name": model.name, "ready": True})
 
     async def metadata(self, request: Request) -> Response:
         """GET /v2/models/NAME"""
-        return _json(self._state.model_metadata(self._find(request)))
+        return json_response(self._state.model_metadata(self._find(request)))
 
     async def config(self, request: Request) -> Response:
         """GET /v2/models/NAME/config: how it is served, by the names of Triton, and by those of its options"""
         model = self._find(request)
-        return _json(self._state.model_config(model) | asdict(model.options) | model.loaded.batching)
+        return json_response(self._state.model_config(model) | asdict(model.options) | model.loaded.batching)
 
     async def statistics(self, request: Request) -> Response:
         """GET /v2/models/stats, /v2/models/NAME/stats"""
         models = [self._find(request)] if "name" in request.path_params else self._repository.models
-        return _json(self._state.statistics(models))
+        return json_response(self._state.statistics(models))
 
     async def index(self, request: Request) -> Response:
         """POST /v2/repository/index"""
         with self._access.pending(size := self._admitted(request, 0)):
             wanted = parse_json(await self._body(request)) if size else {}
-        return _json(self._repository.index(wanted.get("ready") is True))
+        return json_response(self._repository.index(wanted.get("ready") is True))
 
     async def load(self, request: Request) -> Response:
         """POST /v2/repository/models/NAME/load"""
         self._state.check_management()
         await self._repository.load(request.path_params["name"])
-        return _json({})
+        return json_response({})
 
     async def unload(self, request: Request) -> Response:
         """POST /v2/repository/models/NAME/unload"""
         self._state.check_management()
         await self._repository.unload(request.path_params["name"])
-        return _json({})
+        return json_response({})
 
     async def metrics(self, request: Request) -> Response:
         """GET /metrics"""
@@ -259,18 +258,14 @@ async def _unless_gone(request: Request, answer: Awaitable[T]) -> T:
 async def _not_routed(request: Request, error: Exception) -> Response:
     """No endpoint has this path, or this method."""
     assert isinstance(error, HTTPException)
-    return Response(
-        dump_json({"error": f"{error.detail}: {request.method} {request.url.path[:200]}"}), error.status_code, error.headers, _JSON
-    )
+    allowed = (error.headers or {}).get("Allow", "")
+    what = f"{error.detail}: {request.method} {request.url.path[:200]}" + f"; it takes {allowed}" * bool(allowed)
+    return Response(dump_json({"error": what}), error.status_code, error.headers, JSON)
 
 
 async def _failed(request: Request, error: Exception) -> Response:
     """A bug; Starlette raises the error again, and it is logged."""
-    return _json({"error": "internal error"}, 500)
-
-
-def _json(value: Any, status: int = 200) -> Response:
-    return Response(dump_json(value), status, media_type=_JSON)
+    return json_response({"error": "internal error"}, 500)
 
 
 def _refused(refusal: Refusal, body_of: Callable[[Refusal], bytes] | None) -> Response:
@@ -278,4 +273,4 @@ def _refused(refusal: Refusal, body_of: Callable[[Refusal], bytes] | None) -> Re
     if refusal.status == HTTPStatus.UNAUTHORIZED:
         headers["www-authenticate"] = "Bearer"
     body = dump_json({"error": refusal.message}) if body_of is None else body_of(refusal)
-    return Response(body, int(refusal.status), headers, _JSON)
+    return Response(body, int(refusal.status), headers, JSON)

@@ -8,11 +8,13 @@ from typing import Any
 
 import numpy as np
 import orjson
+from starlette.responses import Response
 
 from tcomp.serve.batching import Arrays
 from tcomp.serve.refusals import bad_request
 from tcomp.serve.served import ServedModel
 
+JSON = "application/json"
 HEADER_LENGTH = "inference-header-content-length"
 _REFUSED = {
     "shared_memory_region": "tensors in shared memory", "classification": "the classification extension",
@@ -146,6 +148,11 @@ def encode_infer(model: ServedModel, request: InferRequest, outputs: Arrays) -> 
 def dump_json(value: Any) -> bytes:
     """As bytes; arrays become lists, and what is not finite null."""
     return orjson.dumps(value, np.ndarray.tolist, orjson.OPT_SERIALIZE_NUMPY)  # orjson itself knows arrays of numbers only
+
+
+def json_response(value: Any, status: int = 200) -> Response:
+    """An answer of HTTP in JSON."""
+    return Response(dump_json(value), status, media_type=JSON)
 
 
 def is_large(request: InferRequest, outputs: Arrays) -> bool:

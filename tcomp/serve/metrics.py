@@ -48,7 +48,6 @@ class Metrics:
         self.rows = histogram("batch_rows", "Rows of a batch", _ROWS)
         self.waiting = Gauge("tcomp_queue_requests", "Requests that wait", labels, registry=registry)
         self.instances = Gauge("tcomp_instances", "Runs that there may be at the same time", labels, registry=registry)
-        self.busy = Counter("tcomp_busy_seconds", "Time in which instances computed", labels, registry=registry)
         self.pending_bytes = Gauge("tcomp_pending_bytes", "Of requests being received, waiting and running", registry=registry)
         self.loads = Counter("tcomp_loads", "Loads of models, by their result", ("model", "result"), registry=registry)
 
@@ -68,7 +67,7 @@ class ModelMetrics:
         self._metrics, self._labels, self._instances = metrics, (model, version), instances
         self._latency, self._queued = metrics.latency.labels(model, version), metrics.queued.labels(model, version)
         self._ran, self._rows = metrics.ran.labels(model, version), metrics.rows.labels(model, version)
-        self._waiting, self._busy = metrics.waiting.labels(model, version), metrics.busy.labels(model, version)
+        self._waiting = metrics.waiting.labels(model, version)
         metrics.instances.labels(model, version).set(instances)
         self._requests: dict[tuple[str, str], Counter] = {}
         self.history: deque[Point] = deque(maxlen=HISTORY)
@@ -101,7 +100,6 @@ class ModelMetrics:
         """A batch was computed."""
         self._rows.observe(rows)
         self._ran.observe(seconds)
-        self._busy.inc(seconds)
         self._batches += 1
         self._total_rows += rows
         self._busy_seconds += seconds
@@ -129,5 +127,5 @@ class ModelMetrics:
 
     def forget(self) -> None:
         """The version is no longer served: its series end, but for the counters of requests."""
-        for metric in ("latency", "queued", "ran", "rows", "waiting", "busy", "instances"):
+        for metric in ("latency", "queued", "ran", "rows", "waiting", "instances"):
             getattr(self._metrics, metric).remove(*self._labels)

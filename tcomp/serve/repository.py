@@ -24,7 +24,7 @@ from typing import Any
 from tcomp.errors import InputError, TcompError
 from tcomp.serve.metrics import Metrics
 from tcomp.serve.options import CONFIGURATION, ModelOptions, ServerOptions, read_model_options
-from tcomp.serve.refusals import Refusal
+from tcomp.serve.refusals import Refusal, as_refusal
 from tcomp.serve.served import Loaded, ServedModel
 
 _log = logging.getLogger("tcomp.serve")
@@ -112,7 +112,7 @@ class Repository:
             return self._serving[name, version or max(versions, key=int)]
         what = f"model {name[:80]!r}{f' version {version[:20]}' * bool(version)}"
         if failed := [why for (n, v), why in self._failures.items() if n == name and version in ("", v)]:
-            raise Refusal(HTTPStatus.SERVICE_UNAVAILABLE, f"{what} could not be loaded", why=failed[0].splitlines()[0])
+            raise Refusal(HTTPStatus.SERVICE_UNAVAILABLE, f"{what} could not be loaded", why=failed[0])
         if name in self._unloaded:
             raise Refusal(HTTPStatus.SERVICE_UNAVAILABLE, f"{what} is unloaded")
         raise Refusal(HTTPStatus.NOT_FOUND, f"there is no {what}", hint="POST /v2/repository/index lists all models")
@@ -193,7 +193,7 @@ class Repository:
         try:
             loaded = await asyncio.to_thread(self._load, found)
         except TcompError as problem:
-            self._failures[key] = str(problem)
+            self._failures[key] = as_refusal(problem).message
             self._metrics.loads.labels(name, "failed").inc()
             _log.error("a model could not be loaded", extra=fields | {"why": str(problem)})
             return

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from math import prod
 
-from tcomp.errors import InputError
+from tcomp.errors import InputError, printable
 from tcomp.runtime.manifest import Dim, Manifest, TensorSpec
 
 _KEYWORDS = frozenset({
@@ -66,6 +66,11 @@ def identifier(text: str, taken: set[str], otherwise: str) -> str:
         unique, number = f"{name}_{number}", number + 1
     taken.add(unique)
     return unique
+
+
+def comment(text: str) -> str:
+    """Text that cannot end a comment in C or JavaScript, nor control a terminal; names in models are of unknown origin."""
+    return printable(text).replace("*/", "* /").replace("/*", "/ *").replace("\n", " ").replace("\\", "/")
 
 
 def package_name(text: str, given: bool) -> str:

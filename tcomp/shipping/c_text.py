@@ -4,17 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from tcomp.errors import printable
 from tcomp.runtime.manifest import TensorSpec
 from tcomp.shipping.c_entry import PRIVATE, SLACK
-from tcomp.shipping.c_interface import CODES, CInterface, Tensor, allowed
+from tcomp.shipping.c_interface import CODES, CInterface, Tensor, allowed, comment
 
 _LEAST, _USUAL = 1, 8  # a size in the example where none is given: what is nearest to it in the range
-
-
-def _comment(text: str) -> str:
-    """Text that cannot end a comment, nor control a terminal; names in models are of unknown origin."""
-    return printable(text).replace("*/", "* /").replace("/*", "/ *").replace("\n", " ").replace("\\", "/")
 
 
 def _shape(spec: TensorSpec) -> str:
@@ -44,18 +38,18 @@ def _tensors(c: CInterface) -> list[str]:
     for kind, tensors in (("input", c.inputs), ("output", c.outputs)):
         for t in tensors:
             late = "; upper bounds, the run sets its true extents" if t.counted else ""
-            lines.append(f"{kind:6} {t.name}: {_comment(_shape(t.spec))}, `{_comment(t.spec.name)}` of the model{late}")
+            lines.append(f"{kind:6} {t.name}: {comment(_shape(t.spec))}, `{comment(t.spec.name)}` of the model{late}")
     return lines
 
 
 def header(c: CInterface, arena: int | None) -> str:
     """The header; `arena` is the size in bytes of the workspace where no size is free."""
     upper, name = c.name.upper(), c.name
-    sizes = [f"size   {size}: {allowed(d)}, `{_comment(d.name)}` of the model" for size, _, d in c.sizes]
+    sizes = [f"size   {size}: {allowed(d)}, `{comment(d.name)}` of the model" for size, _, d in c.sizes]
     codes = ",\n".join(f"  {upper}_{code} = {n} /* {text} */" for n, (code, text) in enumerate(CODES))
     codes = codes.replace(" /*", ", /*").replace("*/,\n", "*/\n").replace(f" {len(CODES) - 1}, /*", f" {len(CODES) - 1} /*")
     parts = [f"""\
-/* {name}: a neural network, compiled by {_comment(c.manifest.producer)} for {c.manifest.triple} ({_comment(c.manifest.cpu)}).
+/* {name}: a neural network, compiled by {comment(c.manifest.producer)} for {c.manifest.triple} ({comment(c.manifest.cpu)}).
  *
 {_lines([*sizes, *_tensors(c)])}
  *

@@ -15,7 +15,7 @@ from tcomp.codegen.archive import members
 from tcomp.errors import InputError, TargetError, printable
 from tcomp.runtime import Artifact
 from tcomp.runtime.manifest import Manifest, TensorSpec
-from tcomp.shipping.c_interface import allowed, check_alone
+from tcomp.shipping.c_interface import allowed, check_alone, comment
 from tcomp.shipping.c_package import check_version
 from tcomp.shipping.folders import new_folder
 from tcomp.shipping.linker import check_linker, link_wasm
@@ -102,7 +102,7 @@ def _key(name: str) -> str:
 
 def _example(t: TensorSpec) -> str:
     array = f"new {_array(t.dtype)}(...)"
-    return array if _fixed(t) else f"{{ data: {array}, dims: [{', '.join(_comment(str(d)) for d in t.shape)}] }}"
+    return array if _fixed(t) else f"{{ data: {array}, dims: [{', '.join(comment(str(d)) for d in t.shape)}] }}"
 
 
 def _array(dtype: str) -> str:
@@ -113,20 +113,15 @@ def _fixed(t: TensorSpec) -> bool:
     return all(isinstance(d, int) for d in t.shape)
 
 
-def _comment(text: str) -> str:
-    """Text that cannot end a comment."""
-    return printable(text).replace("*/", "* /").replace("\n", " ")
-
-
 def _types(m: Manifest, name: str) -> str:
     """NAME.d.ts."""
 
     def member(t: TensorSpec, output: bool) -> str:
         array = _array(t.dtype)
         plain = f"{array} | " if _fixed(t) and not output else ""
-        return f"  /** {_comment(str(t))} */\n  {_key(t.name)}: {plain}Tensor<{array}>;"
+        return f"  /** {comment(str(t))} */\n  {_key(t.name)}: {plain}Tensor<{array}>;"
 
-    sizes = [f" * {_comment(d.name)}: {allowed(d)}" for d in m.dims if not d.data_dependent and not d.what]
+    sizes = [f" * {comment(d.name)}: {allowed(d)}" for d in m.dims if not d.data_dependent and not d.what]
     return f"""\
 /** Values in row-major order, and the extents of the axes. float16 and bfloat16 are passed as their bits, complex numbers as two values. */
 export interface Tensor<A> {{

@@ -164,7 +164,8 @@ def test_wrong_bytes_are_refused(server: Running) -> None:
 
 def test_other_refusals(server: Running) -> None:
     assert server.ask("POST", "/v2/models/none/infer", request(X))[0] == 404
-    assert server.ask("GET", "/v2/models/mlp/infer")[0] == 405
+    status, answer, fields = server.ask("GET", "/v2/models/mlp/infer")
+    assert status == 405 and fields["allow"] == "POST" and answer["error"].endswith("it takes POST")
     assert server.ask("GET", "/v3")[0] == 404 and "GET /v3" in server.ask("GET", "/v3")[1]["error"]
     assert server.ask("POST", "/v2/repository/models/mlp/unload", b"")[0] == 403
     assert server.ask("POST", "/v2/models/mlp/infer", b"x", {"Content-Encoding": "gzip"})[0] == 415

@@ -161,5 +161,5 @@ def test_a_wrong_configuration_names_the_file(models: Path) -> None:
     (models / "plus/serving.json").write_text('{"max_batch": -1}')
     with running(models) as server:
         status, answer, _ = server.ask("POST", "/v2/models/plus/infer", request(X))
-        assert status == 503 and "could not be loaded" in answer["error"]
+        assert status == 503 and "could not be loaded" in answer["error"] and "max_batch must be from 1" in answer["error"]
         assert server.ask("GET", "/v2/models/mlp/ready")[0] == 200

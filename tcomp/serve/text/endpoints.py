@@ -15,14 +15,12 @@ from starlette.types import Receive, Scope, Send
 
 from tcomp.errors import TcompError
 from tcomp.generation import Generator
-from tcomp.serve.http_tensors import dump_json, parse_json
+from tcomp.serve.http_tensors import JSON, dump_json, json_response, parse_json
 from tcomp.serve.refusals import Refusal, as_refusal
 from tcomp.serve.served import ServedModel
 from tcomp.serve.state import ServerState
 from tcomp.serve.text import answers, parameters
 from tcomp.serve.text.queue import Texts
-
-_JSON = "application/json"
 
 
 class TextEndpoints:
@@ -37,13 +35,13 @@ class TextEndpoints:
     async def models(self, request: Request) -> Response:
         """GET /v1/models: those that write text"""
         names = {m.name: m for m in self._state.repository.models if m.texts is not None}
-        return Response(dump_json({"object": "list", "data": [_model(m) for m in names.values()]}), media_type=_JSON)
+        return json_response({"object": "list", "data": [_model(m) for m in names.values()]})
 
     async def model(self, request: Request) -> Response:
         """GET /v1/models/NAME"""
         model = self._state.repository.find(request.path_params["name"])
         _generator(model)
-        return Response(dump_json(_model(model)), media_type=_JSON)
+        return json_response(_model(model))
 
     async def completions(self, request: Request) -> Response:
         """POST /v1/completions"""
@@ -68,7 +66,7 @@ class TextEndpoints:
             async def whole() -> bytes:
                 return dump_json(answer.whole([progress async for progress in texts.pieces()]))
 
-            return Response(await self._unless_gone(request, whole()), media_type=_JSON)
+            return Response(await self._unless_gone(request, whole()), media_type=JSON)
 
 
 def refused(refusal: Refusal) -> bytes:
