@@ -19,6 +19,7 @@ from typing import Any
 import numpy as np
 import onnx
 from onnx import AttributeProto, FunctionProto, GraphProto, ModelProto, NodeProto, ValueInfoProto
+from onnx.compose import add_prefix_graph
 
 from tcomp.errors import ImportModelError, InputError, TcompError, UnsupportedError
 from tcomp.frontends.onnx import reader
@@ -346,15 +347,14 @@ class _Importer:
                 bodies = _Bodies(self, frame, name)
                 result = handler(Context(node.op_type, name, opset, inputs, values, list(node.output), frame.scope, bodies))
                 return SUPPORTED, result if isinstance(result, tuple) else (result,)
-            definition = None
-            if all(a.type != AttributeProto.GRAPH for a in node.attribute):
-                resolved = deepcopy(node)
-                del resolved.attribute[:]
-                resolved.attribute.extend(attributes.values())
-                definition = found.function_body(resolved, inputs, opset)
+            resolved = deepcopy(node)
+            del resolved.attribute[:]
+            resolved.attribute.extend(attributes.values())
+            outer = self.named_apart(frame, [a.g for a in resolved.attribute if a.type == AttributeProto.GRAPH])
+            definition = found.function_body(resolved, inputs, opset)
             if definition is None:
                 raise UnsupportedError(f"operator `{node.op_type}` is not supported")
-            return DECOMPOSED, self.expand(frame, definition, node, name, inputs, actual)
+            return DECOMPOSED, self.expand(frame, definition, node, name, inputs, actual, outer)
         except (ImportModelError, UnsupportedError):
             raise
         except TcompError as error:
@@ -364,15 +364,26 @@ class _Importer:
             hint = "`onnx.checker.check_model(path, full_check=True)` may say more"
             raise ImportModelError(what, where=where, why=why, hint=hint) from error
 
+    def named_apart(self, frame: Frame, graphs: Sequence[GraphProto]) -> dict[str, Value]:
+        """The values that sub-graphs read from outside, under names that no definition of an operator has; the graphs use these names."""
+        outer: dict[str, Value] = {}
+        for graph in graphs:
+            names = {name: f"{name} (outside)" for name in self.reads.of_graph(graph)}
+            outer |= {new: frame.lookup(name) for name, new in names.items()}
+            add_prefix_graph(graph, "", inplace=True, name_map=names)
+        return outer
+
     def expand(
-        self, frame: Frame, function: FunctionProto, node: NodeProto, name: str, inputs: Inputs, attributes: Mapping[str, AttributeProto]
-    ) -> list[Value | None]:
-        """The outputs of a node, by the nodes of its definition."""
+        self, frame: Frame, function: FunctionProto, node: NodeProto, name: str, inputs: Inputs, attributes: Mapping[str, AttributeProto],
+        outer: Mapping[str, Value] = MappingProxyType({}),
+    ) -> list[Value | None]:  # fmt: skip
+        """The outputs of a node, by the nodes of its definition, which may read values that are `outer` by name."""
         formal = list(function.input)
         if len(inputs) > len(formal):
             what, why = f"{len(inputs)} inputs for the function `{function.name}`", f"it has {len(formal)} parameters"
             raise ImportModelError(what, where=f"node `{name}`", why=why)
         inner = frame.inner(frame.scope, name, None, opsets={**frame.opsets, **opsets_of(function.opset_import)}, attributes=attributes)
+        inner.values.update(outer)
         inner.values.update((p, v) for p, v in zip(formal, inputs, strict=False) if v is not None)
         absent = {p for p in formal if p not in inner.values}
         wanted = [o for o, actual in zip(function.output, node.output, strict=False) if actual]

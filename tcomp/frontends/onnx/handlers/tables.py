@@ -9,7 +9,6 @@ from tcomp.frontends.onnx.handlers import (
     arithmetic,
     control,
     counting,
-    flex,
     image,
     ml,
     movement,
@@ -28,7 +27,6 @@ from tcomp.frontends.onnx.handlers.microsoft import attention, experts, fused, m
 FAMILIES: Mapping[str, tuple[Table, ...]] = {  # by domain; the standard one is ""
     "": tuple(family.TABLE for family in (arithmetic, control, counting, image, movement, nn, random, recurrent, sequences, signal, text)),
     "ai.onnx.ml": (ml.TABLE, svm.TABLE, trees.TABLE),
-    "ai.onnx.preview": (flex.TABLE,),
     "com.microsoft": tuple(family.TABLE for family in (fused, attention, quantized, experts, misc)),
     "ai.onnx.preview.training": (training.TABLE,),
 }
