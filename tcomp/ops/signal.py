@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
 
 from tcomp.ir import te
 from tcomp.ir.broadcasting import require_same
-from tcomp.ir.expr import Dim, Expr, as_expr, cast, const, maximum, select
+from tcomp.ir.expr import Dim, Expr, as_expr, cast, select
 from tcomp.ir.graph import Operator
 from tcomp.ir.te import Tensor
 
@@ -50,17 +49,6 @@ def frames(x: Tensor, window: Tensor | None, length: Dim, step: Dim, count: Dim)
     return te.compute((x.shape[0], count, length, x.shape[2]), element, "frames")
 
 
-def window(*, size: Dim, coefficients: Sequence[float], periodic: bool, dtype: str) -> Tensor:
-    """The sum over n of coefficients[n] * cos(n * angle), [size]: one period of the angle in `size` steps, or `size` - 1."""
-    steps = as_expr(size) if periodic else maximum(as_expr(size) - 1, 1)
-
-    def element(i: Expr) -> Expr:
-        terms = [te.cos(cast(i * n % steps, "float64") * (2 * math.pi) / cast(steps, "float64")) * c for n, c in enumerate(coefficients)]
-        return cast(sum(terms, const(0.0, "float64")), dtype)
-
-    return te.compute((size,), element, "window")
-
-
 def dft_table(*, points: Dim, size: Dim, length: Dim, scale: str, sine: bool, inverse: bool, dtype: str) -> Tensor:
     """The cosines (or sines) of the angles 2 pi k n / `length`, [points, size], for `dft`: times 1 / `length` where `inverse`, and 0 behind
     `length`; `scale` "half" counts those twice that stand for their conjugates as well."""
@@ -79,5 +67,4 @@ def dft_table(*, points: Dim, size: Dim, length: Dim, scale: str, sine: bool, in
     return te.compute((points, size), element, "dft_table")
 
 
-WINDOW, DFT_TABLE = Operator("window", window), Operator("dft_table", dft_table)
-DFT, FRAMES = Operator("dft", dft), Operator("frames", frames)
+DFT_TABLE, DFT, FRAMES = Operator("dft_table", dft_table), Operator("dft", dft), Operator("frames", frames)

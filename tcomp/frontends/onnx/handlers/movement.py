@@ -279,18 +279,17 @@ def _split(ctx: Context) -> tuple[Value, ...]:
 
 def parts(ctx: Context, x: Value, axis: int, sizes: Sequence[Dim]) -> tuple[Value, ...]:
     """A value cut along an axis into parts of these sizes."""
-    extent = x.shape[axis]
+    extent, total = x.shape[axis], as_dim(every(add, [*map(as_expr, sizes)], const(0)))
     if any(map(depends_on_values, sizes)):
         inside = [(as_expr(0) <= d) & (as_expr(d) <= extent) for d in sizes]
-        whole = te.equal(every(add, [*map(as_expr, sizes)], const(0)), as_expr(extent))
-        sizes = [ctx.size(d, f"part {n}", valid=every(and_, inside, TRUE) & whole) for n, d in enumerate(sizes)]
-        starts = accumulate(map(as_expr, sizes), initial=as_expr(0))
-        return tuple(cut(ctx, x, axis, ctx.size(s, "a start", most=None), d) for s, d in zip(starts, sizes, strict=False))
-    offsets = list(accumulate(map(as_expr, sizes), initial=as_expr(0)))
-    if isinstance(extent, int) and isinstance(total := as_dim(offsets[-1]), int) and total != extent:
+        valid = every(and_, inside, TRUE) & te.equal(as_expr(total), as_expr(extent))
+        sizes = [ctx.size(d, f"part {n}", valid=valid) for n, d in enumerate(sizes)]
+    elif isinstance(extent, int) and isinstance(total, int) and total != extent:
         raise ctx.invalid(f"parts of {_text(sizes)} do not add up to {extent}")
-    ctx.require_same(as_dim(offsets[-1]), extent)
-    return tuple(cut(ctx, x, axis, as_dim(offset), size) for offset, size in zip(offsets, sizes, strict=False))
+    else:
+        ctx.require_same(total, extent)
+    starts = accumulate(map(as_expr, sizes), initial=as_expr(0))
+    return tuple(cut(ctx, x, axis, ctx.size(s, "a start", most=None), d) for s, d in zip(starts, sizes, strict=False))
 
 
 def _concat(ctx: Context) -> Value:
@@ -352,16 +351,14 @@ def _expand(ctx: Context) -> Value:
 
 
 def _tile(ctx: Context) -> Value:
-    x = ctx.value(0)
-    if ctx.opset < 6:
-        times, axis = (int(ctx.require_known(n, what).reshape(())) for n, what in ((1, "the number of tiles"), (2, "the axis")))
-        place = ctx.axis(axis)
-        repeats: Sequence[Dim] = [times if n == place else 1 for n in range(len(x.shape))]
-    else:
-        repeats = [ctx.size(r, f"repeat {n}") for n, r in enumerate(ctx.given_dims(1, "the repeats"))]
+    x, repeats = ctx.value(0), ctx.given_dims(1, "the number of tiles")
+    if ctx.opset < 6:  # along one axis
+        place = ctx.axis(ctx.given_dims(2, "the axis")[0])
+        repeats = tuple(repeats[0] if n == place else 1 for n in range(len(x.shape)))
     if len(repeats) != len(x.shape):
         raise ctx.invalid(f"{len(repeats)} repeats for rank {len(x.shape)}")
-    return x if all(r == 1 for r in repeats) else ctx.add(ops.TILE, [x], repeats=tuple(repeats))
+    times = tuple(ctx.size(r, f"repeat {n}") for n, r in enumerate(repeats))
+    return x if all(r == 1 for r in times) else ctx.add(ops.TILE, [x], repeats=times)
 
 
 def _trilu(ctx: Context) -> Value:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from tcomp.frontends.onnx.context import Context, Handler, Table
+from tcomp.frontends.onnx.context import Context, Table
 from tcomp.frontends.onnx.handlers.movement import reshaped
 from tcomp.frontends.onnx.handlers.runtime_axes import chosen_axes, sized
 from tcomp.ir.expr import Dim, as_expr, select
@@ -71,17 +71,6 @@ def _stft(ctx: Context) -> Value:
     return transform(ctx, frames, 2, length, False, bool(ctx.attrs["onesided"]))
 
 
-def _window(*coefficients: float) -> Handler:
-    """A sum of cosines over one period."""
-
-    def handler(ctx: Context) -> Value:
-        size = ctx.size(ctx.given_dims(0, "the size")[0], "the size")
-        attrs = {"periodic": bool(ctx.attrs["periodic"]), "dtype": ctx.dtype("output_datatype")}
-        return ctx.add(ops.WINDOW, [], size=size, coefficients=coefficients, **attrs)
-
-    return handler
-
-
 def _mel_weight_matrix(ctx: Context) -> Value:
     """Triangular filters, evenly spaced on the mel scale, over the bins of a spectrum [length // 2 + 1, filters]."""
     names = ("the number of filters", "the transform length", "the sample rate", "the lower edge", "the upper edge")
@@ -104,11 +93,4 @@ def _mel_weight_matrix(ctx: Context) -> Value:
     return ctx.constant(matrix, ctx.dtype("output_datatype"))
 
 
-TABLE: Table = {
-    "DFT": _dft,
-    "STFT": _stft,
-    "HannWindow": _window(0.5, -0.5),
-    "HammingWindow": _window(25 / 46, -21 / 46),
-    "BlackmanWindow": _window(0.42, -0.5, 0.08),
-    "MelWeightMatrix": _mel_weight_matrix,
-}
+TABLE: Table = {"DFT": _dft, "STFT": _stft, "MelWeightMatrix": _mel_weight_matrix}
