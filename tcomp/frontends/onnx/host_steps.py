@@ -11,7 +11,6 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
-from math import prod
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -30,7 +29,6 @@ from tcomp.runtime.host_steps.steps import ANY_SHAPE, STRING, Step, strings
 from tcomp.runtime.manifest import HostSteps, TensorSpec
 
 ML = "ai.onnx.ml"
-MAX_FOLLOWED = 1 << 22  # elements of vectors: of more, shapes that are computed are not known
 _BEFORE, _MACHINE, _AFTER = range(3)
 LABELS = "classlabels_strings"
 _NUMBERED = {  # operators whose strings can be numbers: the attributes with the ones and with the others
@@ -40,7 +38,6 @@ _NUMBERED = {  # operators whose strings can be numbers: the attributes with the
 }  # fmt: skip
 _OF_STRINGS = {"StringNormalizer", "StringConcat", "StringSplit", "RegexFullMatch", "CategoryMapper", "ImageDecoder"}
 _STRING_ATTRIBUTES = {"keys_strings", "values_strings", "classes_strings", "classlabels_strings", "cats_strings", "pool_strings"}
-_ELEMENTWISE = {"LabelEncoder", "CategoryMapper", "RegexFullMatch", "Cast", "CastLike", "Identity"}  # their shape is that of input 0
 
 Type: TypeAlias = tuple[str, list[int | str | None] | None]  # dtype and dims; None: unknown
 
@@ -367,17 +364,13 @@ class _Splitter:
         outer = ModelProto(ir_version=self.model.ir_version, graph=graph)
         outer.opset_import.extend(self.model.opset_import)
         try:
-            inferred = onnx.shape_inference.infer_shapes(outer, data_prop=_followed(graph) <= MAX_FOLLOWED)
+            inferred = onnx.shape_inference.infer_shapes(outer)
         except Exception:  # noqa: BLE001  onnx raises what it likes for models that are odd; what is not known is asked for below
             inferred = outer
         found |= {info.name: _type_of(info.type) for info in inferred.graph.value_info}
         for node in nodes:
             for output in node.output:
                 dtype, dims = found.get(output, ("", None))
-                if dims is None and node.op_type in _ELEMENTWISE:
-                    dims = found.get(node.input[0], ("", None))[1]
-                if dims is None and node.op_type == "ImageDecoder":
-                    dims = [None, None, None]
                 found[output] = STRING if output in self.text else dtype or _dtype_of(node), dims
         return found
 
@@ -430,13 +423,6 @@ def _constant(node: NodeProto) -> TensorProto | None:
         return result
     dtype, several = dtypes[kind.removeprefix("value_").removesuffix("s")], kind.endswith("s")
     return helper.make_tensor(node.output[0], dtype, [len(value)] if several else [], value if several else [value])
-
-
-def _followed(graph: GraphProto) -> int:
-    """How many elements of vectors onnx's inference may write down, which follows those that are computed from node to node."""
-    sizes = [[d.dim_value for d in i.type.tensor_type.shape.dim] for i in graph.input] + [list(t.dims) for t in graph.initializer]
-    longest: int = max([8, *(size[0] for size in sizes if len(size) == 1)])  # shapes are vectors as well
-    return longest * len(graph.node) * prod(len(n.input) for n in graph.node if n.op_type == "Concat")
 
 
 def _convertible(node: NodeProto) -> bool:
