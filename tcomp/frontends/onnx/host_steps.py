@@ -9,9 +9,9 @@ numbers, and a look-up beside them. What would need machine code before and afte
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import partial
-from typing import Any, TypeAlias
+from typing import TypeAlias
 
 import numpy as np
 import onnx
@@ -23,6 +23,7 @@ from tcomp.frontends.onnx.host_operators import CONVERT, HostNode, constant_step
 from tcomp.frontends.onnx.names import Reads, check_names, check_text, initializers, ordered
 from tcomp.frontends.onnx.reader import DTYPES, ELEM_TYPES, TensorReader
 from tcomp.frontends.onnx.schema import domain_of, find_schema, opsets_of
+from tcomp.frontends.onnx.signature import Dims, Shapes, Values
 from tcomp.ir.graph import Graph, Value
 from tcomp.runtime.host_steps.prepared import PreparedStep
 from tcomp.runtime.host_steps.steps import ANY_SHAPE, STRING, Step, strings
@@ -42,19 +43,19 @@ _STRING_ATTRIBUTES = {"keys_strings", "values_strings", "classes_strings", "clas
 Type: TypeAlias = tuple[str, list[int | str | None] | None]  # dtype and dims; None: unknown
 
 
-@dataclass
+@dataclass(frozen=True)
 class Split:
     """A model in three parts: `model`, with the caller's `shapes`, `dims` and `values` for it, and the steps around it."""
 
     model: ModelProto
-    shapes: Mapping[str, Sequence[int | str]]
-    dims: Mapping[str, Any]
-    values: Mapping[str, np.ndarray]
-    inputs: list[tuple[str, TensorSpec | None]] = field(default_factory=list)  # of the whole model; None: as the machine code has it
-    outputs: list[tuple[str, TensorSpec | None]] = field(default_factory=list)
-    before: list[Step] = field(default_factory=list)
-    after: list[Step] = field(default_factory=list)
-    nodes: list[tuple[NodeProto, int, bool]] = field(default_factory=list)  # that became steps: with their opset, and whether before
+    shapes: Shapes
+    dims: Dims
+    values: Values
+    inputs: Sequence[tuple[str, TensorSpec | None]]  # of the whole model; None: as the machine code has it
+    outputs: Sequence[tuple[str, TensorSpec | None]]
+    before: Sequence[Step]
+    after: Sequence[Step]
+    nodes: Sequence[tuple[NodeProto, int, bool]]  # that became steps: with their opset, and whether before
 
     def steps(self, graph: Graph) -> HostSteps:
         """The steps around the graph of `model`."""
@@ -71,13 +72,7 @@ def _joined(wanted: Iterable[tuple[str, TensorSpec | None]], values: Sequence[Va
     return tuple(found)
 
 
-def split(
-    model: ModelProto,
-    tensors: TensorReader,
-    shapes: Mapping[str, Sequence[int | str]],
-    dims: Mapping[str, Any],
-    values: Mapping[str, np.ndarray],
-) -> Split | None:
+def split(model: ModelProto, tensors: TensorReader, shapes: Shapes, dims: Dims, values: Values) -> Split | None:
     """The parts of a model; None for one without anything for host steps. Raises `UnsupportedError` for what cannot be split, and
     `ImportModelError` for what is malformed."""
     graph = model.graph
@@ -88,7 +83,7 @@ def split(
 
         model = inline_local_functions(model)
     check_names(model.graph)
-    return _Splitter(model, tensors, dict(shapes), dict(dims), dict(values)).split()
+    return _Splitter(model, tensors, shapes, dims, values).split()
 
 
 def _concerned(graph: GraphProto) -> bool:
@@ -115,14 +110,7 @@ def _of_interest(node: NodeProto) -> bool:
 
 
 class _Splitter:
-    def __init__(
-        self,
-        model: ModelProto,
-        tensors: TensorReader,
-        shapes: dict[str, Sequence[int | str]],
-        dims: dict[str, Any],
-        values: dict[str, np.ndarray],
-    ) -> None:
+    def __init__(self, model: ModelProto, tensors: TensorReader, shapes: Shapes, dims: Dims, values: Values) -> None:
         self.model, self.tensors, self.shapes, self.dims, self.values = model, tensors, shapes, dims, values
         self.opsets = opsets_of(model.opset_import)
         self.reads = Reads()
@@ -276,34 +264,49 @@ class _Splitter:
                 raise UnsupportedError(what, where=f"node `{title(node)}` ({node.op_type})", hint=hint)
         parts = [[node for n, node in enumerate(self.nodes) if stages[n] == stage] for stage in (_BEFORE, _MACHINE, _AFTER)]
         before, machine, after = parts
-        own = {output for node in machine for output in node.output}
-        read = {name for node in machine for name in self.reads.of_node(node)}
-        made = {output for node in (*before, *after) for output in node.output if output}
-        result = Split(ModelProto(), {}, {}, {})
-        types = self._types(before)
-        read_by_steps = {name for node in (*before, *after) for name in self.reads.of_node(node)}
-        outputs = [o.name for o in self.model.graph.output]
-        result.before += self._constants(read_by_steps | {o for o in outputs if o in self.text})
-        result.before += self._steps(before, types)
-        result.after += self._steps(after, types)
-        result.nodes += [(node, self._opset(node), stage is before) for stage in (before, after) for node in stage]
-        in_machine = {name for name in self.inputs if name in read or (name not in read_by_steps and name not in self.text)}
-        for name, info in self.inputs.items():
-            if name not in self.values:
-                result.inputs.append((name, None if name in in_machine else _spec(name, _type_of(info.type))))
-        for info in self.model.graph.output:
-            name = info.name
-            hosted = name in self.text or name in made
-            declared = _type_of(info.type)
+        types, source = self._types(before), self.model.graph
+        read, by_steps = ({name for node in some for name in self.reads.of_node(node)} for some in (machine, (*before, *after)))
+        made = self.text.union(output for node in (*before, *after) for output in node.output if output)
+        own = {name for name in self.inputs if name in read or (name not in by_steps and name not in self.text)}  # inputs of machine code
+        free = [(name, info) for name, info in self.inputs.items() if name not in self.values]
+        inputs = [(name, None if name in own else _spec(name, _type_of(info.type))) for name, info in free]
+        outputs: list[tuple[str, TensorSpec | None]] = []
+        for info in source.output:
+            name, declared = info.name, _type_of(info.type)
             dtype = STRING if name in self.text else types.get(name, declared)[0]
-            if hosted and dtype and declared[0] and declared[0] != dtype:
+            if name in made and dtype and declared[0] and declared[0] != dtype:
                 raise ImportModelError(f"output `{name}` is declared with another element type than the {dtype} it has")
-            result.outputs.append((name, _spec(name, types.get(name, declared), declared) if hosted else None))
-        crossing = [name for node in before for name in node.output if name in read]
-        given = [o for o in dict.fromkeys(o for o in outputs if o not in made and o not in self.text)]
-        given += [name for name in own if name in read_by_steps and name not in given]
-        self._machine(result, machine, crossing, types, given, in_machine)
-        return result
+            outputs.append((name, _spec(name, types.get(name, declared), declared) if name in made else None))
+        results = dict.fromkeys(o.name for o in source.output if o.name not in made)
+        results |= dict.fromkeys(name for node in machine for name in node.output if name in by_steps)
+        given = [i for i in source.input if i.name in own or (i.name not in self.inputs and i.name not in self.text)]
+        given += [_crossing(name, *types[name]) for node in before for name in node.output if name in read]
+        model = self._model(machine, given, [*results])
+        known = {i.name for i in given}
+        hosted = _dims_of(source.input) - _dims_of(given)
+        return Split(
+            model,
+            {n: s for n, s in self.shapes.items() if n in known or n not in self.inputs},
+            {n: d for n, d in self.dims.items() if n not in hosted},
+            {n: v for n, v in self.values.items() if n in own or n not in self.inputs},
+            inputs,
+            outputs,
+            [*self._constants(by_steps.union(o.name for o in source.output if o.name in self.text)), *self._steps(before, types)],
+            [*self._steps(after, types)],
+            [(node, self._opset(node), stage is before) for stage in (before, after) for node in stage],
+        )
+
+    def _model(self, nodes: Sequence[NodeProto], inputs: Sequence[ValueInfoProto], outputs: Sequence[str]) -> ModelProto:
+        """The part that becomes machine code."""
+        source, known = self.model.graph, {i.name for i in inputs} | {output for node in nodes for output in node.output}
+        declared = {o.name: o for o in source.output}
+        results = [declared.get(name, ValueInfoProto(name=name)) for name in outputs]
+        constants = [t for t in self.constants.values() if t.data_type != TensorProto.STRING]
+        types = [i for i in source.value_info if i.name in known]
+        graph = helper.make_graph(
+            nodes, source.name, inputs, results, constants, value_info=types, sparse_initializer=source.sparse_initializer
+        )
+        return helper.make_model(graph, ir_version=self.model.ir_version, opset_imports=self.model.opset_import)
 
     def _opset(self, node: NodeProto) -> int:
         return self.opsets.get(domain_of(node.domain), 0)
@@ -374,40 +377,17 @@ class _Splitter:
                 found[output] = STRING if output in self.text else dtype or _dtype_of(node), dims
         return found
 
-    def _machine(
-        self,
-        result: Split,
-        nodes: Sequence[NodeProto],
-        crossing: Iterable[str],
-        types: Mapping[str, Type],
-        outputs: Sequence[str],
-        in_machine: set[str],
-    ) -> None:
-        """The model of machine code, and what the caller says of it."""
-        source, graph = self.model.graph, result.model.graph
-        result.model.ir_version = self.model.ir_version
-        result.model.opset_import.extend(self.model.opset_import)
-        graph.name = source.name
-        graph.node.extend(nodes)
-        graph.initializer.extend(t for t in self.constants.values() if t.data_type != TensorProto.STRING)
-        graph.sparse_initializer.extend(source.sparse_initializer)
-        graph.input.extend(i for i in source.input if i.name in in_machine or (i.name not in self.inputs and i.name not in self.text))
-        for name in dict.fromkeys(crossing):
-            dtype, dims = types[name]
-            if dtype not in ELEM_TYPES:
-                raise UnsupportedError("the element type of what a host step computes is not known", where=f"value `{name}`")
-            if dims is None:
-                raise UnsupportedError("the number of dimensions of what a host step computes is not known", where=f"value `{name}`")
-            graph.input.append(helper.make_tensor_value_info(name, ELEM_TYPES[dtype], dims))
-        declared = {o.name: o for o in source.output}
-        graph.output.extend(declared.get(name, ValueInfoProto(name=name)) for name in outputs)
-        known = {i.name for i in graph.input} | {output for node in nodes for output in node.output}
-        graph.value_info.extend(i for i in source.value_info if i.name in known)
-        result.shapes = {n: s for n, s in self.shapes.items() if n in known or n not in self.inputs}
-        result.values = {n: v for n, v in self.values.items() if n in in_machine or n not in self.inputs}
-        theirs = {d.dim_param for i in graph.input for d in i.type.tensor_type.shape.dim}
-        hosted = {d.dim_param for i in source.input for d in i.type.tensor_type.shape.dim} - theirs
-        result.dims = {n: d for n, d in self.dims.items() if n not in hosted}
+
+def _crossing(name: str, dtype: str, dims: Sequence[int | str | None] | None) -> ValueInfoProto:
+    """What machine code takes from a host step."""
+    if dtype not in ELEM_TYPES or dims is None:
+        unknown = "number of dimensions" if dtype in ELEM_TYPES else "element type"
+        raise UnsupportedError(f"the {unknown} of what a host step computes is not known", where=f"value `{name}`")
+    return helper.make_tensor_value_info(name, ELEM_TYPES[dtype], dims)
+
+
+def _dims_of(infos: Iterable[ValueInfoProto]) -> set[str]:
+    return {d.dim_param for i in infos for d in i.type.tensor_type.shape.dim}
 
 
 def _constant(node: NodeProto) -> TensorProto | None:

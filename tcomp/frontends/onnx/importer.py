@@ -31,7 +31,7 @@ from tcomp.frontends.onnx.names import Reads, check_names, initializers, ordered
 from tcomp.frontends.onnx.outputs import renamable, with_outputs
 from tcomp.frontends.onnx.schema import domain_of, find_schema, opsets_of
 from tcomp.frontends.onnx.scope import FOLD_LIMIT, Scope, Type, check_type
-from tcomp.frontends.onnx.signature import LARGEST, Range, Shape, signature
+from tcomp.frontends.onnx.signature import LARGEST, Dims, Shapes, Values, signature
 from tcomp.ir.broadcasting import HINT
 from tcomp.ir.equations import Contradiction, Sizes
 from tcomp.ir.expr import Dim, Expr, bounds, variables
@@ -46,9 +46,6 @@ LAYOUTS = "it is of a layout that ONNX Runtime chose for one processor: save the
 SUPPORTED, DECOMPOSED, MISSING, UNCHECKED, HOST = "supported", "decomposed", "missing", "unchecked", "host step"
 
 Source = str | PathLike[str] | bytes | ModelProto
-Shapes = Mapping[str, Shape]  # by the name of an input
-Dims = Mapping[str, Range]  # by the name of a dim
-Values = Mapping[str, np.ndarray]  # by the name of an input
 Own = Mapping[str, TensorFunction]  # by the name of an operator of the domain OWN
 
 OWN = "tcomp"

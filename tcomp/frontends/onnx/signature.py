@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Container, Mapping, Sequence
 
+import numpy as np
 from onnx import ValueInfoProto
 
 from tcomp.errors import InputError, TcompError, UnsupportedError
@@ -21,14 +22,13 @@ OPERATIONS = {"const", "var", "add", "sub", "neg", "mul", "floordiv"}  # in a fo
 Shape = Sequence[int | str]  # sizes, names and formulas
 Range = int | tuple[int, int] | list[int]  # a size, the lowest and the highest one, or sizes that get code of their own
 MAX_EXACT = 16  # of these
+Shapes = Mapping[str, Shape]  # by the name of an input
+Dims = Mapping[str, Range]  # by the name of a dim
+Values = Mapping[str, np.ndarray]  # by the name of an input
 
 
 def signature(
-    infos: Sequence[ValueInfoProto],
-    shapes: Mapping[str, Shape],
-    dims: Mapping[str, Range],
-    distinct: bool = False,
-    others: Container[str] = (),
+    infos: Sequence[ValueInfoProto], shapes: Shapes, dims: Dims, distinct: bool = False, others: Container[str] = ()
 ) -> list[tuple[str, str, tuple[Dim, ...]]]:
     """(name, dtype, shape) of the inputs. A size that the model writes as a formula of others ("past + 1") is that formula. Where sizes
     are `distinct`, names say nothing: unless `dims` has it, a name stands for one size where it is first met, for others elsewhere. Raises
