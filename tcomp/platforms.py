@@ -35,7 +35,7 @@ _ALL = (
     Platform("armv7", "linux", "armv7-unknown-linux-gnueabihf", "arm-linux-gnueabihf", pointer_bits=32, threaded=False),
     Platform("wasm32", "none", "wasm32-unknown-unknown", "wasm32-freestanding", "wasm", 32, False),
     Platform("x86_64", "windows", "x86_64-w64-windows-gnu", "x86_64-windows-gnu", "coff", threaded=False),
-    Platform("aarch64", "macos", "arm64-apple-macosx11.0.0", "aarch64-macos", "macho", threaded=False),
+    Platform("aarch64", "macos", "arm64-apple-macosx11.0.0", "aarch64-macos.11.0", "macho", threaded=False),
 )
 PLATFORMS = {(p.arch, p.os): p for p in _ALL}
 """Every platform that LLVM, as it is linked into llvmlite, makes objects for and that this package knows how to link."""
