@@ -33,6 +33,7 @@ from tcomp.ir.simplify import as_dim, prove, same_dim
 T = TypeVar("T")
 
 Handler = Callable[["Context"], "Value | tuple[Value | None, ...]"]
+Types = Sequence[Type | np.ndarray]  # of the inputs of a sub-graph, some of which are known
 Versions = tuple[tuple[int, Handler], ...]  # (first opset, handler), in increasing order
 Table = dict[str, Handler | Versions]  # by operator
 Reader = Callable[["Context"], Any]  # of an attribute
@@ -54,9 +55,9 @@ class Bodies(Protocol):
     def inline(self, proto: GraphProto, inputs: Sequence[Value] = ()) -> list[Value]:
         """The outputs of a sub-graph whose nodes are added to the graph around it."""
 
-    def closed(self, proto: GraphProto, types: Sequence[Type | np.ndarray] = (), conditional: bool = False, repeated: bool = False) -> Body:
-        """The sub-graph as a graph of its own, with formal inputs of the given types, or known ones. A `conditional` one does not run in
-        every run, a `repeated` one more than once."""
+    def closed(self, body: GraphProto | Build, types: Types = (), conditional: bool = False, repeated: bool = False) -> Body:
+        """The sub-graph, or what is built in it, as a graph of its own, with formal inputs of the given types, or known ones. A
+        `conditional` one does not run in every run, a `repeated` one more than once."""
 
     def value(self, name: str) -> Value:
         """The value of a name that is visible to the node, whether it is an input of it or not."""
@@ -66,6 +67,9 @@ class Bodies(Protocol):
 
     def attempt(self) -> AbstractContextManager[None]:
         """Where `UnsupportedError` ends this context, the report forgets its nodes, because they are imported again in another way."""
+
+
+Build = Callable[[Scope, Bodies, Sequence[Value]], Sequence[Value]]  # (scope, its bodies, formal inputs) -> outputs
 
 
 @dataclass(frozen=True)

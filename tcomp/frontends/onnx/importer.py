@@ -24,13 +24,13 @@ from onnx.compose import add_prefix_graph
 from tcomp.errors import ImportModelError, InputError, TcompError, UnsupportedError
 from tcomp.frontends.onnx import reader
 from tcomp.frontends.onnx.containers import contained, elements, leaves, rebuilt, type_name
-from tcomp.frontends.onnx.context import Body, Context
+from tcomp.frontends.onnx.context import Body, Build, Context, Types
 from tcomp.frontends.onnx.handlers.tables import find_handler
 from tcomp.frontends.onnx.host_steps import split, title
 from tcomp.frontends.onnx.names import Reads, check_names, initializers, ordered
 from tcomp.frontends.onnx.outputs import renamable, with_outputs
 from tcomp.frontends.onnx.schema import domain_of, find_schema, opsets_of
-from tcomp.frontends.onnx.scope import FOLD_LIMIT, Scope, Type, check_type
+from tcomp.frontends.onnx.scope import FOLD_LIMIT, Scope, check_type
 from tcomp.frontends.onnx.signature import LARGEST, Dims, Shapes, Values, signature
 from tcomp.ir.broadcasting import HINT
 from tcomp.ir.equations import Contradiction, Sizes
@@ -408,15 +408,16 @@ class _Bodies:
     def inline(self, proto: GraphProto, inputs: Sequence[Value] = ()) -> list[Value]:
         return self._outputs(self.frame.inner(self.frame.scope, self.name, self.frame), proto, inputs)
 
-    def closed(self, proto: GraphProto, types: Sequence[Type | np.ndarray] = (), conditional: bool = False, repeated: bool = False) -> Body:
+    def closed(self, body: GraphProto | Build, types: Types = (), conditional: bool = False, repeated: bool = False) -> Body:
+        name, names = ("body", [f"item{n}" for n in range(len(types))]) if callable(body) else (body.name, [i.name for i in body.input])
         around = self.frame.scope
-        scope = Scope(f"{self.name}.{proto.name or 'body'}", None if conditional else around.sizes, around)
-        frame = self.frame.inner(scope, self.name, self.frame, repeated=repeated or self.frame.repeated)
+        scope = Scope(f"{self.name}.{name or 'body'}", None if conditional else around.sizes, around)
+        frame, builder = self.frame.inner(scope, self.name, self.frame, repeated=repeated or self.frame.repeated), scope.builder
         inputs = tuple(
-            frame.scope.builder.constant(t, i.name) if isinstance(t, np.ndarray) else frame.scope.builder.input(i.name, *t)
-            for i, t in zip(proto.input, types, strict=False)
+            builder.constant(t, n) if isinstance(t, np.ndarray) else builder.input(n, *t) for n, t in zip(names, types, strict=False)
         )
-        return Body(frame.scope, inputs, tuple(self._outputs(frame, proto, inputs)), frame.captured)
+        outputs = body(scope, replace(self, frame=frame), inputs) if callable(body) else self._outputs(frame, body, inputs)
+        return Body(scope, inputs, tuple(outputs), frame.captured)
 
     def value(self, name: str) -> Value:
         if (found := self.frame.lookup(name)) is _POISON:

@@ -8,6 +8,7 @@ capital letter have the same type. An attribute is `name=default`, `name:type` (
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from functools import lru_cache
 
@@ -118,39 +119,29 @@ MICROSOFT: Mapping[str, str] = {
 def find_signature(op_type: str, domain: str) -> OpSchema | None:
     """The schema of an operator of ONNX Runtime (all of them have one version); None where there is no signature for it."""
     signature = {"": STANDARD, "com.microsoft": MICROSOFT}.get(domain, {}).get(op_type)
-    return None if signature is None else _parsed(op_type, domain, signature)
-
-
-def _parsed(op_type: str, domain: str, signature: str) -> OpSchema:
+    if signature is None:
+        return None
     taken, _, rest = signature.partition(" -> ")
-    outputs, *attributes = rest.split() or ["1"]
+    count, *attributes = rest.split() or ["1"]
     inputs = [_input(word) for word in taken.split()]
-    results = [OpSchema.FormalParameter(f"y{n}", "T", param_option=OpSchema.FormalParameterOption.Optional) for n in range(int(outputs))]
-    letters = {"T", *(i.type_str for i in inputs if len(i.type_str) == 1)}
-    constraints = [(letter, [f"tensor({t})" for t in TYPES[letter]], "") for letter in sorted(letters)]
-    return OpSchema(
-        op_type, domain, 1, inputs=inputs, outputs=results, type_constraints=constraints, attributes=[_attribute(a) for a in attributes]
-    )
+    outputs = [OpSchema.FormalParameter(f"y{n}", "T", param_option=OpSchema.FormalParameterOption.Optional) for n in range(int(count))]
+    constraints = [(v, [f"tensor({t})" for t in TYPES[v]], "") for v in sorted({"T", *(i.type_str for i in inputs)} & TYPES.keys())]
+    made = [_attribute(word) for word in attributes]
+    return OpSchema(op_type, domain, 1, inputs=inputs, outputs=outputs, type_constraints=constraints, attributes=made)
 
 
 def _input(word: str) -> OpSchema.FormalParameter:
     name, _, dtype = word.rstrip("?*").partition(":")
-    option = {"?": "Optional", "*": "Variadic"}.get(word[-1], "Single")
-    dtype = dtype or "T"
-    return OpSchema.FormalParameter(
-        name,
-        dtype if len(dtype) == 1 else f"tensor({dtype})",
-        param_option=getattr(OpSchema.FormalParameterOption, option),
-        is_homogeneous=option != "Variadic",
-    )
+    options = OpSchema.FormalParameterOption
+    option = {"?": options.Optional, "*": options.Variadic}.get(word[-1], options.Single)
+    kind = f"tensor({dtype})" if len(dtype) > 1 else dtype or "T"
+    return OpSchema.FormalParameter(name, kind, param_option=option, is_homogeneous=option != options.Variadic)
 
 
 def _attribute(word: str) -> OpSchema.Attribute:
-    for mark in ("!", ":"):
-        name, found, kind = word.partition(mark)
-        if found:
-            return OpSchema.Attribute(name, getattr(OpSchema.AttrType, ATTRIBUTES[kind]), required=mark == "!")
-    name, _, text = word.partition("=")
-    number = text.lstrip("-").replace(".", "").replace("e-", "").isdigit()
-    default = text if not number else int(text) if text.lstrip("-").isdigit() else float(text)
+    name, mark, text = re.split("([!:=])", word, maxsplit=1)
+    if mark != "=":
+        return OpSchema.Attribute(name, getattr(OpSchema.AttrType, ATTRIBUTES[text]), required=mark == "!")
+    number = re.fullmatch(r"-?\d+(\.?\d*(e-\d+)?)", text)
+    default = text if number is None else float(text) if number[1] else int(text)
     return OpSchema.Attribute(name, helper.make_attribute(name, default))

@@ -127,10 +127,10 @@ def _trips(ctx: Context) -> Dim:
         return ENDLESS if most is None else most
     if (known := ctx.scope.given_elements(ctx.value(0))) is not None:
         return max(trips, 0) if isinstance(trips := as_dim(known[0]), int) else trips
-    given = reshaped(ctx, ctx.value(0), ())
+    given = ctx.add(MAX, [reshaped(ctx, ctx.value(0), ()), ctx.constant(0)])
     if most is not None:
-        return ctx.counted(ctx.add(AT_MOST, [ctx.add(MAX, [given, ctx.constant(0)])], most=most), most)
-    return ctx.counted(ctx.add(MIN, [ctx.add(MAX, [given, ctx.constant(0)]), ctx.constant(ENDLESS)]), ENDLESS)
+        return ctx.counted(ctx.add(AT_MOST, [given], most=most), most)
+    return ctx.counted(ctx.add(MIN, [given, ctx.constant(ENDLESS)]), ENDLESS)
 
 
 def _bound_name(ctx: Context) -> str:
@@ -185,13 +185,10 @@ def _as_loop(ctx: Context, trips: Dim, states: Sequence[Value], grows: bool = Tr
     values = _append_loop(ctx, body, formal, initial, outputs, attrs)
     if not counts:
         return values
-    if most is None:
-        rows = ctx.counted(values[count], trips)
-        return *values[:count], *(cut(ctx, v, 0, 0, rows) for v in values[count + 1 :])
-    wanted = ctx.counted(values[count], most + 1)
-    rows = as_dim(minimum(as_expr(wanted), most))
+    wanted = ctx.counted(values[count], trips if most is None else most + 1)
+    rows = wanted if most is None else as_dim(minimum(as_expr(wanted), most))
     found = *values[:count], *(cut(ctx, v, 0, 0, rows) for v in values[count + 1 :])
-    return tuple(ctx.scope.with_shape(v, v.shape, as_expr(wanted) <= most, ctx.name) for v in found)
+    return found if most is None else tuple(ctx.scope.with_shape(v, v.shape, as_expr(wanted) <= most, ctx.name) for v in found)
 
 
 def _limited(ctx: Context, trips: Dim) -> None:
@@ -278,49 +275,37 @@ def _scan(ctx: Context) -> tuple[Value, ...]:
 
     sequences = [moved(ctx, v, axis, 0) for v, axis in zip(values[count:], flags("scan_input_axes", scanned), strict=True)]
     states, trips = values[:count], sequences[0].shape[0]
-    if not all(same_dim(s.shape[0], trips) for s in sequences):
+    if not all(ctx.can_be(s.shape[:1], (trips,)) for s in sequences):
         raise ctx.invalid(f"scanned inputs of different lengths: {', '.join(map(str, sequences))}")
     body = ctx.bodies.closed(proto, [*map(_type, states), *((s.dtype, s.shape[1:]) for s in sequences)], repeated=True)
-    number = body.scope.builder.input("iteration", "int64", ())
     reverse_in, reverse_out = flags("scan_input_directions", scanned), flags("scan_output_directions", stacked)
     attrs = loop_attrs(trips, count, [bool(f) for f in reverse_in], [bool(f) for f in reverse_out])
-    results = _append_loop(ctx, body, [number, *body.inputs], [*states, *sequences], body.outputs, attrs)
+    results = _append_loop(ctx, body, [_number(body), *body.inputs], [*states, *sequences], body.outputs, attrs)
     rows = (moved(ctx, v, 0, axis) for v, axis in zip(results[count:], flags("scan_output_axes", stacked), strict=True))
     return *results[:count], *rows
 
 
+def _number(body: Body) -> Value:
+    return body.scope.builder.input("iteration", "int64", ())
+
+
 def _batched_scan(ctx: Context) -> tuple[Value, ...]:
-    """Scan of opset 8: a loop over the batch, the first axis of all values, around a loop over the second axis of those scanned."""
+    """Scan of opset 8: that of later opsets in a loop over the batch, the first axis of all values."""
     if ctx.input(0) is not None:
         raise ctx.unsupported("its sequences have lengths of their own", hint="export the model with opset 9 or newer")
-    proto, scanned = ctx.attrs["body"], ctx.attrs["num_scan_inputs"]
     values = [ctx.value(i) for i in range(1, len(ctx.inputs))]
-    count = len(values) - scanned
-    stacked, directions = len(proto.output) - count, ctx.attrs.get("directions") or [0] * scanned
-    if scanned < 1 or count < 0 or stacked < 0 or len(directions) != scanned:
-        raise ctx.invalid(f"{len(values)} inputs, {scanned} of them scanned; its body has {len(proto.output)} outputs")
-    if flat := [v for n, v in enumerate(values) if len(v.shape) < (1 if n < count else 2)]:
+    if flat := [v for n, v in enumerate(values) if len(v.shape) < (1 if n < len(values) - ctx.attrs["num_scan_inputs"] else 2)]:
         raise ctx.invalid(f"{flat[0]} has no axis for the batch, or for the sequence")
-    batch, trips = values[count].shape[:2]
-    for n, v in enumerate(values):
-        ctx.require_same(v.shape[0], batch)
-        if n > count:
-            ctx.require_same(v.shape[1], trips)
-    parts = [(v.dtype, v.shape[1 if n < count else 2 :]) for n, v in enumerate(values)]
-    body = ctx.bodies.closed(proto, parts, repeated=True)
-    number = body.scope.builder.input("iteration", "int64", ())
-    captured = list(body.captured)
-    item = Scope(f"{ctx.name}.item", None, ctx.scope)
-    formal = [item.builder.input("item", "int64", ())]
-    formal += [item.builder.input(v.name, v.dtype, v.shape[1:]) for v in values]
-    formal += [item.builder.input(v.name, v.dtype, v.shape) for v in captured]
-    own = formal[1 : 1 + len(values)]
-    inner = replace(body, captured=dict(zip(formal[1 + len(values) :], body.captured.values(), strict=True)))
-    attrs = loop_attrs(trips, count, [bool(d) for d in directions], (False,) * stacked)
-    results = _append_loop(replace(ctx, scope=item), inner, [number, *body.inputs], own, body.outputs, attrs)
-    types = [(v.dtype, (batch, *v.shape)) for v in results]
-    attrs = loop_attrs(batch, 0, (False,) * len(values), (False,) * len(results))
-    return ctx.scope.append(LOOP, [*values, *captured], types, attrs, ctx.name, [item.finish(formal, results)])
+    for v in values:
+        ctx.require_same(v.shape[0], values[0].shape[0])
+    attrs = {**ctx.attrs, "scan_input_directions": ctx.attrs.get("directions")}
+    body = ctx.bodies.closed(
+        lambda scope, bodies, inputs: _scan(replace(ctx, scope=scope, bodies=bodies, inputs=inputs, attrs=attrs)),
+        [(v.dtype, v.shape[1:]) for v in values],
+        repeated=True,
+    )
+    attrs = loop_attrs(values[0].shape[0], 0, (False,) * len(values), (False,) * len(body.outputs))
+    return _append_loop(ctx, body, [_number(body), *body.inputs], values, body.outputs, attrs)
 
 
 TABLE: Table = {"If": _if, "Loop": _loop, "Scan": ((8, _batched_scan), (9, _scan))}

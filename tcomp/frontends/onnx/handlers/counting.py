@@ -5,19 +5,16 @@ from __future__ import annotations
 import numpy as np
 
 from tcomp.frontends.onnx.context import Context, Table
-from tcomp.frontends.onnx.handlers.movement import cut, reshaped
+from tcomp.frontends.onnx.handlers.movement import cut, moved, reshaped
 from tcomp.ir.expr import Dim, as_expr, minimum
 from tcomp.ir.graph import Value
 from tcomp.ir.simplify import as_dim
 from tcomp.ops import counting as ops
-from tcomp.ops.movement import GATHER, TRANSPOSE, product
+from tcomp.ops.movement import GATHER, product
 
 
 def _positions(ctx: Context, x: Value, bound: Dim | None = None) -> tuple[Value, Dim]:
     """The positions of elements that are not zero, in an array that is longer than that, and their number."""
-    if (known := ctx.scope.known(x)) is not None:
-        found = np.flatnonzero(known).astype(np.int64)
-        return ctx.constant(found), len(found)
     places, count = ctx.add_several(ops.POSITIONS, [x])
     return places, ctx.counted(count, product(x.shape) if bound is None else bound)
 
@@ -49,8 +46,7 @@ def _unique(ctx: Context) -> tuple[Value, ...]:
     n, rest = x.shape[axis], [d for k, d in enumerate(x.shape) if k != axis]
     if n == 0:
         return x, *(ctx.constant(np.zeros(0, np.int64)) for _ in range(3))
-    perm = (axis, *(k for k in range(len(x.shape)) if k != axis))
-    rows = reshaped(ctx, x if axis == 0 else ctx.add(TRANSPOSE, [x], perm=perm), (n, product(rest)))
+    rows = reshaped(ctx, moved(ctx, x, axis, 0), (n, product(rest)))
     first, counts, inverse, count = ctx.add_several(ops.UNIQUE, [rows], in_order=not ctx.attrs["sorted"])
     size = ctx.counted(count, n)
     first, counts = (cut(ctx, v, 0, 0, size) for v in (first, counts))

@@ -45,22 +45,13 @@ def _multinomial(ctx: Context) -> Value:
     return ctx.add(rnd.MULTINOMIAL, [_key(ctx), cumulative], count=ctx.attrs["sample_size"], dtype=ctx.dtype("dtype"))
 
 
-def _identity(ctx: Context) -> Value | tuple[Value, ...]:
-    """Dropout of inference."""
-    x = ctx.value(0)
-    if not ctx.wants(1):
-        return x
-    return x, ctx.add(ew.FULL, [], shape=x.shape, value=1, dtype="bool" if ctx.opset >= 10 else x.dtype)
-
-
 def _dropout(ctx: Context) -> Value | tuple[Value, ...]:
-    """In training mode, which may be known at run time only, elements are dropped."""
-    training, ratio = ctx.input(2), ctx.input(1)
+    """In training mode (of opset 12 and later), which may be known at run time only, elements are dropped."""
+    x, ratio, training = ctx.value(0), ctx.input(1), ctx.input(2)
     known, share = ctx.known(2), ctx.known(1)
     if training is None or (known is not None and not known.item()) or (share is not None and share.item() == 0):
-        return _identity(ctx)
-    given = [_key(ctx), ctx.value(0), ratio, training if known is None else None]
-    return ctx.add_several(rnd.DROPOUT, given, probability=0.5)
+        return (x, ctx.add(ew.FULL, [], shape=x.shape, value=1, dtype="bool" if ctx.opset >= 10 else x.dtype)) if ctx.wants(1) else x
+    return ctx.add_several(rnd.DROPOUT, [_key(ctx), x, ratio, training if known is None else None], probability=0.5)
 
 
 TABLE: Table = {
@@ -68,5 +59,5 @@ TABLE: Table = {
     "RandomUniformLike": _numbers(rnd.RANDOM_UNIFORM, "low", "high", like=True),
     "RandomNormal": _numbers(rnd.RANDOM_NORMAL, "mean", "scale"),
     "RandomNormalLike": _numbers(rnd.RANDOM_NORMAL, "mean", "scale", like=True),
-    "Bernoulli": _bernoulli, "Multinomial": _multinomial, "Dropout": ((1, _identity), (12, _dropout)),
+    "Bernoulli": _bernoulli, "Multinomial": _multinomial, "Dropout": _dropout,
 }  # fmt: skip

@@ -62,25 +62,14 @@ class _Cell:
         if len(x.shape) != 3 or not isinstance(hidden, int):
             raise ctx.invalid(f"the input is {x}, and `hidden_size` is {hidden}")
         self.hidden, self.x, self.lengths = hidden, self.swapped(x), ctx.input(4)
-        batch, _, inputs = x.shape if self.batch_first else (x.shape[1], x.shape[0], x.shape[2])
+        batch = x.shape[0 if self.batch_first else 1]
         state = (batch, directions, hidden) if self.batch_first else (directions, batch, hidden)
-        shapes = {
-            1: (directions, gates * hidden, inputs),
-            2: (directions, gates * hidden, hidden),
-            3: (directions, 2 * gates * hidden),
-            4: (batch,),
-            5: state,
-            6: state,
-            7: (directions, 3 * hidden),
-        }
-        for number, shape in shapes.items():
-            if (value := ctx.input(number)) is None:
-                continue
-            if not ctx.can_be(value.shape, shape):
-                said = f"direction `{ctx.attrs.get('direction', 'forward')}` and `hidden_size` {hidden}"
+        rows = directions, gates * hidden
+        shapes = ((*rows, x.shape[2]), (*rows, hidden), (directions, 2 * gates * hidden), (batch,), state, state, (directions, 3 * hidden))
+        for number, (value, shape) in enumerate(zip(ctx.inputs[1:], shapes, strict=False), 1):
+            if value is not None and not ctx.can_be(value.shape, shape):
+                said = f"direction `{direction}` and `hidden_size` {hidden}"
                 raise ctx.invalid(f"input {number} is {value}; with {said} it has the shape [{', '.join(map(str, shape))}]")
-            for own, wanted in zip(value.shape, shape, strict=True):
-                ctx.require_same(own, wanted)
         self.steps, self.batch = self.x.shape[:2]
         self.functions = _activations(ctx, functions, len(self.reverse))
         self.clip = float(ctx.attrs["clip"]) if "clip" in ctx.attrs else None
@@ -177,26 +166,22 @@ def _lstm(cell: _Cell, d: int) -> _Recurrence:
 def _gru(cell: _Cell, d: int) -> _Recurrence:
     ctx, biases, weights = cell.ctx, cell.biases(d), cell.part(cell.ctx.value(2), d)
     attrs = {"activations": cell.functions[d], "clip": cell.clip}
-    if ctx.attrs.get("linear_before_reset", 0):  # the reset gate damps the product instead of the state
-        of_input, captured = biases, [weights]
+    linear, of_input, captured = bool(ctx.attrs.get("linear_before_reset", 0)), biases, [cell.rows(weights, 0, 2), cell.rows(weights, 2, 1)]
+    if linear:  # the reset gate damps the product instead of the state
+        captured = [weights]
         if biases is not None:  # the state's bias counts there for the gates update and reset alone
             zero = ctx.add(FULL, [], shape=(cell.hidden,), value=0.0, dtype=cell.x.dtype)
             of_input = biases[0], ctx.add(CONCAT, [cell.rows(biases[1], 0, 2), zero], axis=0)
             captured.append(cell.rows(biases[1], 2, 1))
-        x = cell.projected(d, of_input)
 
-        def step(add: Add, x: Value, old: Values, given: Values) -> tuple[Value, ...]:
-            return add(GRU_CELL, [x, *add(DENSE, [old[0], given[0]]), None, given[1] if biases else None, old[0]], **attrs)
-    else:
-        x = cell.projected(d, biases)
-        captured = [cell.rows(weights, 0, 2), cell.rows(weights, 2, 1)]
+    def step(add: Add, x: Value, old: Values, given: Values) -> tuple[Value, ...]:
+        (h,) = add(DENSE, [old[0], given[0]])
+        if linear:
+            return add(GRU_CELL, [x, h, None, given[1] if biases else None, old[0]], **attrs)
+        (damped,) = add(GRU_RESET, [x, h, old[0]], activation=cell.functions[d][0], clip=cell.clip)
+        return add(GRU_CELL, [x, h, *add(DENSE, [damped, given[1]]), None, old[0]], **attrs)
 
-        def step(add: Add, x: Value, old: Values, given: Values) -> tuple[Value, ...]:
-            (h,) = add(DENSE, [old[0], given[0]])
-            (damped,) = add(GRU_RESET, [x, h, old[0]], activation=cell.functions[d][0], clip=cell.clip)
-            return add(GRU_CELL, [x, h, *add(DENSE, [damped, given[1]]), None, old[0]], **attrs)
-
-    return _Recurrence(x, [cell.initial(5, d)], captured, step)
+    return _Recurrence(cell.projected(d, of_input), [cell.initial(5, d)], captured, step)
 
 
 def _rnn(cell: _Cell, d: int) -> _Recurrence:

@@ -14,7 +14,7 @@ MAX_ELEMENTS = 4096  # that a tensor is split into; each is a node of the graph
 
 
 def _sequence(ctx: Context, items: list[Value], dtype: str | None = None) -> Container:
-    kind = items[0].dtype if dtype is None else dtype
+    kind = dtype or items[0].dtype
     if other := next((v for v in items if v.dtype != kind), None):
         raise ctx.invalid(f"a sequence of {kind} cannot hold {other}")
     return Container(ctx.name, f"seq({kind})", items)
@@ -31,32 +31,27 @@ def _element_type(ctx: Context) -> str:
     return ctx.value(0).dtype.removeprefix("seq(").removesuffix(")")
 
 
-def _position(ctx: Context, i: int, count: int) -> int:
-    """The position that input `i` gives among `count` ones, which may be counted from the end."""
+def _position(ctx: Context, i: int, count: int, end: bool = False) -> int:
+    """The position that input `i` gives among `count` elements, or (`end`) behind them: the last one where it is left out. It may be
+    counted from the end."""
+    if ctx.input(i) is None:
+        return count - 1 + end
     (at,) = ctx.require_dims(i, "the position")
-    if not isinstance(at, int) or not -count <= at < count:
+    if not isinstance(at, int) or not -count <= at < count + end:
         raise ctx.invalid(f"position {at} among {count}")
-    return at % count
+    return at + count if at < 0 else at
 
 
 def _insert(ctx: Context) -> Container:
-    """Positions are -n to n: those between elements, before and after them."""
     items = _items(ctx)
-    at = len(items)
-    if ctx.input(2) is not None:
-        (given,) = ctx.require_dims(2, "the position")
-        if not isinstance(given, int) or not -at <= given <= at:
-            raise ctx.invalid(f"position {given} in a sequence of {at}")
-        at = given + at if given < 0 else given
-    items.insert(at, ctx.value(1))
+    items.insert(_position(ctx, 2, len(items), end=True), ctx.value(1))
     return _sequence(ctx, items, _element_type(ctx))
 
 
 def _erase(ctx: Context) -> Container:
-    items = _items(ctx)
-    if not items:
+    if not (items := _items(ctx)):
         raise ctx.invalid("the sequence is empty")
-    del items[-1 if ctx.input(1) is None else _position(ctx, 1, len(items))]
+    del items[_position(ctx, 1, len(items))]
     return _sequence(ctx, items, _element_type(ctx))
 
 

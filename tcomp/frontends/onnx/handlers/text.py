@@ -5,9 +5,10 @@ from __future__ import annotations
 import numpy as np
 
 from tcomp.frontends.onnx.context import Context, Table
+from tcomp.frontends.onnx.handlers.ml import matrix
+from tcomp.frontends.onnx.handlers.movement import reshaped
 from tcomp.ir.graph import Value
 from tcomp.ops import elementwise as ew
-from tcomp.ops.movement import RESHAPE
 from tcomp.ops.text import COUNT_GRAMS
 
 
@@ -31,13 +32,12 @@ def _pool(ctx: Context) -> tuple[np.ndarray, np.ndarray]:
 
 
 def _tf_idf(ctx: Context) -> Value:
-    x, mode = ctx.add(ew.CAST, [ctx.value(0)], dtype="int64"), ctx.attrs["mode"]
     if "pool_int64s" not in ctx.attrs:
         raise ctx.unsupported("its pool is of strings", "number the words before the model")
-    if len(x.shape) not in (1, 2) or mode not in ("TF", "IDF", "TFIDF"):
-        raise ctx.invalid(f"input {ctx.value(0)}, mode {mode!r}; it takes [words] or [rows, words], and TF, IDF or TFIDF")
+    if (mode := ctx.attrs["mode"]) not in ("TF", "IDF", "TFIDF"):
+        raise ctx.invalid(f"mode {mode!r}; it takes TF, IDF or TFIDF")
     table, lengths = _pool(ctx)
-    rows = x if len(x.shape) == 2 else ctx.add(RESHAPE, [x], shape=(1, *x.shape))
+    rows = matrix(ctx, "int64")
     counts = ctx.add(COUNT_GRAMS, [rows, ctx.constant(table), ctx.constant(lengths)], skips=ctx.attrs["max_skip_count"])
     if mode == "IDF":
         counts = ctx.add(ew.CLIP_CONST, [counts], low=None, high=1.0)
@@ -47,7 +47,7 @@ def _tf_idf(ctx: Context) -> Value:
         weights = np.zeros(len(table), np.float32)
         weights[columns] = given
         counts = ctx.add(ew.MUL, [counts, ctx.constant(weights)])
-    return counts if len(x.shape) == 2 else ctx.add(RESHAPE, [counts], shape=(len(table),))
+    return reshaped(ctx, counts, (*ctx.value(0).shape[:-1], len(table)))
 
 
 TABLE: Table = {"TfIdfVectorizer": _tf_idf}

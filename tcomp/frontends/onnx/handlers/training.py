@@ -6,7 +6,7 @@ from __future__ import annotations
 from functools import partial
 
 from tcomp.errors import IRError
-from tcomp.frontends.onnx.context import Context, Handler, Reader, Table, attribute
+from tcomp.frontends.onnx.context import Context, Handler, Reader, Table
 from tcomp.ir.dtypes import is_float
 from tcomp.ir.graph import STRUCTURAL, Node, Operator, Value
 from tcomp.ir.te import Tensor
@@ -15,17 +15,16 @@ from tcomp.ops.elementwise import ADD, FULL
 from tcomp.ops.expression import EXPRESSION, TensorFunction
 
 
-def _optimiser(op: Operator, per_tensor: int, **readers: Reader) -> Handler:
+def _optimiser(op: Operator, per_tensor: int, *names: str, **readers: Reader) -> Handler:
     """Inputs are the rate, the number of the step, all parameters, all their gradients, and all of each further state; outputs all new
-    parameters, and all of each new state: `per_tensor` inputs for each tensor."""
+    parameters, and all of each new state: `per_tensor` inputs for each tensor. Attributes as for `forward`."""
 
     def handler(ctx: Context) -> tuple[Value, ...]:
         count, rest = divmod(len(ctx.inputs) - 2, per_tensor)
         if count < 1 or rest:
             raise ctx.invalid(f"{len(ctx.inputs)} inputs; it takes two, and {per_tensor} for each tensor of parameters")
-        attrs = {name: read(ctx) for name, read in readers.items()}
-        rate, step, *tensors = (ctx.value(i) for i in range(len(ctx.inputs)))
-        updated = [ctx.add_several(op, [rate, step, *tensors[i::count]], **attrs) for i in range(count)]
+        attrs = {name: ctx.attrs[name] for name in names} | {name: read(ctx) for name, read in readers.items()}
+        updated = [ctx.add_several(op, [*ctx.inputs[:2], *ctx.inputs[2 + i :: count]], **attrs) for i in range(count)]
         return tuple(v for kind in zip(*updated, strict=True) for v in kind)
 
     return handler
@@ -76,13 +75,9 @@ def _gradient(ctx: Context) -> tuple[Value, ...]:
     return tuple(adjoints[x] if x in adjoints else ctx.add(FULL, [], shape=x.shape, value=0.0, dtype=x.dtype) for x in xs)
 
 
-_decay = attribute("norm_coefficient")
 TABLE: Table = {
-    "Adagrad": _optimiser(ops.ADAGRAD, 3, decay=_decay, rate_decay=attribute("decay_factor"), epsilon=attribute("epsilon")),
-    "Adam": _optimiser(
-        ops.ADAM, 4, alpha=attribute("alpha"), beta=attribute("beta"), decay=_decay,
-        decay_after=attribute("norm_coefficient_post"), epsilon=attribute("epsilon"),
-    ),
-    "Momentum": _optimiser(ops.MOMENTUM, 3, alpha=attribute("alpha"), beta=attribute("beta"), decay=_decay, nesterov=_nesterov),
+    "Adagrad": _optimiser(ops.ADAGRAD, 3, "norm_coefficient", "decay_factor", "epsilon"),
+    "Adam": _optimiser(ops.ADAM, 4, "alpha", "beta", "norm_coefficient", "norm_coefficient_post", "epsilon"),
+    "Momentum": _optimiser(ops.MOMENTUM, 3, "alpha", "beta", "norm_coefficient", nesterov=_nesterov),
     "Gradient": _gradient,
-}  # fmt: skip
+}

@@ -169,11 +169,9 @@ def _scores(ctx: Context, nodes: tuple[_Forest, np.ndarray, _Weights], targets: 
 def _by_target(weights: _Weights, targets: int, trees: int) -> np.ndarray | None:
     """[targets, trees of each]: the trees that add to a target, where each adds to one, filled up by the number `trees`; None where that
     is not so, or would be much longer than the list of trees."""
-    pairs = (
-        np.unique(np.stack([weights.tree, weights.target]), axis=1)
-        if targets > 1
-        else np.stack([np.arange(trees), np.zeros(trees, np.int64)])
-    )
+    if targets == 1:
+        return np.arange(trees)[None]
+    pairs = np.unique(np.stack([weights.tree, weights.target]), axis=1)
     if (pairs[0] < 0).any() or len(np.unique(pairs[0])) < pairs.shape[1]:
         return None
     groups = [pairs[0, pairs[1] == t] for t in range(targets)]
