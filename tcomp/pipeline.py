@@ -75,7 +75,7 @@ def import_graph(model: Source, options: CompileOptions) -> Graph:
         return importer(model, options)
     from tcomp.frontends.onnx import import_model  # a fifth of what the compiler takes to load, and nothing that `tcomp.build` needs
 
-    return import_model(model, options.shapes, options.dims, _values(options), options.operators)
+    return import_model(model, options.shapes or {}, options.dims or {}, _values(options), options.operators)
 
 
 def examine_model(model: Source, options: CompileOptions) -> tuple[Graph | None, list[NodeRecord]]:
@@ -85,7 +85,7 @@ def examine_model(model: Source, options: CompileOptions) -> tuple[Graph | None,
         return importer(model, options), []
     from tcomp.frontends.onnx import importer as onnx_importer
 
-    return onnx_importer.examine_model(model, options.shapes, options.dims, _values(options), options.operators)
+    return onnx_importer.examine_model(model, options.shapes or {}, options.dims or {}, _values(options), options.operators)
 
 
 def _values(options: CompileOptions) -> dict[str, np.ndarray]:

@@ -49,6 +49,7 @@ Source = str | PathLike[str] | bytes | ModelProto
 Own = Mapping[str, TensorFunction]  # by the name of an operator of the domain OWN
 
 OWN = "tcomp"
+NONE: Mapping[str, Any] = MappingProxyType({})  # of them
 
 
 @dataclass(frozen=True)
@@ -66,9 +67,7 @@ class NodeRecord:
     reason: str = ""
 
 
-def import_model(
-    source: Source, shapes: Shapes | None = None, dims: Dims | None = None, values: Values | None = None, own: Own = MappingProxyType({})
-) -> Graph:
+def import_model(source: Source, shapes: Shapes = NONE, dims: Dims = NONE, values: Values = NONE, own: Own = NONE) -> Graph:
     """The graph of an ONNX model.
 
     `shapes` gives inputs another shape: ints, and names (or formulas such as "32*h") for symbolic dims. `dims` fixes a symbolic dim
@@ -89,17 +88,17 @@ def import_model(
     return graph
 
 
-def check_model(source: Source, shapes: Shapes | None = None, dims: Dims | None = None, values: Values | None = None) -> list[NodeRecord]:
+def check_model(source: Source, shapes: Shapes = NONE, dims: Dims = NONE, values: Values = NONE) -> list[NodeRecord]:
     """One record per node of a model, supported or not. Arguments and other errors as for `import_model`."""
     return examine_model(source, shapes, dims, values)[1]
 
 
 def examine_model(
-    source: Source, shapes: Shapes | None = None, dims: Dims | None = None, values: Values | None = None, own: Own = MappingProxyType({})
+    source: Source, shapes: Shapes = NONE, dims: Dims = NONE, values: Values = NONE, own: Own = NONE
 ) -> tuple[Graph | None, list[NodeRecord]]:
     """The graph of a model, None where something of it cannot be compiled, and one record per node. Otherwise as `import_model`."""
     model, tensors = reader.read_model(source)
-    hosted = split(model, tensors, shapes or {}, dims or {}, values or {})
+    hosted = split(model, tensors, shapes, dims, values)
     if hosted is None:
         return _import_graph(model, tensors, shapes, dims, values, own)
     graph, records = _import_graph(hosted.model, tensors, hosted.shapes, hosted.dims, hosted.values, own)
@@ -109,13 +108,13 @@ def examine_model(
 
 
 def _import_graph(
-    model: ModelProto, tensors: reader.TensorReader, shapes: Shapes | None, dims: Dims | None, values: Values | None, own: Own
+    model: ModelProto, tensors: reader.TensorReader, shapes: Shapes, dims: Dims, values: Values, own: Own
 ) -> tuple[Graph | None, list[NodeRecord]]:
     sizes, distinct = Sizes(LARGEST), False
     for _ in range(MAX_ROUNDS):  # equations that a walk over the nodes finds are solved for the next one, which sees sizes as they are
         importer, solved = _Importer(model, tensors, sizes, distinct, own), len(sizes.values)
         try:
-            graph = importer.run(shapes or {}, dims or {}, values or {})
+            graph = importer.run(shapes, dims, values)
         except RecursionError as error:
             raise ImportModelError("the model nests graphs or expressions too deeply") from error
         except TcompError as error:
@@ -372,7 +371,7 @@ class _Importer:
 
     def expand(
         self, frame: Frame, function: FunctionProto, node: NodeProto, name: str, inputs: Inputs, attributes: Mapping[str, AttributeProto],
-        outer: Mapping[str, Value] = MappingProxyType({}),
+        outer: Mapping[str, Value] = NONE,
     ) -> list[Value | None]:  # fmt: skip
         """The outputs of a node, by the nodes of its definition, which may read values that are `outer` by name."""
         formal = list(function.input)
