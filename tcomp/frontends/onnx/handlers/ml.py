@@ -60,10 +60,8 @@ def transformed(ctx: Context, scores: Value, name: str | None = None) -> Value:
 def both_classes(ctx: Context, score: Value, complement: bool) -> Value:
     """The scores of two classes from that of the second one, s: -s under LOGISTIC and if not `complement`, else 1 - s, and s."""
     transform = ctx.attrs["post_transform"]
-    if complement and transform != "LOGISTIC":
-        other = ctx.add(ew.SUB, [ctx.constant(1.0, score.dtype), score])
-    else:
-        other = ctx.add(ew.NEG, [score])
+    one = float(complement and transform != "LOGISTIC")
+    other = ctx.add(ew.SUB, [ctx.constant(one, score.dtype), score])
     both = ctx.add(mv.CONCAT, [other, score], axis=1)
     return transformed(ctx, both) if transform in ("LOGISTIC", "PROBIT") else both
 

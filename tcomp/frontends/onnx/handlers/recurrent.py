@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 from tcomp.frontends.onnx.context import Context, Handler, Table
 from tcomp.frontends.onnx.handlers.movement import cut
@@ -15,19 +15,11 @@ from tcomp.ops.recurrent import ACTIVATIONS, GRU_CELL, GRU_RESET, LSTM_CELL, PAR
 
 Add = Callable[..., tuple[Value, ...]]  # add(op, inputs, **attrs), into the graph or into a loop body
 Values = Sequence[Value]
+# step(add, projected input [batch, gates], states, further values) -> new states
+Step = Callable[[Add, Value, Values, Values], tuple[Value, ...]]
 
 _ALPHA = {"affine": 1.0, "leakyrelu": 0.01, "thresholdedrelu": 1.0, "scaledtanh": 1.0, "hardsigmoid": 0.2, "elu": 1.0}
 _BETA = {"affine": 0.0, "scaledtanh": 1.0, "hardsigmoid": 0.5}
-
-
-class _Recurrence(NamedTuple):
-    """One direction: the projected input of all steps, the states before the first (the hidden one is first), further values that the step
-    uses, and step(add, projected input [batch, gates], states, those values) -> new states."""
-
-    x: Value
-    states: Values
-    captured: Values
-    step: Callable[[Add, Value, Values, Values], tuple[Value, ...]]
 
 
 def _activations(ctx: Context, defaults: Sequence[str], directions: int) -> list[tuple[Activation, ...]]:
@@ -103,14 +95,13 @@ class _Cell:
 
     def projected(self, d: int, biases: Values | None) -> Value:
         """The input's part of the gates for all steps, with the sum of these biases: [steps, batch, gates * hidden]."""
-        bias = None if biases is None else self.ctx.add(ADD, biases)
         y = self.ctx.add(DENSE, [self.x, self.part(self.ctx.value(1), d)])
-        return y if bias is None else self.ctx.add(ADD, [y, bias])
+        return y if biases is None else self.ctx.add(ADD, [y, self.ctx.add(ADD, biases)])
 
-    def run(self, d: int, recurrence: _Recurrence) -> tuple[Value, ...]:
-        """(hidden states of all steps, final states...) of one direction."""
-        (x, states, captured, step), backwards = recurrence, self.reverse[d]
-        captured = list(captured) if self.lengths is None else [*captured, self.lengths]
+    def run(self, d: int, x: Value, states: Values, captured: Values, step: Step) -> tuple[Value, ...]:
+        """(hidden states of all steps, final states...) of one direction, by the projected input of all steps, the states before the first
+        (the hidden one is first), and further values that the step uses."""
+        backwards, captured = self.reverse[d], [*captured, *([] if self.lengths is None else [self.lengths])]
 
         def body(add: Add, number: Value | None, now: Value, old: Values, given: Values) -> list[Value]:
             new = step(add, now, old, given)
@@ -139,12 +130,12 @@ class _Cell:
         return hidden, *final
 
 
-def _recurrent(gates: int, functions: Sequence[str], direction: Callable[[_Cell, int], _Recurrence]) -> Handler:
+def _recurrent(gates: int, functions: Sequence[str], direction: Callable[[_Cell, int], tuple[Value, ...]]) -> Handler:
     """The handler of a cell; Y and the final states are in the node's layout, directions stacked."""
 
     def handler(ctx: Context) -> tuple[Value, ...]:
         cell = _Cell(ctx, gates, functions)
-        hiddens, *finals = zip(*(cell.run(d, direction(cell, d)) for d in range(len(cell.reverse))), strict=True)
+        hiddens, *finals = zip(*(direction(cell, d) for d in range(len(cell.reverse))), strict=True)
         axis = 1 if cell.batch_first else 0
         y = ctx.add(STACK, [cell.swapped(hidden) for hidden in hiddens], axis=axis + 1)
         return y, *(ctx.add(STACK, final, axis=axis) for final in finals)
@@ -152,7 +143,7 @@ def _recurrent(gates: int, functions: Sequence[str], direction: Callable[[_Cell,
     return handler
 
 
-def _lstm(cell: _Cell, d: int) -> _Recurrence:
+def _lstm(cell: _Cell, d: int) -> tuple[Value, ...]:
     ctx, x = cell.ctx, cell.projected(d, cell.biases(d))
     captured = [cell.part(v, d) for v in (ctx.value(2), ctx.input(7)) if v is not None]
     attrs = {"activations": cell.functions[d], "clip": cell.clip, "input_forget": bool(ctx.attrs.get("input_forget", 0))}
@@ -160,10 +151,10 @@ def _lstm(cell: _Cell, d: int) -> _Recurrence:
     def step(add: Add, x: Value, old: Values, given: Values) -> tuple[Value, ...]:
         return add(LSTM_CELL, [x, *add(DENSE, [old[0], given[0]]), old[1], given[1] if len(captured) > 1 else None], **attrs)
 
-    return _Recurrence(x, [cell.initial(5, d), cell.initial(6, d)], captured, step)
+    return cell.run(d, x, [cell.initial(5, d), cell.initial(6, d)], captured, step)
 
 
-def _gru(cell: _Cell, d: int) -> _Recurrence:
+def _gru(cell: _Cell, d: int) -> tuple[Value, ...]:
     ctx, biases, weights = cell.ctx, cell.biases(d), cell.part(cell.ctx.value(2), d)
     attrs = {"activations": cell.functions[d], "clip": cell.clip}
     linear, of_input, captured = bool(ctx.attrs.get("linear_before_reset", 0)), biases, [cell.rows(weights, 0, 2), cell.rows(weights, 2, 1)]
@@ -181,15 +172,15 @@ def _gru(cell: _Cell, d: int) -> _Recurrence:
         (damped,) = add(GRU_RESET, [x, h, old[0]], activation=cell.functions[d][0], clip=cell.clip)
         return add(GRU_CELL, [x, h, *add(DENSE, [damped, given[1]]), None, old[0]], **attrs)
 
-    return _Recurrence(cell.projected(d, of_input), [cell.initial(5, d)], captured, step)
+    return cell.run(d, cell.projected(d, of_input), [cell.initial(5, d)], captured, step)
 
 
-def _rnn(cell: _Cell, d: int) -> _Recurrence:
+def _rnn(cell: _Cell, d: int) -> tuple[Value, ...]:
     def step(add: Add, x: Value, old: Values, given: Values) -> tuple[Value, ...]:
         return add(RNN_CELL, [x, *add(DENSE, [old[0], given[0]])], activation=cell.functions[d][0], clip=cell.clip)
 
     x = cell.projected(d, cell.biases(d))
-    return _Recurrence(x, [cell.initial(5, d)], [cell.part(cell.ctx.value(2), d)], step)
+    return cell.run(d, x, [cell.initial(5, d)], [cell.part(cell.ctx.value(2), d)], step)
 
 
 TABLE: Table = {

@@ -13,11 +13,11 @@ from tcomp.ops.recurrent import STACK
 MAX_ELEMENTS = 4096  # that a tensor is split into; each is a node of the graph
 
 
-def _sequence(ctx: Context, items: list[Value], dtype: str | None = None) -> Container:
-    kind = dtype or items[0].dtype
-    if other := next((v for v in items if v.dtype != kind), None):
-        raise ctx.invalid(f"a sequence of {kind} cannot hold {other}")
-    return Container(ctx.name, f"seq({kind})", items)
+def _sequence(ctx: Context, items: list[Value], kind: str) -> Container:
+    """A sequence of the type `kind`, such as "seq(float32)"."""
+    if other := next((v for v in items if f"seq({v.dtype})" != kind), None):
+        raise ctx.invalid(f"a sequence of {kind[4:-1]} cannot hold {other}")
+    return Container(ctx.name, kind, items)
 
 
 def _items(ctx: Context, i: int = 0) -> list[Value]:
@@ -25,10 +25,6 @@ def _items(ctx: Context, i: int = 0) -> list[Value]:
     if not isinstance(value := ctx.value(i), Container) or value.is_optional:
         raise ctx.invalid(f"input {i} is {value}, no sequence")
     return list(value.items)
-
-
-def _element_type(ctx: Context) -> str:
-    return ctx.value(0).dtype.removeprefix("seq(").removesuffix(")")
 
 
 def _position(ctx: Context, i: int, count: int, end: bool = False) -> int:
@@ -45,14 +41,14 @@ def _position(ctx: Context, i: int, count: int, end: bool = False) -> int:
 def _insert(ctx: Context) -> Container:
     items = _items(ctx)
     items.insert(_position(ctx, 2, len(items), end=True), ctx.value(1))
-    return _sequence(ctx, items, _element_type(ctx))
+    return _sequence(ctx, items, ctx.value(0).dtype)
 
 
 def _erase(ctx: Context) -> Container:
     if not (items := _items(ctx)):
         raise ctx.invalid("the sequence is empty")
     del items[_position(ctx, 1, len(items))]
-    return _sequence(ctx, items, _element_type(ctx))
+    return _sequence(ctx, items, ctx.value(0).dtype)
 
 
 def _at(ctx: Context) -> Value:
@@ -71,7 +67,7 @@ def _split(ctx: Context) -> Container:
     x, axis, split = ctx.value(0), ctx.axis(ctx.attrs["axis"]), ctx.input(1)
     extent = x.shape[axis]
     if split is not None and len(split.shape) == 1:
-        return _sequence(ctx, list(parts(ctx, x, axis, ctx.given_dims(1, "the split"))), x.dtype)
+        return _sequence(ctx, list(parts(ctx, x, axis, ctx.given_dims(1, "the split"))), f"seq({x.dtype})")
     step = 1 if split is None else ctx.require_dims(1, "the split")[0]
     if not isinstance(extent, int) or not isinstance(step, int):
         raise ctx.unsupported(f"into how many parts an axis of size {extent} is split is not known", "fix that size with --dim")
@@ -80,7 +76,7 @@ def _split(ctx: Context) -> Container:
     pieces = list(parts(ctx, x, axis, [min(step, extent - start) for start in range(0, extent, step)]))
     if split is None and not ctx.attrs["keepdims"]:
         pieces = [reshaped(ctx, p, (*x.shape[:axis], *x.shape[axis + 1 :])) for p in pieces]
-    return _sequence(ctx, pieces, x.dtype)
+    return _sequence(ctx, pieces, f"seq({x.dtype})")
 
 
 def _concat(ctx: Context) -> Value:
@@ -103,7 +99,7 @@ def _map(ctx: Context) -> tuple[Value, ...]:
     if any(len(items) != count for items in lists):
         raise ctx.invalid(f"sequences of different lengths: {', '.join(map(str, given))}")
     rows = [ctx.bodies.inline(body, [items[n] for items in lists]) for n in range(count)]
-    return tuple(_sequence(ctx, [row[n] for row in rows], type_name(o.type, ctx.where)) for n, o in enumerate(body.output))
+    return tuple(_sequence(ctx, [row[n] for row in rows], f"seq({type_name(o.type, ctx.where)})") for n, o in enumerate(body.output))
 
 
 def _optional(ctx: Context) -> Container:
@@ -133,6 +129,6 @@ TABLE: Table = {
     "SequenceLength": lambda ctx: ctx.constant(len(_items(ctx)), "int64"), "SequenceMap": _map,
     "SplitToSequence": _split, "ConcatFromSequence": _concat,
     "Optional": _optional, "OptionalHasElement": _has_element, "OptionalGetElement": _get_element,
-    "SequenceEmpty": lambda ctx: _sequence(ctx, [], ctx.dtype("dtype", "float32")),
-    "SequenceConstruct": lambda ctx: _sequence(ctx, [ctx.value(i) for i in range(len(ctx.inputs))]),
+    "SequenceEmpty": lambda ctx: _sequence(ctx, [], f"seq({ctx.dtype('dtype', 'float32')})"),
+    "SequenceConstruct": lambda ctx: _sequence(ctx, [ctx.value(i) for i in range(len(ctx.inputs))], f"seq({ctx.value(0).dtype})"),
 }  # fmt: skip

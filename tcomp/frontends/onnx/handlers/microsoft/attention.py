@@ -175,12 +175,6 @@ def _rotary(ctx: Context) -> Value:
     return merge_heads(ctx, y) if flat else y
 
 
-def _normalised(ctx: Context, x: Value, scale: Value | None, epsilon: str) -> Value:
-    if scale is None:
-        return x
-    return ctx.add(RMS_NORM, [x, scale], axis=3, epsilon=ctx.attrs.get(epsilon, ctx.attrs["qk_norm_epsilon"]))
-
-
 def _grouped(ctx: Context) -> tuple[Value | None, ...]:
     """Attention in which several heads of queries share one of keys and values, with a cache. After the run sequence b has
     `lengths[b] + 1` positions in it; new ones are written behind the old ones."""
@@ -197,7 +191,10 @@ def _grouped(ctx: Context) -> tuple[Value | None, ...]:
     else:
         parts = [x, ctx.value(1), ctx.value(2)]
     q, k, v = (split_heads(ctx, p, n) for p, n in zip(parts, (heads, kv_heads, kv_heads), strict=True))
-    q, k = _normalised(ctx, q, ctx.input(14), "q_norm_epsilon"), _normalised(ctx, k, ctx.input(15), "k_norm_epsilon")
+    q, k = (
+        ctx.add(RMS_NORM, [x, gamma], axis=3, epsilon=ctx.attrs.get(name, ctx.attrs["qk_norm_epsilon"])) if gamma else x
+        for x, gamma, name in ((q, ctx.input(14), "q_norm_epsilon"), (k, ctx.input(15), "k_norm_epsilon"))
+    )
     (batch, _, rows, size), dtype = q.shape, q.dtype
     # `first` [batch]: the position of the first new element
     end = ctx.add(ew.ADD, [cast(ctx, reshaped(ctx, ctx.value(5), (batch,)), "int64"), ctx.constant(1, "int64")])

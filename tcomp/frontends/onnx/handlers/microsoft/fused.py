@@ -64,11 +64,6 @@ def _gelu(approximate: str) -> Handler:
     return widened(lambda ctx: ctx.add(ew.GELU, [total(ctx, *ctx.inputs)], approximate=approximate))
 
 
-def _gemm_fast_gelu(ctx: Context) -> Value:
-    y = ctx.add(MATMUL, [ctx.value(0), ctx.value(1)])
-    return ctx.add(ew.GELU, [total(ctx, y, ctx.input(2))], approximate="tanh")
-
-
 def _bias_split_gelu(ctx: Context) -> Value:
     left, right = halves(ctx, total(ctx, *ctx.inputs))
     return ctx.add(ew.MUL, [left, ctx.add(ew.GELU, [right], approximate="none")])
@@ -143,7 +138,8 @@ TABLE: Table = {
     "BiasAdd": widened(lambda ctx: total(ctx, *ctx.inputs)),
     "BiasGelu": _gelu("none"), "FastGelu": _gelu("tanh"), "BiasSplitGelu": widened(_bias_split_gelu),
     "Gelu": forward(ew.GELU, approximate=lambda ctx: "none"), "QuickGelu": forward(ew.SWISH, "alpha"),
-    **dict.fromkeys(("FusedMatMul", "TransposeMatMul"), _fused_matmul), "FusedGemm": _fused_gemm, "GemmFastGelu": widened(_gemm_fast_gelu),
+    **dict.fromkeys(("FusedMatMul", "TransposeMatMul"), _fused_matmul), "FusedGemm": _fused_gemm, 
+    "GemmFastGelu": widened(lambda ctx: applied(ctx, _gelu("tanh"), [ctx.add(MATMUL, ctx.inputs[:2]), *ctx.inputs[2:]])),
     "FusedConv": _fused_conv, "NhwcConv": channels_last(CONV, 0, 1), "NhwcMaxPool": channels_last(nn.max_pool, 0),
     "SkipLayerNormalization": _skip_norm(red.LAYER_NORM, 4), "SkipSimplifiedLayerNormalization": _skip_norm(red.RMS_NORM, 3),
     "EmbedLayerNormalization": _embed_layer_norm, "QEmbedLayerNormalization": _quantized_embed_layer_norm,

@@ -7,9 +7,10 @@ from tcomp.frontends.onnx.handlers import counting, image, movement, signal
 from tcomp.frontends.onnx.handlers.microsoft.common import applied, cast, complex_product, halves, known, standard
 from tcomp.frontends.onnx.handlers.movement import reshaped
 from tcomp.ir.graph import Value
-from tcomp.ops import elementwise as ew, reduction as red
+from tcomp.ops import elementwise as ew
 from tcomp.ops.image import CROP_AND_RESIZE
 from tcomp.ops.matmul import INVERSE
+from tcomp.ops.ml import SQUARED_DISTANCES
 
 
 def _complex_product(conjugated: bool) -> Handler:
@@ -24,12 +25,6 @@ def _complex_product(conjugated: bool) -> Handler:
     return handler
 
 
-def _expand_dims(ctx: Context) -> Value:
-    x, (axis,) = ctx.value(0), ctx.require_dims(1, "the axis")
-    place = ctx.axis(axis, len(x.shape) + 1)
-    return reshaped(ctx, x, (*x.shape[:place], 1, *x.shape[place:]))
-
-
 def _range(ctx: Context) -> Value:
     """The step is 1 where it is left out."""
     step = ctx.input(2) or ctx.constant(1, ctx.value(0).dtype)
@@ -41,9 +36,7 @@ def _distances(ctx: Context) -> Value:
     """(Squared) Euclidean distances of the rows of two matrices [m, n], [k, n] -> [m, k]."""
     if (metric := ctx.attrs["metric"]) not in ("sqeuclidean", "euclidean"):
         raise ctx.unsupported(f"the metric `{metric}`; ONNX Runtime has sqeuclidean and euclidean")
-    a, b = ctx.value(0), ctx.value(1)
-    gap = ctx.add(ew.SUB, [reshaped(ctx, a, (a.shape[0], 1, a.shape[1])), reshaped(ctx, b, (1, *b.shape))])
-    y = ctx.add(red.REDUCE_SUM_SQUARE, [gap], axes=(2,), keepdims=False)
+    y = ctx.add(SQUARED_DISTANCES, ctx.inputs)
     return y if metric == "sqeuclidean" else ctx.add(ew.SQRT, [y])
 
 
@@ -88,7 +81,7 @@ TABLE: Table = {
     "Trilu": standard(movement.TABLE, "Trilu", 14), "Pad": standard(movement.TABLE, "Pad", 13),
     "GatherND": standard(movement.TABLE, "GatherND", 13), "GridSample": standard(image.TABLE, "GridSample", 16),
     "Unique": _unique,
-    "ExpandDims": _expand_dims, "Range": _range, "CDist": _distances, "CropAndResize": _crop_and_resize,
+    "ExpandDims": standard(movement.TABLE, "Unsqueeze", 13), "Range": _range, "CDist": _distances, "CropAndResize": _crop_and_resize,
     "ComplexMul": _complex_product(False), "ComplexMulConj": _complex_product(True), "Rfft": _fourier(False), "Irfft": _fourier(True),
     "Inverse": forward(INVERSE),
 }  # fmt: skip

@@ -142,7 +142,7 @@ def _gather_blocks(ctx: Context) -> Value:
     safe = ctx.add(ew.CLIP_CONST, [index], low=-count, high=count - 1)
     inside = ctx.add(ew.EQUAL, [safe, index])
     rows, scale = (ctx.add(GATHER, [v, safe], axis=axis) for v in (table, scales))
-    zero = None if zeros is None else ctx.add(GATHER, [zeros, safe], axis=axis)
+    zero = zeros and ctx.add(GATHER, [zeros, safe], axis=axis)
     if packed and bits < 8:
         rows = ctx.add(UNPACK, [rows], bits=bits, count=known(ctx, rows.shape[-1], "the table") * 8 // bits)
         zero = zero and ctx.add(UNPACK, [zero], bits=bits, count=known(ctx, scale.shape[-1], "the scales"))
