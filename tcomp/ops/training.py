@@ -6,6 +6,7 @@ parameter is added to gradients.
 
 from __future__ import annotations
 
+from tcomp.errors import IRError
 from tcomp.ir import te
 from tcomp.ir.broadcasting import require_same
 from tcomp.ir.expr import Expr, cast, const, select
@@ -61,14 +62,17 @@ def adam(
 
 def momentum(
     rate: Tensor, step: Tensor, x: Tensor, gradient: Tensor, velocity: Tensor,
-    alpha: float, beta: float, norm_coefficient: float, nesterov: bool,
+    alpha: float, beta: float, norm_coefficient: float, mode: str,
 ) -> tuple[Tensor, Tensor]:  # fmt: skip
-    """(parameters, velocity) after a step of gradient descent with momentum, or with that of Nesterov; at step 0 `beta` is 1."""
+    """(parameters, velocity) after a step of gradient descent with momentum, or (mode "nesterov") with that of Nesterov; at step 0 `beta`
+    is 1."""
+    if mode not in ("nesterov", "standard"):
+        raise IRError(f"attribute `mode` is {mode!r}; ONNX has nesterov and standard")
     _like(x, gradient, velocity)
     g, r = _regularised(x, gradient, norm_coefficient), _scalar(rate, x.dtype)
     factor = select(_scalar(step, "int64") > 0, const(beta, x.dtype), 1.0)
     new = te.compute(x.shape, lambda *i: velocity[i] * alpha + g[i] * factor, "velocity")
-    return te.compute(x.shape, lambda *i: x[i] - r * (g[i] + new[i] * alpha if nesterov else new[i]), "momentum"), new
+    return te.compute(x.shape, lambda *i: x[i] - r * (g[i] + new[i] * alpha if mode == "nesterov" else new[i]), "momentum"), new
 
 
 ADAGRAD, ADAM, MOMENTUM = Operator("adagrad", adagrad), Operator("adam", adam), Operator("momentum", momentum)

@@ -230,17 +230,14 @@ def _append_loop(
     return ctx.scope.append(LOOP, [*inputs, *captured], types, attrs, ctx.name, [graph])
 
 
-def _passed(value: Value, first: Value) -> Value:
-    """A carried value as the body takes it: where the first one was an optional, in one."""
-    optional = isinstance(first, Container) and first.is_optional and value.dtype != first.dtype
-    return Container(value.name, first.dtype, [value]) if optional else value
-
-
 def _unrolled(ctx: Context, trips: int, states: Sequence[Value]) -> tuple[Value, ...]:
     """The body once for each iteration: shapes may change, the condition must be known."""
     proto, now, rows = ctx.attrs["body"], list(states), []
     for number in range(min(trips, MAX_APPENDED)):
-        given = [_passed(v, first) for v, first in zip(now, states, strict=True)]
+        given = [  # what began as an optional is passed as one
+            Container(v.name, first.dtype, [v]) if first.dtype.startswith("optional(") and v.dtype != first.dtype else v
+            for v, first in zip(now, states, strict=True)
+        ]
         condition, *results = ctx.bodies.inline(proto, [ctx.constant(number, "int64"), ctx.constant(True), *given])
         now = results[: len(states)]
         rows.append(results[len(states) :])

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import reduce
-from itertools import accumulate
 from math import sqrt
 
 import numpy as np
@@ -12,7 +11,7 @@ import numpy as np
 from tcomp.frontends.onnx.context import Context, Table
 from tcomp.frontends.onnx.handlers.microsoft.common import applied, cast, complex_product, known, merge_heads, split_heads, total, wide
 from tcomp.frontends.onnx.handlers.microsoft.quantized import product_to_float
-from tcomp.frontends.onnx.handlers.movement import cut, padded, repeated, reshaped
+from tcomp.frontends.onnx.handlers.movement import cut, padded, parts, repeated, reshaped
 from tcomp.ir.dtypes import lowest
 from tcomp.ir.expr import Dim, as_expr, maximum
 from tcomp.ir.graph import Value
@@ -95,7 +94,7 @@ def _merged(ctx: Context, qkv: Value, mask: Value | None, past: Value | None, bi
     sizes = ctx.attrs.get("qkv_hidden_sizes") or [width // 3] * 3
     if sum(sizes) != width:
         raise ctx.invalid(f"a projection of {width} columns for queries, keys and values of {sizes}")
-    q, k, v = (split_heads(ctx, cut(ctx, qkv, 2, end - size, size), heads) for end, size in zip(accumulate(sizes), sizes, strict=True))
+    q, k, v = (split_heads(ctx, x, heads) for x in parts(ctx, qkv, 2, sizes))
     if past is not None:
         k, v = (ctx.add(CONCAT, [ctx.add(PART, [past], index=n), new], axis=2) for n, new in enumerate((k, v)))
     y = _attention(ctx, q, k, v, [*_masks(ctx, mask, q, k), bias])
@@ -123,8 +122,8 @@ def _multi_head(ctx: Context) -> tuple[Value | None, ...]:
     packed = next((x for x in given if x is not None and len(x.shape) == 5), None)
     if packed is not None:
         count = known(ctx, packed.shape[3], "the axis of packed tensors")
-        parts = [reshaped(ctx, cut(ctx, packed, 3, n, 1), (*packed.shape[:2], heads * int(packed.shape[4]))) for n in range(count)]
-        given = [*given[: 3 - count], *parts]
+        slices = [reshaped(ctx, x, (*packed.shape[:2], heads * int(packed.shape[4]))) for x in parts(ctx, packed, 3, [1] * count)]
+        given = [*given[: 3 - count], *slices]
     first, made = 0, list[Value]()
     for x in given:
         if x is None:
@@ -187,10 +186,10 @@ def _grouped(ctx: Context) -> tuple[Value | None, ...]:
     x, group = ctx.value(0), heads // kv_heads
     if ctx.input(1) is None:
         size = known(ctx, x.shape[2], "the hidden axis") // (heads + 2 * kv_heads)
-        parts = [cut(ctx, x, 2, first * size, n * size) for first, n in ((0, heads), (heads, kv_heads), (heads + kv_heads, kv_heads))]
+        given = parts(ctx, x, 2, [heads * size, kv_heads * size, kv_heads * size])
     else:
-        parts = [x, ctx.value(1), ctx.value(2)]
-    q, k, v = (split_heads(ctx, p, n) for p, n in zip(parts, (heads, kv_heads, kv_heads), strict=True))
+        given = x, ctx.value(1), ctx.value(2)
+    q, k, v = (split_heads(ctx, x, n) for x, n in zip(given, (heads, kv_heads, kv_heads), strict=True))
     q, k = (
         ctx.add(RMS_NORM, [x, gamma], axis=3, epsilon=ctx.attrs.get(name, ctx.attrs["qk_norm_epsilon"])) if gamma else x
         for x, gamma, name in ((q, ctx.input(14), "q_norm_epsilon"), (k, ctx.input(15), "k_norm_epsilon"))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from tcomp.frontends.onnx.context import Context, Handler, Table, forward
+from tcomp.frontends.onnx.context import Context, Table, forward
 from tcomp.frontends.onnx.handlers import counting, image, movement, signal
 from tcomp.frontends.onnx.handlers.microsoft.common import applied, cast, complex_product, halves, known, standard
 from tcomp.frontends.onnx.handlers.movement import reshaped
@@ -13,16 +13,13 @@ from tcomp.ops.matmul import INVERSE
 from tcomp.ops.ml import SQUARED_DISTANCES
 
 
-def _complex_product(conjugated: bool) -> Handler:
-    """Products of complex numbers [..., 2], of which the second one is conjugated if wanted."""
-
-    def handler(ctx: Context) -> Value:
-        if any(v is None or not v.shape or v.shape[-1] != 2 for v in ctx.inputs):
-            raise ctx.invalid("the last axis must hold a real and an imaginary part")
-        real, imaginary = halves(ctx, ctx.value(1))
-        return complex_product(ctx, ctx.value(0), real, ctx.add(ew.NEG, [imaginary]) if conjugated else imaginary)
-
-    return handler
+def _complex_product(ctx: Context) -> Value:
+    """Products of complex numbers [..., 2], of which ComplexMulConj conjugates the second one."""
+    if any(v is None or not v.shape or v.shape[-1] != 2 for v in ctx.inputs):
+        raise ctx.invalid("the last axis must hold a real and an imaginary part")
+    real, imaginary = halves(ctx, ctx.value(1))
+    imaginary = ctx.add(ew.NEG, [imaginary]) if ctx.op_type == "ComplexMulConj" else imaginary
+    return complex_product(ctx, ctx.value(0), real, imaginary)
 
 
 def _range(ctx: Context) -> Value:
@@ -48,26 +45,20 @@ def _crop_and_resize(ctx: Context) -> Value:
     return ctx.add(CROP_AND_RESIZE, [ctx.value(i) for i in range(3)], **attrs)
 
 
-def _fourier(inverse: bool) -> Handler:
-    """Transforms over the last `signal_ndim` axes: of real numbers to half of the spectrum [..., 2], and back."""
-
-    def handler(ctx: Context) -> Value:
-        x, count = ctx.value(0), ctx.attrs["signal_ndim"]
-        if not ctx.attrs["onesided"] or ctx.attrs["normalized"]:
-            raise ctx.unsupported("only one-sided transforms without normalisation are known, as in ONNX Runtime")
-        if not 1 <= count <= len(x.shape) - inverse or (inverse and x.shape[-1] != 2):
-            raise ctx.invalid(f"a transform over {count} axes of {x}")
-        dtype, x = x.dtype, x if inverse else reshaped(ctx, x, (*x.shape, 1))
-        x = cast(ctx, x, "float64" if dtype == "float64" else "float32")
-        last = len(x.shape) - 2
-        axes = [*range(last - count + 1, last), last] if inverse else [last, *range(last - count + 1, last)]
-        for axis in axes:
-            size, half = known(ctx, x.shape[axis], "a transformed axis"), axis == last
-            length = 2 * (size - 1) if inverse and half else size
-            x = signal.transform(ctx, x, axis, length, inverse, half)
-        return cast(ctx, reshaped(ctx, x, x.shape[:-1]) if inverse else x, dtype)
-
-    return handler
+def _fourier(ctx: Context) -> Value:
+    """Transforms over the last `signal_ndim` axes: of real numbers to half of the spectrum [..., 2], and (Irfft) back."""
+    x, count, inverse = ctx.value(0), ctx.attrs["signal_ndim"], ctx.op_type == "Irfft"
+    if not ctx.attrs["onesided"] or ctx.attrs["normalized"]:
+        raise ctx.unsupported("only one-sided transforms without normalisation are known, as in ONNX Runtime")
+    if not 1 <= count <= len(x.shape) - inverse or (inverse and x.shape[-1] != 2):
+        raise ctx.invalid(f"a transform over {count} axes of {x}")
+    y = cast(ctx, x if inverse else reshaped(ctx, x, (*x.shape, 1)), "float64" if x.dtype == "float64" else "float32")
+    last = len(y.shape) - 2
+    others = range(last - count + 1, last)
+    for axis in (*others, last) if inverse else (last, *others):
+        size, half = known(ctx, y.shape[axis], "a transformed axis"), axis == last
+        y = signal.transform(ctx, y, axis, 2 * (size - 1) if inverse and half else size, inverse, half)
+    return cast(ctx, reshaped(ctx, y, y.shape[:-1]) if inverse else y, x.dtype)
 
 
 def _unique(ctx: Context) -> tuple[Value | None, ...]:
@@ -82,6 +73,6 @@ TABLE: Table = {
     "GatherND": standard(movement.TABLE, "GatherND", 13), "GridSample": standard(image.TABLE, "GridSample", 16),
     "Unique": _unique,
     "ExpandDims": standard(movement.TABLE, "Unsqueeze", 13), "Range": _range, "CDist": _distances, "CropAndResize": _crop_and_resize,
-    "ComplexMul": _complex_product(False), "ComplexMulConj": _complex_product(True), "Rfft": _fourier(False), "Irfft": _fourier(True),
+    **dict.fromkeys(("ComplexMul", "ComplexMulConj"), _complex_product), **dict.fromkeys(("Rfft", "Irfft"), _fourier),
     "Inverse": forward(INVERSE),
 }  # fmt: skip
