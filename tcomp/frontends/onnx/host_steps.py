@@ -22,7 +22,7 @@ from tcomp.errors import ArtifactError, ImportModelError, InputError, TcompError
 from tcomp.frontends.onnx.host_operators import CONVERT, HostNode, constant_step, string_array
 from tcomp.frontends.onnx.names import Reads, check_names, check_text, initializers, ordered
 from tcomp.frontends.onnx.reader import DTYPES, ELEM_TYPES, TensorReader
-from tcomp.frontends.onnx.schema import domain_of, find_schema, opsets_of
+from tcomp.frontends.onnx.schema import check_form, domain_of, opsets_of
 from tcomp.frontends.onnx.signature import Dims, Shapes, Values
 from tcomp.ir.graph import Graph, Value
 from tcomp.runtime.host_steps.prepared import PreparedStep
@@ -146,13 +146,9 @@ class _Splitter:
         known = {"", *self.inputs, *initializers(self.model.graph), *(output for node in nodes for output in node.output)}
         for node in nodes:
             where = f"node `{title(node)}` ({node.op_type})"
-            if unknown := [name for name in node.input if name not in known]:
-                raise ImportModelError(f"`{unknown[0]}` is used but defined nowhere", where=where)
             if not node.output or any(a.ref_attr_name for a in node.attribute) or (node.op_type == "Constant" and len(node.attribute) != 1):
                 raise ImportModelError("its attributes give no value", where=where)
-            if (schema := find_schema(node.op_type, self._opset(node), domain_of(node.domain))) is not None:
-                schema.check_form(node, where)
-            elif node.op_type in CONVERT or node.op_type in _NUMBERED:
+            if check_form(node, known, self.opsets, where) is None and (node.op_type in CONVERT or node.op_type in _NUMBERED):
                 raise UnsupportedError("no such operator is known", where=where, why=f"its domain is `{node.domain}`")
 
     # ---------------------------------------------------------------- borders

@@ -29,7 +29,7 @@ from tcomp.frontends.onnx.handlers.tables import find_handler
 from tcomp.frontends.onnx.host_steps import split, title
 from tcomp.frontends.onnx.names import Reads, check_names, initializers, ordered
 from tcomp.frontends.onnx.outputs import renamable, with_outputs
-from tcomp.frontends.onnx.schema import domain_of, find_schema, opsets_of
+from tcomp.frontends.onnx.schema import check_form, domain_of, find_schema, opsets_of
 from tcomp.frontends.onnx.scope import FOLD_LIMIT, Scope, check_type
 from tcomp.frontends.onnx.signature import LARGEST, Dims, Shapes, Values, signature
 from tcomp.ir.broadcasting import HINT
@@ -255,13 +255,9 @@ class _Importer:
         visible = {"", *frame.values, *(i.name for i in proto.input), *(o for node in proto.node for o in node.output)}
         for node in (node for node in proto.node if used.isdisjoint(node.output)):
             place = f"{where}, node `{node.name}` ({node.op_type})"
-            if unknown := [name for name in node.input if name not in visible]:
-                raise ImportModelError(f"`{unknown[0]}` is used but defined nowhere", where=place)
-            domain, opset = domain_of(node.domain), frame.opsets.get(domain_of(node.domain), 0)
-            if (found := find_schema(node.op_type, opset, domain)) is not None:
-                found.check_form(node, place)
-            elif domain == "" and ("", node.op_type, "") not in self.functions:
-                raise ImportModelError(f"ONNX has no operator `{node.op_type}` in opset {opset}", where=place)
+            found, domain = check_form(node, visible, frame.opsets, place), domain_of(node.domain)
+            if found is None and domain == "" and ("", node.op_type, "") not in self.functions:
+                raise ImportModelError(f"ONNX has no operator `{node.op_type}` in opset {frame.opsets.get('', 0)}", where=place)
 
     def constant(self, frame: Frame, name: str, array: Callable[[], Any]) -> None:
         """An initializer; one of a type that is not supported only matters where it is used."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Container, Iterable, Mapping, Sequence
 from functools import lru_cache
 from typing import Any
 
@@ -105,6 +105,17 @@ def find_schema(op_type: str, opset: int, domain: str) -> Schema | None:
     except SchemaError:
         signature = find_signature(op_type, domain)
         return None if signature is None else Schema(signature)
+
+
+def check_form(node: NodeProto, visible: Container[str], opsets: Mapping[str, int], where: str) -> Schema | None:
+    """The schema of a node, None where there is none. Raises `ImportModelError` where the node does not fit it, as far as that can be told
+    without its inputs, or reads a name that is not visible."""
+    if unknown := [name for name in node.input if name not in visible]:
+        raise ImportModelError(f"`{unknown[0]}` is used but defined nowhere", where=where)
+    domain = domain_of(node.domain)
+    if (found := find_schema(node.op_type, opsets.get(domain, 0), domain)) is not None:
+        found.check_form(node, where)
+    return found
 
 
 def _type_proto(value: Value | None) -> onnx.TypeProto:

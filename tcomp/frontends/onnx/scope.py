@@ -16,7 +16,7 @@ from tcomp.ir import shape_operands
 from tcomp.ir.broadcasting import BroadcastMismatch, SizeMismatch
 from tcomp.ir.dtypes import NARROW, is_float, itemsize, to_numpy
 from tcomp.ir.equations import Contradiction, Sizes
-from tcomp.ir.expr import Dim, Expr, as_expr, binary, bounds, dim, equal, evaluate_int, variables, walk, with_sources
+from tcomp.ir.expr import Dim, Expr, as_expr, binary, bounds, dim, equal, evaluate_int, postorder, variables, walk, with_sources
 from tcomp.ir.graph import (
     SIZE,
     STRUCTURAL,
@@ -79,13 +79,9 @@ class Scope:
 
     def given_elements(self, value: Value) -> tuple[Expr, ...] | None:
         """The elements of a small value before a run, as expressions over symbolic sizes and elements of the model's inputs, or None."""
-        stack = [value]
-        while stack:  # no recursion along what may be a long chain
-            last = stack[-1]
-            if (node := self._waits_for(last)) and (missing := [v for v in node.inputs if v is not None and v not in self.given]):
-                stack += missing
-            else:
-                self.given.setdefault(stack.pop(), self._given(last, node))
+        for v in postorder([value], lambda v: [] if (node := self._waits_for(v)) is None else [i for i in node.inputs if i is not None]):
+            if v not in self.given:
+                self.given[v] = self._given(v)
         return self.given[value]
 
     def _waits_for(self, value: Value) -> Node | None:
@@ -97,7 +93,7 @@ class Scope:
         node = self.producer.get(value)
         return None if node is None or node.op in STRUCTURAL else node
 
-    def _given(self, value: Value, node: Node | None) -> tuple[Expr, ...] | None:
+    def _given(self, value: Value) -> tuple[Expr, ...] | None:
         if (known := self.known_elements(value)) is not None or not _few(value):
             return known
         if value in self.origin:
@@ -107,6 +103,7 @@ class Scope:
             number = self.builder.inputs.index(value)
             found = [shape_operands.element(value.name, number, n, value.dtype) for n in range(prod(map(int, value.shape)))]
             return tuple(binary("ne", e, 0) if value.dtype == "bool" else e for e in found)
+        node = self._waits_for(value)
         if node is None or not all(map(_few, node.outputs)):
             return None
         made = application(node.op, node.inputs, node.attrs)
