@@ -55,24 +55,19 @@ def padded(ctx: Context, x: Value, pads: Pads, value: Value | None = None) -> Va
 def convolution(ctx: Context, x: Value, w: Value) -> Value:
     """Padding and convolution by the attributes of Conv; `x` and `w` have one dtype, zero is the neutral element."""
     strides, dilations = _steps(ctx, x, w)
-    _require_groups(ctx, w.shape[0], ctx.attrs["group"])
     pads = window_pads(ctx, x.shape[2:], w.shape[2:], strides, dilations)
     return ctx.add(nn.CONV, [padded(ctx, x, pads), w], strides=strides, dilations=dilations, group=ctx.attrs["group"])
 
 
-def _require_groups(ctx: Context, channels: Dim, groups: int) -> None:
-    """Symbolic channels have to divide into groups."""
-    if groups > 1 and not isinstance(channels, int):
-        ctx.require(equal(as_expr(channels) % groups, 0))
-
-
 def _steps(ctx: Context, x: Value, w: Value) -> tuple[tuple[int, ...], tuple[int, ...]]:
-    """(strides, dilations) of a convolution, whose weights have to have the sizes that `kernel_shape` says."""
+    """(strides, dilations) of a convolution, whose weights have to have the sizes that `kernel_shape` says, and channels in groups."""
     if len(x.shape) < 3 or len(w.shape) != len(x.shape):
         raise ctx.invalid(f"the input has {len(x.shape)} dimensions, the weights have {len(w.shape)}")
     kernel = ctx.attrs.get("kernel_shape") or w.shape[2:]
     if not ctx.can_be(w.shape[2:], kernel):
         raise ctx.invalid(f"attribute `kernel_shape` is {list(kernel)}, the weights have {list(map(str, w.shape[2:]))}")
+    if isinstance(channels := w.shape[0], Expr):
+        ctx.require(equal(channels % ctx.attrs["group"], 0))
     return per_axis(ctx, "strides", len(x.shape) - 2), per_axis(ctx, "dilations", len(x.shape) - 2)
 
 
@@ -85,7 +80,6 @@ def _conv_transpose(ctx: Context) -> Value:
     """Shape and padding by the equations of the operator's specification."""
     x, w, rank = ctx.value(0), ctx.value(1), len(ctx.value(0).shape) - 2
     strides, dilations = _steps(ctx, x, w)
-    _require_groups(ctx, w.shape[0], ctx.attrs["group"])
     extra, pads = ctx.attrs.get("output_padding") or [0] * rank, ctx.attrs.get("pads") or [0] * (2 * rank)
     wanted, auto = ctx.attrs.get("output_shape"), ctx.attrs["auto_pad"]
     if len(extra) != rank or len(pads) != 2 * rank or (wanted and len(wanted) not in (rank, rank + 2)):
@@ -284,7 +278,9 @@ def _q_linear_mat_mul(ctx: Context) -> Value:
 
 
 def _group_normalization(ctx: Context) -> Value:
-    _require_groups(ctx, ctx.value(0).shape[1], groups := ctx.attrs["num_groups"])
+    groups = ctx.attrs["num_groups"]
+    if isinstance(channels := ctx.value(0).shape[1], Expr):
+        ctx.require(equal(channels % groups, 0))
     return ctx.add(ops.GROUP_NORM, [ctx.value(n) for n in range(3)], groups=groups, epsilon=ctx.attrs["epsilon"])
 
 
