@@ -35,14 +35,11 @@ import ctypes
 import hashlib
 import io
 import os
-import secrets
 import stat
 import struct
-import tempfile
 import weakref
 import zlib
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager, suppress
 from functools import cache, cached_property
 from itertools import chain, islice, pairwise
@@ -318,6 +315,8 @@ def _in_threads(function: Callable[[T], R], items: Sequence[T]) -> list[R]:
     """The results for all items; in as many threads as there are cores, or in this one where no other can be started."""
     workers = min(len(os.sched_getaffinity(0)), len(items))
     if workers > 1:
+        from concurrent.futures import ThreadPoolExecutor  # where nothing is verified, the import would be time lost
+
         with suppress(RuntimeError), ThreadPoolExecutor(workers) as pool:
             return list(pool.map(function, items))
     return list(map(function, items))
@@ -382,6 +381,8 @@ def _room(size: int) -> Bytes:
 
 def scratch_file() -> BinaryIO:
     """A file without a name, open for writing and reading: in the temporary folder, else in memory. Raises ArtifactError."""
+    import tempfile  # which programs that only run models do without
+
     with suppress(OSError):  # no folder is usable
         return cast(BinaryIO, tempfile.TemporaryFile())
     try:
@@ -394,7 +395,7 @@ def scratch_file() -> BinaryIO:
 def replacing(*paths: Path, error: type[TcompError] = ArtifactError) -> Iterator[list[BinaryIO]]:
     """Files, open for writing and reading, that take the places of `paths` once all are complete; none does if anything fails. A
     reader sees the old file or the new one. Raises `error` if one cannot be written."""
-    temporary = {path: path.with_name(f".{path.name}.{secrets.token_hex(6)}.tmp") for path in paths}
+    temporary = {path: path.with_name(f".{path.name}.{os.urandom(6).hex()}.tmp") for path in paths}
     try:
         with ExitStack() as files:
             try:

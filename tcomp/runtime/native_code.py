@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import ctypes
 import os
-import secrets
 import stat
 import struct
-import tempfile
 import weakref
 from _ctypes import dlclose
 from pathlib import Path
@@ -68,6 +66,8 @@ def open_library(code: bytes, path: str | os.PathLike[str] | None = None) -> cty
         reason = str(problem)
     hint = "give a code_path in a folder that code may be executed from"
     if path is None:
+        import tempfile  # which most systems do without
+
         try:
             with tempfile.TemporaryDirectory(prefix="tcomp-", ignore_cleanup_errors=True) as folder:
                 return _open_file(code, os.path.join(folder, "model.so"))
@@ -111,7 +111,7 @@ def _open_as(folder: str, name: str, code: bytes) -> ctypes.CDLL:
     """The shared object in a file, which must hold `code`. The C library takes two files of one name for one library, and the name of a
     memory file is a number that is used again, that of a file outlives its contents: so every library gets a spelling of its own, by a
     random number written with `/` and `./`, which mean nothing in a path."""
-    spelling = "".join("./" if bit == "1" else "/" for bit in f"{secrets.randbits(64):b}")
+    spelling = "".join("./" if bit == "1" else "/" for bit in f"{int.from_bytes(os.urandom(8)):b}")
     try:
         library = ctypes.CDLL(folder + spelling + name)
     except OSError as problem:
