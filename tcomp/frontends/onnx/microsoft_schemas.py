@@ -25,15 +25,14 @@ TYPES: Mapping[str, list[str]] = {  # by the letter of a type variable
     "N": [*BYTES, "float", "float16", "bfloat16"], "O": [*BYTES, *NIBBLES, "int16", "uint16"],
     "P": ["int16", "int32", "int64", "float", "double"],
 }  # fmt: skip
-ATTRIBUTES = {"int": "INT", "ints": "INTS", "float": "FLOAT", "floats": "FLOATS", "str": "STRING", "strs": "STRINGS"}
 
 _WINDOW = "kernel_shape:ints pads:ints strides:ints dilations:ints auto_pad=NOTSET"
 _ATTENTION = "num_heads!int scale:float unidirectional=0 mask_filter_value:float"
-_FUSED = "activation:str activation_alpha:float activation_beta:float activation_gamma:float"
+_FUSED = "activation:string activation_alpha:float activation_beta:float activation_gamma:float"
 _BINARY = "a:Q a_scale:float a_zero:Q? b:Q b_scale:float b_zero:Q? y_scale:float y_zero:Q?"
 _UNARY = "x:Q x_scale:float x_zero:Q? y_scale:float y_zero:Q?"
 _PRODUCT = "alpha=1.0 transA=0 transB=0"
-_LSTM = "activations:strs activation_alpha:floats activation_beta:floats clip:float direction=forward hidden_size:int input_forget=0"
+_LSTM = "activations:strings activation_alpha:floats activation_beta:floats clip:float direction=forward hidden_size:int input_forget=0"
 _EXPERTS = (
     "k=1 activation_type=relu activation_alpha=1.0 activation_beta=0.0 swiglu_limit:float swiglu_fusion=0 normalize_routing_weights=0 "
     "use_sparse_mixer=0 swiglu_limit_after_activation=0"
@@ -56,7 +55,7 @@ MICROSOFT: Mapping[str, str] = {
     "epsilon=1e-12 mask_index_type:int",
     "ExpandDims": "x:A axis:int32",
     "FastGelu": "x bias?",
-    "FusedConv": f"x w bias? z? -> 1 group=1 activation:str activation_params:floats {_WINDOW}",
+    "FusedConv": f"x w bias? z? -> 1 group=1 activation:string activation_params:floats {_WINDOW}",
     "FusedGemm": f"a b c? -> 1 {_PRODUCT} beta=1.0 {_FUSED}",
     "FusedMatMul": f"a b -> 1 {_PRODUCT} transBatchA=0 transBatchB=0",
     "GatherBlockQuantized": "x:K indices:I scales zeros:K? -> 1 bits=4 block_size=128 quantize_axis=1 gather_axis=0",
@@ -141,7 +140,7 @@ def _input(word: str) -> OpSchema.FormalParameter:
 def _attribute(word: str) -> OpSchema.Attribute:
     name, mark, text = re.split("([!:=])", word, maxsplit=1)
     if mark != "=":
-        return OpSchema.Attribute(name, getattr(OpSchema.AttrType, ATTRIBUTES[text]), required=mark == "!")
+        return OpSchema.Attribute(name, getattr(OpSchema.AttrType, text.upper()), required=mark == "!")
     number = re.fullmatch(r"-?\d+(\.?\d*(e-\d+)?)", text)
     default = text if number is None else float(text) if number[1] else int(text)
     return OpSchema.Attribute(name, helper.make_attribute(name, default))

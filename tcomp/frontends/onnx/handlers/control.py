@@ -277,13 +277,10 @@ def _scan(ctx: Context) -> tuple[Value, ...]:
     body = ctx.bodies.closed(proto, [*map(_type, states), *((s.dtype, s.shape[1:]) for s in sequences)], repeated=True)
     reverse_in, reverse_out = flags("scan_input_directions", scanned), flags("scan_output_directions", stacked)
     attrs = loop_attrs(trips, count, [bool(f) for f in reverse_in], [bool(f) for f in reverse_out])
-    results = _append_loop(ctx, body, [_number(body), *body.inputs], [*states, *sequences], body.outputs, attrs)
+    number = body.scope.builder.input("iteration", "int64", ())
+    results = _append_loop(ctx, body, [number, *body.inputs], [*states, *sequences], body.outputs, attrs)
     rows = (moved(ctx, v, 0, axis) for v, axis in zip(results[count:], flags("scan_output_axes", stacked), strict=True))
     return *results[:count], *rows
-
-
-def _number(body: Body) -> Value:
-    return body.scope.builder.input("iteration", "int64", ())
 
 
 def _batched_scan(ctx: Context) -> tuple[Value, ...]:
@@ -297,12 +294,12 @@ def _batched_scan(ctx: Context) -> tuple[Value, ...]:
         ctx.require_same(v.shape[0], values[0].shape[0])
     attrs = {**ctx.attrs, "scan_input_directions": ctx.attrs.get("directions")}
     body = ctx.bodies.closed(
-        lambda scope, bodies, inputs: _scan(replace(ctx, scope=scope, bodies=bodies, inputs=inputs, attrs=attrs)),
-        [(v.dtype, v.shape[1:]) for v in values],
+        lambda scope, bodies, inputs: _scan(replace(ctx, scope=scope, bodies=bodies, inputs=inputs[1:], attrs=attrs)),
+        [("int64", ()), *((v.dtype, v.shape[1:]) for v in values)],
         repeated=True,
     )
     attrs = loop_attrs(values[0].shape[0], 0, (False,) * len(values), (False,) * len(body.outputs))
-    return _append_loop(ctx, body, [_number(body), *body.inputs], values, body.outputs, attrs)
+    return _append_loop(ctx, body, body.inputs, values, body.outputs, attrs)
 
 
 TABLE: Table = {"If": _if, "Loop": _loop, "Scan": ((8, _batched_scan), (9, _scan))}

@@ -20,10 +20,10 @@ def _sequence(ctx: Context, items: list[Value], kind: str) -> Container:
     return Container(ctx.name, kind, items)
 
 
-def _items(ctx: Context, i: int = 0) -> list[Value]:
-    """The elements of input `i`, a sequence."""
-    if not isinstance(value := ctx.value(i), Container) or value.is_optional:
-        raise ctx.invalid(f"input {i} is {value}, no sequence")
+def _items(ctx: Context) -> list[Value]:
+    """The elements of input 0, a sequence."""
+    if not isinstance(value := ctx.value(0), Container) or value.is_optional:
+        raise ctx.invalid(f"input 0 is {value}, no sequence")
     return list(value.items)
 
 

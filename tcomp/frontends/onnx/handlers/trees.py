@@ -135,6 +135,8 @@ def _scores(ctx: Context, nodes: tuple[_Forest, np.ndarray, _Weights], targets: 
     features = x.shape[1]
     if not isinstance(features, int):
         raise ctx.unsupported("the number of features is symbolic", "give the shape of the input (--shape)")
+    if base.size not in (0, 1, targets):
+        raise ctx.invalid(f"{base.size} base values are given for {targets} targets")
     if weights.target.size and not 0 <= weights.target.min() <= weights.target.max() < targets:
         raise ctx.invalid(f"it has {targets} targets, and weights for number {weights.target.max()}")
     if not 0 <= min(tested := [node[0] for node in forest.nodes]) <= max(tested) < features:
@@ -183,8 +185,6 @@ def _by_target(weights: _Weights, targets: int, trees: int) -> np.ndarray | None
 
 def _regressor(ctx: Context) -> Value:
     targets, base = ctx.attrs.get("n_targets", 1), _numbers(ctx, "base_values")
-    if base.size not in (0, 1, targets):
-        raise ctx.invalid(f"{base.size} base values are given for {targets} targets")
     scores = transformed(ctx, _scores(ctx, _listed(ctx, "target"), targets, ctx.attrs["aggregate_function"], base))
     return ctx.add(ew.CAST, [scores], dtype="float32")
 
@@ -204,8 +204,6 @@ def _classifier(ctx: Context) -> tuple[Value, Value]:
     negative."""
     nodes, classes, base = _listed(ctx, "class"), class_count(ctx), _numbers(ctx, "base_values")
     single = not nodes[2].target.any() and classes <= 2 and base.size < 2
-    if base.size not in (0, 1 if single else classes):
-        raise ctx.invalid(f"{base.size} base values are given for {classes} classes")
     scores = ctx.add(ew.CAST, [_scores(ctx, nodes, 1 if single else classes, "SUM", base)], dtype="float32")
     probability = bool((nodes[2].weight >= 0).all()) and ctx.attrs["post_transform"] != "LOGISTIC"
     return decided(ctx, scores, 0.5 if probability else 0.0, probability)

@@ -128,12 +128,11 @@ def _multi_head(ctx: Context) -> tuple[Value | None, ...]:
     for x in given:
         if x is None:
             raise ctx.unsupported("keys or values are missing")
-        if len(x.shape) == 4:  # of an encoder, by heads, with their bias
-            made.append(x)
-            continue
-        width = known(ctx, x.shape[2], "the hidden axis")
-        made.append(split_heads(ctx, total(ctx, x, None if bias is None else cut(ctx, bias, 0, first, width)), heads))
-        first += width
+        if len(x.shape) != 4:  # those of an encoder are by heads, with their bias
+            width = known(ctx, x.shape[2], "the hidden axis")
+            x = split_heads(ctx, total(ctx, x, bias and cut(ctx, bias, 0, first, width)), heads)
+            first += width
+        made.append(x)
     q, k, v = made
     if ctx.input(6) is not None and ctx.input(7) is not None:
         k, v = ctx.add(CONCAT, [ctx.input(6), k], axis=2), ctx.add(CONCAT, [ctx.input(7), v], axis=2)

@@ -110,8 +110,7 @@ def operand(ctx: Context, i: int, scale: int = 1, zero: int = 2) -> Value:
 
 def quantized(ctx: Context, y: Value, scale: int, dtype: str) -> Value:
     """`y` quantised by inputs `scale` and `scale + 1`, of which the zero point may be left out."""
-    attrs = {"axis": 1, "block": 0, "dtype": dtype, "precision": "float32"}
-    return ctx.add(QUANTIZE, [y, ctx.value(scale), ctx.input(scale + 1)], **attrs)
+    return ctx.add(QUANTIZE, [y, ctx.value(scale), ctx.input(scale + 1)], axis=1, block=0, dtype=dtype, precision="float32")
 
 
 def applied(ctx: Context, handler: Handler, inputs: Sequence[Value | None], **attrs: object) -> Value:
