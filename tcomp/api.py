@@ -58,10 +58,11 @@ def compile(
     less memory for weights (see `passes.algorithms`). `max_seconds` and `max_memory` (bytes) limit what compiling may take, for models that
     nobody trusts: it happens in a process of its own then (see `confined`). `unchecked` code does not report indices that are out of range
     and integers that are divided by zero (the target's option -unchecked): it takes the nearest element, or 1. `weights` stores large
-    constant matrices of products in fewer bits: "int8" or "int4" in blocks of 32 that share a scale (activations are then rounded to bytes
-    where the target multiplies such), "bf16" or "fp16" (see `passes.quantized_weights`). `state` are pairs {input: output} in which the
-    output is the input with new rows behind it (a cache), or "auto": those that are named so (past, present). They have the axis that grows
-    first then, and share memory if they are run by `tcomp.State`; else the old rows are copied. `operators` are those of your own that
+    constant matrices of products in fewer bits: "int8" or "int4" in blocks of 32 that share a scale (activations are then rounded to 16
+    bits where the target multiplies bytes, and with "w8a8" or "w4a8" to bytes), "bf16" or "fp16" (see `passes.quantized_weights`).
+    `state` are pairs {input: output} in which the output is the input with new rows behind it (a cache), or "auto": those that are named
+    so (past, present). They have the axis that grows first then, and share memory if they are run by `tcomp.State`; else the old rows are
+    copied. `operators` are those of your own that
     nodes of an ONNX model have (`tcomp.operator`), by their names in the domain `tcomp`.
 
     Raises `ImportModelError` for a file that is not a valid model, `UnsupportedError` listing everything tcomp cannot compile,

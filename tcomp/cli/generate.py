@@ -13,7 +13,7 @@ from tcomp.errors import InputError, printable
 
 _FOLDER = "A Hugging Face folder: config.json, tokenizer.json, safetensors."
 _ARTIFACT = "The artifact that `tcomp compile FOLDER --state auto` wrote. Default: compile the folder."
-_KIND = "Store weights as int8, int4, bf16 or fp16 when the folder is compiled."
+_KIND = "Store weights as int8, int4, w8a8, w4a8, bf16 or fp16 when the folder is compiled."
 
 
 def generate(

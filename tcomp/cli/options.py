@@ -56,7 +56,7 @@ _ARCH = "With --target cuda: the GPU architectures, such as sm_90a,sm_80."
 _PRECISION = "With --target cuda: the precision of products of float32 matrices (fp32, tf32, fp16, bf16)."
 _DIRECT = "Do not use Winograd's and Strassen's algorithms: slower, but more exact, and weights take less memory."
 _STATE = "Update a cache in place: OUTPUT is INPUT with new rows appended. `auto` finds pairs named past* and present*. May be repeated."
-_WEIGHTS = "Store large weight matrices as int8 or int4 (blocks of 32 with one scale each), bf16 or fp16."
+_WEIGHTS = "Store large weight matrices as int8 or int4 (blocks of 32 with one scale each; w8a8, w4a8: activations as bytes), bf16 or fp16."
 OnnxModel = Annotated[
     Path, argument("MODEL.onnx", "An ONNX model, a file of torch.export.save (.pt2), a language model's folder, or a GGUF file.")
 ]

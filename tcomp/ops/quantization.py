@@ -124,17 +124,17 @@ def packed(numbers: np.ndarray, bits: int) -> np.ndarray:
 
 
 def block_product(
-    x: Tensor, w: Tensor, scales: Tensor, zeros: Tensor, choice: Tensor | None, bits: int, block: int, activations: str = "float"
+    x: Tensor, w: Tensor, scales: Tensor, zeros: Tensor, choice: Tensor | None, bits: int, block: int, rounded: int = 0
 ) -> Tensor:
     """y[..., o] = sum over k of x[..., k] * (w[o, k] - zeros[o, k // block]) * scales[o, k // block], w being numbers of `bits` bits.
 
     w uint8 [out, bytes] is packed as `unpack` says; x [..., in] has as many elements as a row of it. With `choice` [rows, slots] the
     weights have experts in front, each element of `choice` has its own, and x is [rows, slots or 1, in]. Weights are never written out.
-    `activations`: "int8" allows x to be rounded to bytes, block by block (`passes.stored_weights`); here it is not.
+    x may be rounded to integers of `rounded` bits (8 or 16; 0: not), block by block (`passes.stored_weights`); here it is not.
     """
     each, size = 8 // bits, w.shape[-1]
-    if activations not in ("float", "int8"):
-        raise IRError(f"activations as {activations}")
+    if rounded not in (0, 8, 16):
+        raise IRError(f"activations rounded to {rounded} bits")
     if w.dtype != "uint8" or not isinstance(size, int) or block % each or size * each % block:
         raise IRError(f"weights {w!r} are not blocks of {block} numbers of {bits} bits")
     require_same(x.shape[-1], size * each, "features of quantised weights")

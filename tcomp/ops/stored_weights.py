@@ -1,9 +1,10 @@
-"""Products with weights that are stored in few bits, of activations that are rounded to bytes block by block.
+"""Products with weights that are stored in few bits, of activations that are rounded to integers block by block.
 
     y[.., o] = sum over blocks b: sx[.., b] * sw[o, b] * (sum over k of xq[.., b, k] * wq[o, b, k]  -  z[o, b] * sum over k of xq[.., b, k])
 
-The inner sums are of integers, exact and in any order. Of a byte with several numbers, those at one position are summed after another;
-so activations lie in that order, and weights as they are stored.
+The inner sums are of integers, exact and in any order. Integers xq of 8 bits are a byte, those of 16 two, 256 * xh + xl, each of which is
+multiplied by itself. Of a byte with several numbers, those at one position are summed after another; so activations lie in that order, and
+weights as they are stored.
 """
 
 from __future__ import annotations
@@ -15,34 +16,45 @@ from tcomp.ir.expr import Expr, cast, const, select
 from tcomp.ir.graph import Operator
 from tcomp.ir.te import Tensor
 
-LARGEST = 127  # of the bytes that stand for activations
+LARGEST = {8: 127, 16: 127 << 8}  # of the integers of so many bits that stand for activations: the upper byte of 16 is at most 127, too
 SMALLEST = 1e-30  # of the largest element of a block: blocks of smaller ones are zeros
 
 
-def byte_blocks(x: Tensor, block: int, each: int) -> tuple[Tensor, Tensor, Tensor]:
-    """Activations [..., in] as bytes: (int8 [..., blocks, each, block / each], scales float32 [..., blocks], sums int32 [..., blocks]).
+def byte_blocks(x: Tensor, block: int, each: int, bits: int) -> tuple[Tensor, Tensor, Tensor]:
+    """Activations [..., in] as integers of 8 or 16 `bits`: (their bytes int8 [..., blocks, bits / 8, each, block / each], the upper ones
+    first; scales float32 [..., blocks]; sums int32 [..., blocks]).
 
-    x[..., b * block + j * each + p] is about bytes[..., b, p, j] * scales[..., b], the largest of a block exactly; `sums` are those of the
-    bytes of a block. Rounding is to nearest, ties to even.
+    x[..., b * block + j * each + p] is about integer[..., b, p, j] * scales[..., b], the largest of a block exactly; `sums` are those of
+    the integers of a block. Rounding is to nearest, ties to even.
     """
     size = x.shape[-1]
-    if not isinstance(size, int) or each < 1 or block % each or size % block:
+    if not isinstance(size, int) or each < 1 or block % each or size % block or bits not in LARGEST:
         raise IRError(f"{x!r} does not consist of blocks of {block} elements, {each} in a byte")
-    rows, count = x.shape[:-1], size // block
+    rows, count, largest = x.shape[:-1], size // block, LARGEST[bits]
     k = te.reduce_axis(block, "k")
     peak = te.compute((*rows, count), lambda *i: te.max(te.abs(widened(x[(*i[:-1], i[-1] * block + k)])), k), "peak")
-    inverse = te.compute(peak.shape, lambda *i: select(peak[i] > SMALLEST, LARGEST / peak[i], 0.0), "inverse")
+    inverse = te.compute(peak.shape, lambda *i: select(peak[i] > SMALLEST, largest / peak[i], 0.0), "inverse")
 
     def element(*i: Expr) -> Expr:
         *row, b, p, j = i
         value = widened(x[(*row, b * block + j * each + p)]) * inverse[(*row, b)]
-        return cast(te.round(value), "int8")
+        return cast(te.round(value), "int32")
 
-    rounded = te.compute((*rows, count, each, block // each), element, "bytes")
-    scales = te.compute(peak.shape, lambda *i: peak[i] * (1 / LARGEST), "scales")
+    rounded = te.compute((*rows, count, each, block // each), element, "integers")
+
+    def byte(*i: Expr) -> Expr:
+        *row, part, p, j = i
+        value = rounded[(*row, p, j)]
+        if bits == 8:
+            return cast(value, "int8")
+        upper = (value + 128) >> 8
+        return cast(select(te.equal(part, 0), upper, value - (upper << 8)), "int8")
+
+    bytes_ = te.compute((*rows, count, bits // 8, each, block // each), byte, "bytes")
+    scales = te.compute(peak.shape, lambda *i: peak[i] * (1 / largest), "scales")
     p, j = te.reduce_axis(each, "p"), te.reduce_axis(block // each, "j")
-    sums = te.compute(peak.shape, lambda *i: te.sum(cast(rounded[(*i, p, j)], "int32"), (p, j)), "sums")
-    return rounded, scales, sums
+    sums = te.compute(peak.shape, lambda *i: te.sum(rounded[(*i, p, j)], (p, j)), "sums")
+    return bytes_, scales, sums
 
 
 def byte_block_product(
@@ -51,14 +63,14 @@ def byte_block_product(
     """y [..., out], of what `byte_blocks` makes of activations and weights uint8 [out, blocks, bytes of a block] of `bits` bits, the lowest
     bits first; `scales` [out, blocks] and `zeros` (likewise; None: `zero`) are numbers of any type. Sums over blocks are of float32."""
     each = 8 // bits
-    if w.dtype != "uint8" or 8 % bits or w.ndim != 3 or x.ndim < 3:
+    if w.dtype != "uint8" or 8 % bits or w.ndim != 3 or x.ndim < 4:
         raise IRError(f"{w!r} are not blocks of weights of {bits} bits")
     out, count, own = w.shape
-    if (x.shape[-2], x.dtype) != (each, "int8"):
+    *rows, blocks, parts, positions, places = x.shape
+    if (positions, x.dtype) != (each, "int8") or parts not in (1, 2):
         raise IRError(f"{x!r} are not activations for weights of {bits} bits")
-    require_same(x.shape[-3], count, "blocks of activations and weights")
-    require_same(x.shape[-1], own, "bytes of a block")
-    rows = x.shape[:-3]
+    require_same(blocks, count, "blocks of activations and weights")
+    require_same(places, own, "bytes of a block")
     j, p, b = te.reduce_axis(own, "j"), te.reduce_axis(each, "p"), te.reduce_axis(count, "b")
 
     def number(*i: Expr) -> Expr:
@@ -70,14 +82,16 @@ def byte_block_product(
     def weight(o: Expr, block: Expr) -> Expr:
         return cast(w[o, block, j] if numbers is None else numbers[o, block, p, j], "int32")
 
-    total = te.compute(
-        (*rows, out, count),
-        lambda *i: te.sum(cast(x[(*i[:-2], i[-1], p if each > 1 else 0, j)], "int32") * weight(i[-2], i[-1]), (j, p) if each > 1 else j),
-        "total",
-    )
+    def products(*i: Expr) -> Expr:
+        *row, part, o, block = i
+        value = cast(x[(*row, block, part, p if each > 1 else 0, j)], "int32") * weight(o, block)
+        return te.sum(value, (j, p) if each > 1 else j)
+
+    total = te.compute((*rows, parts, out, count), products, "total")
 
     def term(row: tuple[Expr, ...], o: Expr) -> Expr:
-        value, moved = total[(*row, o, b)], x_sums[(*row, b)]
+        upper, lower = (total[(*row, part, o, b)] for part in (0, parts - 1))
+        value, moved = lower if parts == 1 else (upper << 8) + lower, x_sums[(*row, b)]
         factor = widened(scales[o, b]) * x_scales[(*row, b)]
         if zeros is not None:
             return (cast(value, "float32") - cast(zeros[o, b], "float32") * cast(moved, "float32")) * factor

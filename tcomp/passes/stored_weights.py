@@ -21,7 +21,7 @@ from tcomp.passes.quantized import GROUP
 from tcomp.passes.rewrite import Notes, Replacement, Rewriter, rewrite_graph, rule_for
 from tcomp.passes.structure import matrix_product
 
-LARGEST_SUM = 1 << 24  # integers up to this are exact in float32
+LARGEST_SUM = {8: 1 << 24, 16: 1 << 31}  # integers up to this are exact in float32, or fit into 32 bits
 _BITS = {**NARROW_INTEGERS, "int8": 8, "uint8": 8}
 
 
@@ -62,7 +62,7 @@ def block_weights(node: Node, rewriter: Rewriter) -> Replacement:
     constants = [packed(numbers.astype(np.uint8), bits), np.ascontiguousarray(scales), np.ascontiguousarray(points)]
     names = (data.name, f"{data.name}.scales", f"{data.name}.zeros")
     inputs = [x, *(rewriter.constant(a, name) for a, name in zip(constants, names, strict=True)), None]
-    return rewriter.add(BLOCK_PRODUCT, inputs, {"bits": bits, "block": block, "activations": "float"}, node.name)
+    return rewriter.add(BLOCK_PRODUCT, inputs, {"bits": bits, "block": block, "rounded": 0}, node.name)
 
 
 def multiply_blocks(graph: Graph, lanes: int, notes: Notes | None = None) -> Graph:
@@ -77,9 +77,10 @@ def multiply_blocks(graph: Graph, lanes: int, notes: Notes | None = None) -> Gra
         bits, block = node.attrs["bits"], node.attrs["block"]
         (out, stored), rows = w.shape, product(x.shape[:-1])
         assert isinstance(out, int) and isinstance(stored, int)
-        each, allowed = 8 // bits, node.attrs.get("activations") == "int8"
+        each, allowed = 8 // bits, node.attrs.get("rounded", 0)
         own, count = block // each, stored * each // block
-        fits = lanes > 0 and own % GROUP == 0 and out % lanes == 0 and block * LARGEST * ((1 << bits) - 1) < LARGEST_SUM
+        fits = lanes > 0 and own % GROUP == 0 and out % lanes == 0
+        fits = fits and allowed in LARGEST and block * LARGEST[allowed] * ((1 << bits) - 1) < LARGEST_SUM[allowed]
         if allowed and fits and w in rewriter.constants:
             attrs = {"bits": bits, "zero": 0, "dtype": x.dtype}
             points, point = rewriter.array(zeros), None
@@ -90,7 +91,7 @@ def multiply_blocks(graph: Graph, lanes: int, notes: Notes | None = None) -> Gra
             else:
                 point = zeros
             (weights,) = rewriter.add(RESHAPE, [w], {"shape": (out, count, own)}, f"{w.name}.blocks")
-            rounded = rewriter.add(BYTE_BLOCKS, [x], {"block": block, "each": each}, f"{node.name}.bytes")
+            rounded = rewriter.add(BYTE_BLOCKS, [x], {"block": block, "each": each, "bits": allowed}, f"{node.name}.bytes")
             return rewriter.add(BYTE_BLOCK_PRODUCT, [*rounded, weights, scales, point], attrs, node.name)
         if isinstance(rows, int) and rows > MANY_ROWS and is_float(x.dtype):
             numbers = w if bits == 8 else rewriter.add(UNPACK, [w], {"bits": bits, "count": stored * each})[0]

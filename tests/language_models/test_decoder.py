@@ -67,7 +67,7 @@ def test_a_folder_is_compiled(tmp_path):
     config = {**SMALL, "num_hidden_layers": 1}
     w = random_weights(config)
     write_folder(tmp_path, config, w)
-    for kind, tolerance in ((None, 1e-5), ("int8", 6e-2)):  # few elements, whose rounding errors hardly cancel
+    for kind, tolerance in ((None, 1e-5), ("int8", 4e-2)):  # few elements, whose rounding errors hardly cancel
         model = tcomp.compile(tmp_path, weights=kind)
         for number, y in zip((6, 7), step_by_step(model.run, config, 6, 1), strict=True):
             wanted = logits(config, w, IDS[:number])

@@ -72,7 +72,7 @@ class _Decoder:
     def block_product(self, x: Value, found: StoredBlocks, name: str, result: str, choice: Value | None = None) -> Value:
         parts = {"weight": found.numbers, "scales": found.scales, "zeros": found.zeros}
         stored = [self.g.constant(np.ascontiguousarray(a), f"{name}.{part}") for part, a in parts.items()]
-        how = {"bits": found.bits, "block": found.block, "activations": "int8"}
+        how = {"bits": found.bits, "block": found.block, "rounded": 16}
         return self.add(BLOCK_PRODUCT, [x, *stored, choice], result, **how)
 
     def norm(self, x: Value, name: str) -> Value:

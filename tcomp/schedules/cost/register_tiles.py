@@ -67,7 +67,7 @@ def choose_tile(
     def cycles(tile: Tile, outer: int) -> float:
         full_v, rest_v = divmod(vector_count, tile.vectors)
         if free:
-            return _tiles_of_a_row(tile.rows, rows) * (full_v * step(outer, tile.rows, tile.vectors) + step(outer, tile.rows, rest_v))
+            return tiles_of_a_row(tile.rows, rows) * (full_v * step(outer, tile.rows, tile.vectors) + step(outer, tile.rows, rest_v))
         full_r, rest_r = divmod(rows, tile.rows)
         inside, right = full_r * full_v * step(outer, tile.rows, tile.vectors), full_r * step(outer, tile.rows, rest_v)
         return inside + right + full_v * step(outer, rest_r, tile.vectors) + step(outer, rest_r, rest_v)
@@ -82,7 +82,7 @@ def choose_tile(
     return best
 
 
-def _tiles_of_a_row(tile_rows: int, most: int) -> float:
+def tiles_of_a_row(tile_rows: int, most: int) -> float:
     """Tiles that are computed for each row, the last one as a whole: the mean over what their number may be."""
     inverse = (1 / FEW_ROWS - 1 / most) / log(most / FEW_ROWS) if most > FEW_ROWS else 1 / max(most, 1)  # the mean of 1 / their number
     return (1 + (tile_rows - 1) / 2 * inverse) / tile_rows

@@ -15,7 +15,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from math import prod
 
 from tcomp.errors import ScheduleError
 from tcomp.ir import expr as E
@@ -26,7 +25,8 @@ from tcomp.ir.loops import SERIAL, Accumulate, Kernel, perfect, walk
 from tcomp.ir.simplify import as_dim, difference, simplify
 from tcomp.schedules.analysis import access_patterns as patterns
 from tcomp.schedules.analysis.access_patterns import Nest, nests, reduction_nest, result_nest
-from tcomp.schedules.cpu.common import divides, extent, size, size_of, threads
+from tcomp.schedules.cost.register_tiles import tiles_of_a_row
+from tcomp.schedules.cpu.common import divides, extent, most, size, size_of, threads
 from tcomp.schedules.cpu.int8_dot_products import GROUP, byte_lanes
 from tcomp.schedules.groups import attachments
 from tcomp.schedules.instructions import vpdpbusd_unsigned
@@ -41,14 +41,14 @@ UNPACKING = 1.5  # instructions that unpack the numbers of a vector, relative to
 ROW_COST = 0.5  # of a step for another row: its activations are loaded
 MAX_UNROLLED = 8  # steps of four elements of a block
 MAX_ROWS = 12  # of a tile: with two vectors of columns and more, fewer fit into the registers of any machine
-UNKNOWN_ROWS = 64  # rows to choose a tile for, where their number is not known, and may be so large
-TESTED_ROWS = 1.5  # time of a tile whose every row is tested, relative to one without tests (an estimate)
+UNKNOWN_ROWS = 1 << 12  # rows to choose a tile for, where no limit of their number is known
 MIN_PARALLEL_BYTES = 1 << 15  # of weights; threads cost more than they save with fewer
 
 
 @dataclass(frozen=True, slots=True)
 class BlockProduct:
-    """`result` is computed from `sums` over blocks (itself, or a temporary) of `integers`, which are `products` of bytes."""
+    """`result` is computed from `sums` over blocks (itself, or a temporary) of `integers`, which are sums of products of bytes: one for
+    each of the `parts`, bytes of an activation."""
 
     result: str
     sums: str
@@ -56,6 +56,7 @@ class BlockProduct:
     activations: E.Expr
     weights: E.Expr
     block: E.Expr  # the loop variable of `sums` over blocks
+    parts: int
 
 
 def found(kernel: Kernel, result: str, inside: Sequence[str]) -> BlockProduct | None:
@@ -66,14 +67,17 @@ def found(kernel: Kernel, result: str, inside: Sequence[str]) -> BlockProduct | 
     first, second = reductions
     reads = [r for r in second.reads if r.attr is first.writes]
     bytes_ = _bytes(first)
-    if bytes_ is None or len({r.args for r in reads}) != 1 or second.writes.dtype != "float32" or len(second.reduction_loops) != 1:
+    if bytes_ is None or not reads or second.writes.dtype != "float32" or len(second.reduction_loops) != 1:
         return None
     (block,) = second.reduction_loops
-    if reads[0].args != (*second.leaf.indices, block.var) or [x.var for x in first.spatial] != list(first.leaf.indices):
+    at = (*second.leaf.indices, block.var)  # and, of integers of two bytes, one of these
+    if any(tuple(i for i in r.args if i.op != "const") != at for r in reads):
+        return None
+    if [x.var for x in first.spatial] != list(first.leaf.indices):
         return None
     if not (patterns.is_sum(first) and patterns.is_sum(second)) or len(inside) != (1 if second.writes.name == result else 2):
         return None
-    return BlockProduct(result, second.writes.name, first.writes.name, *bytes_, block.var)
+    return BlockProduct(result, second.writes.name, first.writes.name, *bytes_, block.var, len({r.args for r in reads}))
 
 
 def _bytes(nest: Nest) -> tuple[E.Expr, E.Expr] | None:
@@ -134,17 +138,17 @@ def in_registers(s: Schedule, target: CpuTarget, knobs: Knobs) -> set[str]:
     return done
 
 
-def _tile(rows: int, vectors: int, target: CpuTarget, known: bool = True) -> tuple[int, int]:
-    """(rows, vectors) of a tile: sums as floats, as integers, and a step's weights stay in registers. Where the number of rows is not
-    `known` but at most this, the last ones are a tile whose every row is tested."""
+def _tile(rows: int, vectors: int, parts: int, target: CpuTarget, known: bool = True) -> tuple[int, int]:
+    """(rows, vectors) of a tile: sums as floats, as integers for each part, and a step's weights stay in registers. Where the number of
+    rows is not `known` but at most this, the last ones are a whole tile whose every row is tested."""
     best: tuple[float, int, int] | None = None
     for v in (n for n in (4, 2, 1) if vectors % n == 0):
         for r in range(1, min(rows, MAX_ROWS) + 1):
-            if r > 1 and 2 * r * v + 2 * v + 4 > target.vector_registers:
+            if r > 1 and (1 + parts) * r * v + 2 * v + 4 > target.vector_registers:
                 continue
             whole, rest = divmod(rows, r)
-            last = (rest, 1.0) if known else (r, TESTED_ROWS * (rest > 0))
-            cost = sum(times * (n * v + UNPACKING * v + ROW_COST * n) for n, times in ((r, whole), last) if n) / v
+            tiles = ((r, whole), (rest, 1)) if known else ((r, rows * tiles_of_a_row(r, rows)),)
+            cost = sum(times * (parts * n * v + UNPACKING * v + ROW_COST * parts * n) for n, times in tiles if n) / v
             best = min(best or (cost, r, v), (cost, r, v), key=lambda x: (x[0], -x[2]))
     assert best is not None
     return best[1:]
@@ -162,10 +166,10 @@ def schedule(s: Schedule, product: BlockProduct, target: CpuTarget, knobs: Knobs
     *others, column = (x.var.name for x in out.loops)
     row = others.pop() if others else None
     known = row is None or isinstance(extent(s, row), int)
-    rows = 1 if row is None else size(s, row) if known else min(UNKNOWN_ROWS, E.bounds(as_expr(extent(s, row)))[1] or UNKNOWN_ROWS)
-    best = _tile(rows, panel // lanes, target, known)
+    rows = 1 if row is None else size(s, row) if known else int(min(most(extent(s, row)), UNKNOWN_ROWS))
+    best = _tile(rows, panel // lanes, product.parts, target, known)
     options = [(r, v) for v in (4, 2, 1) for r in (1, 2, 3, 4, 6, 8) if panel // lanes % v == 0 and r <= rows]
-    options = [(r, v) for r, v in options if 2 * r * v <= target.vector_registers]
+    options = [(r, v) for r, v in options if (1 + product.parts) * r * v <= target.vector_registers]
     height, vectors = knobs.choice((sums, "tile"), sorted({best, *options}), best)
     columns, of_panel = s.split(column, panel)
     part, of_part = s.split(of_panel, vectors * lanes)
@@ -209,7 +213,8 @@ def _shape(s: Schedule, sums: str, product: BlockProduct, lanes: int) -> None:
     s.reorder(block, steps, *others, *rows, column, group, reassociate=True)
     # Where steps are unrolled, LLVM loads ahead for later ones. That is good for rows that share what is unpacked, and bad for what memory
     # delivers: it does so best in order.
-    if others and any(extent(s, x) != 1 for x in rows) and extent(s, steps) <= MAX_UNROLLED:
+    several = rows if product.parts == 1 else rows[:-1]
+    if others and any(extent(s, x) != 1 for x in several) and extent(s, steps) <= MAX_UNROLLED:
         s.unroll(steps)
     unroll(s, others)  # the numbers in a byte
     activations, numbers = s.cache_factors([steps, *others][-1], f"{product.integers}.a", f"{product.integers}.w", "register")
@@ -223,6 +228,7 @@ def _multiply(s: Schedule, lanes: int) -> None:
     for leaf in [x for x in walk(s.kernel.body) if isinstance(x, Accumulate) and x.buffer.dtype == "int32"]:
         loops = [x for x in editing.enclosing(s.kernel, leaf) if x.kind == SERIAL and perfect(x)[1] is leaf]
         if len(loops) >= 2:
-            *rows, columns, _ = loops
-            height, vectors = prod(int(x.extent) for x in rows if isinstance(x.extent, int)), size(s, columns.var.name) // lanes
-            s.tensorize(loops[0].var.name, vpdpbusd_unsigned(height, vectors, 1, 32 * lanes))
+            *rows, columns, _ = (x.var.name for x in loops)
+            height = size(s, rows[-1]) if rows else 1
+            unroll(s, rows[:-1])
+            s.tensorize([*rows, columns][max(0, len(rows) - 1)], vpdpbusd_unsigned(height, size(s, columns) // lanes, 1, 32 * lanes))

@@ -14,7 +14,7 @@ from tcomp.ir.graph import GraphBuilder
 from tcomp.ir.interpreters.loops import run_kernel
 from tcomp.ir.loops import Call, hoist_temporaries, walk
 from tcomp.ops.elementwise import ADD
-from tcomp.ops.stored_weights import BYTE_BLOCK_PRODUCT, BYTE_BLOCKS
+from tcomp.ops.stored_weights import BYTE_BLOCK_PRODUCT, BYTE_BLOCKS, LARGEST
 from tcomp.passes.layout import with_layouts
 from tcomp.schedules import Schedule
 from tcomp.target import CpuTarget
@@ -25,11 +25,11 @@ WITHOUT = CpuTarget.parse("cpu -mcpu=haswell")
 RNG = np.random.default_rng(0)
 
 
-def product(rows, columns, blocks, bits=4, block=32, zeros=False, scales="float32", residual=False):
+def product(rows, columns, blocks, bits=4, block=32, zeros=False, scales="float32", residual=False, parts=1):
     b, each = GraphBuilder("k"), 8 // bits
     own = block // each
     given = [
-        b.input("x", "int8", (rows, blocks, each, own)),
+        b.input("x", "int8", (rows, blocks, parts, each, own)),
         b.input("sx", "float32", (rows, blocks)),
         b.input("sums", "int32", (rows, blocks)),
     ]
@@ -67,6 +67,8 @@ CASES = {
     "two bits": ({"rows": 1, "columns": 64, "blocks": 2, "bits": 2, "block": 64}, ["vpdpbusd_unsigned(1, 4, 1, 512)"]),
     "rows left over": ({"rows": 7, "columns": 64, "blocks": 2, "zeros": True, "residual": True}, None),
     "few columns": ({"rows": 3, "columns": 48, "blocks": 2, "scales": "float16"}, None),
+    "integers of 16 bits": ({"rows": 1, "columns": 64, "blocks": 3, "parts": 2}, ["vpdpbusd_unsigned(2, 4, 1, 512)"]),
+    "rows of 16 bits": ({"rows": 5, "columns": 64, "blocks": 2, "parts": 2, "bits": 8, "zeros": True}, None),
     "long blocks": ({"rows": 4, "columns": 64, "blocks": 2, "block": 128}, None),
 }
 
@@ -110,16 +112,18 @@ def test_what_no_instruction_fits_is_computed_all_the_same():
     assert calls(odd) == []
 
 
-def test_activations_are_rounded_block_by_block():
+@pytest.mark.parametrize("bits", [8, 16])
+def test_activations_are_rounded_block_by_block(bits):
     x = np.concatenate([np.zeros((1, 8)), RNG.normal(size=(1, 8)) * 5], 1).astype(np.float32)
     b = GraphBuilder("k")
-    graph = b.build(list(b.add(BYTE_BLOCKS, [b.input("x", "float32", x.shape)], {"block": 8, "each": 2}, "q")))
+    graph = b.build(list(b.add(BYTE_BLOCKS, [b.input("x", "float32", x.shape)], {"block": 8, "each": 2, "bits": bits}, "q")))
     s = build_loops(graph, "kernel", backend_of(VNNI))
-    bytes_, scales, sums = np.zeros((1, 2, 2, 4), np.int8), np.zeros((1, 2), np.float32), np.zeros((1, 2), np.int32)
+    bytes_, scales, sums = np.zeros((1, 2, bits // 8, 2, 4), np.int8), np.zeros((1, 2), np.float32), np.zeros((1, 2), np.int32)
     arrays: list[np.ndarray] = [x, bytes_, scales, sums]
     run_kernel(s.kernel, {b: a.reshape([int(n) for n in b.shape]) for b, a in zip(s.kernel.buffers, arrays, strict=True)})
-    numbers = bytes_.transpose(0, 1, 3, 2).reshape(1, 2, 8)
-    assert not numbers[0, 0].any() and np.abs(numbers[0, 1]).max() == 127
+    integers = bytes_[:, :, 0].astype(np.int32) if bits == 8 else bytes_[:, :, 0].astype(np.int32) * 256 + bytes_[:, :, 1]
+    numbers = integers.transpose(0, 1, 3, 2).reshape(1, 2, 8)
+    assert not numbers[0, 0].any() and np.abs(numbers[0, 1]).max() == LARGEST[bits]
     np.testing.assert_allclose(numbers * scales[..., None], x.reshape(1, 2, 8), atol=scales.max() / 2 * 1.001)
     np.testing.assert_array_equal(sums, numbers.sum(-1))
 
@@ -133,6 +137,7 @@ def test_weights_are_loaded_in_the_order_in_which_they_lie():
 
 
 def test_a_few_rows_of_unknown_number_are_whole_tiles():
-    """Of up to 16 rows, 4 are none of which each row is tested; of many, most are in the tile that is best for all."""
-    few, many = (scheduled(product(dim("rows", 1, most), 128, 2), VNNI)[0] for most in (16, 4096))
-    assert [calls(s)[0] for s in (few, many)] == ["vpdpbusd_unsigned(4, 2, 1, 512)", "vpdpbusd_unsigned(6, 2, 1, 512)"]
+    """Of up to 16 rows, 4 are none of which each row is tested; bytes of many are in the tile that is best for all."""
+    few, many = (scheduled(product(dim("rows", 1, most), 128, 2, parts=parts), VNNI)[0] for most, parts in ((16, 2), (4096, 1)))
+    assert "alloc total: int32[4, 2, 32, 1] register" in str(few.kernel)
+    assert calls(many)[0] == "vpdpbusd_unsigned(6, 2, 1, 512)"

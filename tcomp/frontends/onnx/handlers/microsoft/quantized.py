@@ -121,8 +121,7 @@ def _product_n_bits(ctx: Context) -> Value:
     if groups is None and (rounded or not (isinstance(rows, int) and rows > MANY_ROWS)):
         more = (*[0] * (len(x.shape) - 1), blocks * block - k)
         inputs = [padded(ctx, x, [0] * len(more), more), reshaped(ctx, ctx.value(1), (n, blocks * block * bits // 8)), scales, zeros, None]
-        activations = "int8" if rounded else "float"
-        return total(ctx, ctx.add(BLOCK_PRODUCT, inputs, bits=bits, block=block, activations=activations), ctx.input(5))
+        return total(ctx, ctx.add(BLOCK_PRODUCT, inputs, bits=bits, block=block, rounded=8 if rounded else 0), ctx.input(5))
     weights = cut(ctx, unpacked(ctx, ctx.value(1), bits, (n, blocks * block)), 1, 0, k)
     if groups is not None:  # the block of each element
         chosen = cut(ctx, groups, 0, 0, k)
