@@ -19,13 +19,13 @@ def _key(ctx: Context) -> Value:
     return ctx.constant(np.array([np.float32(ctx.attrs.get("seed") or 0.0).view(np.uint32), ctx.bodies.stream()], np.uint32))
 
 
-def _numbers(op: Operator, *names: str, like: bool = False) -> Handler:
+def _numbers(op: Operator, *names: str) -> Handler:
     """A tensor of the shape given by an attribute, or of that of the input; `names` are the parameters of the distribution."""
 
     def handler(ctx: Context) -> Value:
-        shape = ctx.value(0).shape if like else tuple(ctx.attrs["shape"])
-        dtype = ctx.dtype("dtype", ctx.value(0).dtype if like else None)
-        return ctx.add(op, [_key(ctx)], shape=shape, dtype=dtype, **{name: ctx.attrs[name] for name in names})
+        like = ctx.input(0)
+        shape, default = (tuple(ctx.attrs["shape"]), None) if like is None else (like.shape, like.dtype)
+        return ctx.add(op, [_key(ctx)], shape=shape, dtype=ctx.dtype("dtype", default), **{name: ctx.attrs[name] for name in names})
 
     return handler
 
@@ -55,9 +55,7 @@ def _dropout(ctx: Context) -> Value | tuple[Value, ...]:
 
 
 TABLE: Table = {
-    "RandomUniform": _numbers(rnd.RANDOM_UNIFORM, "low", "high"),
-    "RandomUniformLike": _numbers(rnd.RANDOM_UNIFORM, "low", "high", like=True),
-    "RandomNormal": _numbers(rnd.RANDOM_NORMAL, "mean", "scale"),
-    "RandomNormalLike": _numbers(rnd.RANDOM_NORMAL, "mean", "scale", like=True),
+    **dict.fromkeys(("RandomUniform", "RandomUniformLike"), _numbers(rnd.RANDOM_UNIFORM, "low", "high")),
+    **dict.fromkeys(("RandomNormal", "RandomNormalLike"), _numbers(rnd.RANDOM_NORMAL, "mean", "scale")),
     "Bernoulli": _bernoulli, "Multinomial": _multinomial, "Dropout": _dropout,
 }  # fmt: skip
