@@ -121,10 +121,6 @@ class Context:
         whole = symbolic.whole(elements) if is_float(value.dtype) else elements
         return None if whole is None else tuple(map(as_dim, whole))
 
-    def require_known(self, i: int, what: str) -> np.ndarray:
-        """`known(i)`, or `UnsupportedError` saying that `what` must be known at compile time."""
-        return self._required(i, what, self.known(i))
-
     def require_dims(self, i: int, what: str) -> tuple[Dim, ...]:
         """`dims(i)`, or `UnsupportedError` saying that `what` must be known at compile time."""
         return self._required(i, what, self.dims(i))

@@ -15,7 +15,7 @@ from typing import TypeAlias
 
 import numpy as np
 import onnx
-from onnx import AttributeProto, GraphProto, ModelProto, NodeProto, TensorProto, TypeProto, ValueInfoProto, helper
+from onnx import AttributeProto, GraphProto, ModelProto, NodeProto, TensorProto, TypeProto, ValueInfoProto, helper, numpy_helper
 from onnx.defs import SchemaError
 
 from tcomp.errors import ArtifactError, ImportModelError, InputError, TcompError, UnsupportedError
@@ -390,15 +390,13 @@ def _constant(node: NodeProto) -> TensorProto | None:
     """What a Constant node gives, under the name of its output; None for another node, or a sparse tensor."""
     if node.op_type != "Constant" or domain_of(node.domain) or (kind := node.attribute[0].name) == "sparse_value":
         return None
-    (attr,), dtypes = node.attribute, {"int": TensorProto.INT64, "float": TensorProto.FLOAT, "string": TensorProto.STRING}
-    value = helper.get_attribute_value(attr)
-    if kind == "value":
-        result = TensorProto()
-        result.CopyFrom(value)
-        result.name = node.output[0]
-        return result
-    dtype, several = dtypes[kind.removeprefix("value_").removesuffix("s")], kind.endswith("s")
-    return helper.make_tensor(node.output[0], dtype, [len(value)] if several else [], value if several else [value])
+    value, kinds = helper.get_attribute_value(node.attribute[0]), {"int": np.int64, "float": np.float32, "string": object}
+    if kind != "value":
+        return numpy_helper.from_array(np.asarray(value, kinds[kind.removeprefix("value_").removesuffix("s")]), node.output[0])
+    result = TensorProto()
+    result.CopyFrom(value)
+    result.name = node.output[0]
+    return result
 
 
 def _convertible(node: NodeProto) -> bool:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from tcomp.frontends.onnx.context import Context, Handler, Table, Versions, attribute, flag, forward
 from tcomp.frontends.onnx.handlers.runtime_axes import chosen_axes, sized
 from tcomp.ir.dtypes import NARROW_FLOATS
-from tcomp.ir.expr import as_expr, select
+from tcomp.ir.expr import Dim, as_expr, select
 from tcomp.ir.graph import Operator, Value
 from tcomp.ops import elementwise as ew, reduction as red
 from tcomp.ops.movement import RESHAPE, VIEW
@@ -78,16 +78,11 @@ def _softmax(op: Operator) -> Versions:
 
 
 def _prefix(op: Operator) -> Handler:
-    def axis(ctx: Context) -> int:
-        return 0 if len(ctx.value(0).shape) == 1 else ctx.axis(ctx.require_dims(1, "the axis")[0])
-
-    along = forward(op, inputs=1, axis=axis, exclusive=flag("exclusive"), reverse=flag("reverse"))
-
-    def handler(ctx: Context) -> Value | tuple[Value | None, ...]:
-        x = ctx.value(0)
-        if len(x.shape) == 1 or (chosen := chosen_axes(ctx, ctx.given_dims(1, "the axis"), len(x.shape))) is None:
-            return along(ctx)
-        attrs = {"exclusive": bool(ctx.attrs["exclusive"]), "reverse": bool(ctx.attrs["reverse"])}
+    def handler(ctx: Context) -> Value:
+        x, attrs = ctx.value(0), {name: bool(ctx.attrs[name]) for name in ("exclusive", "reverse")}
+        given: tuple[Dim, ...] = (0,) if len(x.shape) == 1 else ctx.given_dims(1, "the axis")
+        if (chosen := chosen_axes(ctx, given, len(x.shape))) is None:
+            return ctx.add(op, [x], axis=ctx.axis(given[0]), **attrs)
         return ctx.add(VIEW, [ctx.add(op, [chosen.view(ctx, x)], axis=1, **attrs)], shape=x.shape)
 
     return handler

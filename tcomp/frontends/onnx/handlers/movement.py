@@ -442,9 +442,8 @@ TABLE: Table = {
     "Gather": _gather, "OneHot": _one_hot, "TopK": _top_k,
     "GatherElements": forward(ops.GATHER_ELEMENTS, axis=axis_of()),
     "GatherND": _with_tuples(forward(ops.GATHER_ND, batch_dims=attribute("batch_dims", 0))),
-    **dict.fromkeys(
-        ("Scatter", "ScatterElements"), forward(ops.SCATTER_ELEMENTS, axis=axis_of(), reduction=attribute("reduction", "none"))
-    ),
+    "Scatter": forward(ops.SCATTER_ELEMENTS, axis=axis_of(), reduction=lambda ctx: "none"),
+    "ScatterElements": forward(ops.SCATTER_ELEMENTS, axis=axis_of(), reduction=attribute("reduction", "none")),
     "ScatterND": _with_tuples(forward(ops.SCATTER_ND, reduction=attribute("reduction", "none"))),
     "TensorScatter": forward(ops.TENSOR_SCATTER, inputs=3, axis=axis_of(), circular=lambda ctx: ctx.attrs["mode"] == "circular"),
 }  # fmt: skip

@@ -74,7 +74,10 @@ def _stft(ctx: Context) -> Value:
 def _mel_weight_matrix(ctx: Context) -> Value:
     """Triangular filters, evenly spaced on the mel scale, over the bins of a spectrum [length // 2 + 1, filters]."""
     names = ("the number of filters", "the transform length", "the sample rate", "the lower edge", "the upper edge")
-    filters, length, rate, lower, upper = (float(ctx.require_known(n, what).reshape(())) for n, what in enumerate(names))
+    numbers = [ctx.given_numbers(n, what)[0] for n, what in enumerate(names)]
+    if unknown := [what for what, e in zip(names, numbers, strict=True) if e.op != "const"]:
+        raise ctx.unsupported(f"{unknown[0]} is not known at compile time", "give its value when the model is compiled (values=, --value)")
+    filters, length, rate, lower, upper = (float(e.attr) for e in numbers)
     count, size = int(filters), int(length) // 2 + 1
     if not (0 < count and 0 < size and count * size <= TABLE_LIMIT and rate > 0):
         raise ctx.invalid(f"{count} filters over {size} bins at {rate} Hz")
