@@ -13,7 +13,8 @@ import llvmlite.binding as llvm
 from tcomp.errors import CodegenError
 from tcomp.target import CpuTarget
 
-MANY_ADDRESSES = 8 * 16  # eight for each integer register
+MANY_ADDRESSES = 4 * 16  # of a block: four for each integer register
+_LABEL = re.compile(r"^[\w.]+:$", re.MULTILINE)
 
 _lock = threading.Lock()
 
@@ -68,10 +69,11 @@ def _optimised(ir_text: str, target: CpuTarget, opt_level: int) -> tuple[llvm.Mo
 
 @contextmanager
 def _strength_reduction(ir_text: str) -> Iterator[None]:
-    """LLVM's reduction of the strength of addresses (an option of the process), but for code of many of them: it weighs ways to hold the
-    addresses of a loop in registers against each other, which takes longer than the rest of code generation together where a register tile
-    is unrolled. There they lie at constant distances of a few, and to compute these in each turn costs nothing beside the tile."""
-    if ir_text.count("getelementptr") < MANY_ADDRESSES:
+    """LLVM's reduction of the strength of addresses (an option of the process), but for code with many of them in one block: it weighs ways
+    to hold the addresses of a loop in registers against each other, which takes longer than the rest of code generation together where a
+    register tile is unrolled. There they lie at constant distances of a few, and to compute these in each turn costs nothing beside the
+    tile. Kernels of many loops of few statements keep it."""
+    if max(block.count("getelementptr") for block in _LABEL.split(ir_text)) < MANY_ADDRESSES:
         yield
         return
     llvm.set_option("tcomp", "-disable-lsr")
