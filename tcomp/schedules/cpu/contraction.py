@@ -23,6 +23,7 @@ from tcomp.schedules.cpu import common, elementwise, panel_blocking, work_partit
 from tcomp.schedules.cpu.common import divides, extent, nest_lanes, threads, whole_tiles
 from tcomp.schedules.cpu.int8_dot_products import group_loop, summed_bytes
 from tcomp.schedules.knobs import Knobs
+from tcomp.schedules.primitives.memory_latency import MAX_TOGETHER
 from tcomp.schedules.schedule import Schedule
 from tcomp.schedules.tiles import unroll
 from tcomp.target import CpuTarget
@@ -39,6 +40,8 @@ LARGE_STRIDE = 1024  # bytes from one row of lanes to the next, from where on fe
 OPERAND_WAYS = 3 / 4  # of the ways of a set of the first-level cache, for rows of a tile: the others are left to other data
 MAX_WINDOW_STEPS = 64  # steps of the inner two reduction loops that may be unrolled: bounds the length of the code
 MAX_WINDOW_FMAS = 512  # multiply-adds of a tile that are unrolled by default, where rows share vectors: they stay in the instruction cache
+WINDOW_LINES = 64  # of the caches, which a tile of windows prefetches at most: windows of five with a stride of two ask for about as many
+ROW_SHARE = 1 / 4  # of the second-level cache, for the next row of tiles, which waits there while one is computed
 WINDOW_REGISTERS = 2  # registers, besides a quarter, for the accumulators of a window whose vectors are loaded once: these take the others
 
 
@@ -109,11 +112,14 @@ def schedule(s: Schedule, result: str, acc: str, target: CpuTarget, knobs: Knobs
             loops = _unroll_steps(s, acc, loops, window, knobs)
             next_tile = next((x for x in reversed(around) if extent(s, x) != 1), around[-1]) if is_product(nest) and not overlapping else ""
             if overlapping and around[-1] is column and len(around) > 1:
-                # From column to column, the tiles of some rows prefetch the next rows and their results, where these come from memory.
+                # From column to column, tiles prefetch the next row of tiles and its results, where these come from memory; where the
+                # second-level cache does not hold a row until it is read, the next tiles of the same row.
                 sizes = {b: common.size_of(b) for b in (*(r.attr for r in nest.reads), out.writes)}
                 if sizes[out.writes] > target.l2 and common.is_streamed(s, out.writes, target, knobs):
                     del sizes[out.writes]
-                _prefetch_next(s, sizes, around[-2], [column], target.l2, common.STREAM_CACHES * target.l2, knobs)
+                row_bytes = max(sizes.values(), default=0) / prod(common.size(s, x) for x in around[:-2])
+                ahead = around[-3] if len(around) > 2 and row_bytes <= target.l2 * ROW_SHARE else around[-2]
+                _prefetch_next(s, sizes, ahead, [column], target.l2, common.STREAM_CACHES * target.l2, knobs, WINDOW_LINES, 2)
     if rest:
         tiles = dict(zip(cut, cuts, strict=False)).get(of_part, of_part)
         _smaller_part(s, around[len(batch) :], cuts, tiles, cut.get(of_part, 1), rest)
@@ -232,15 +238,24 @@ def _prefetch_next_tile(s: Schedule, nest: Nest, out: Nest, loop: str, loops: Se
 
 
 def _prefetch_next(
-    s: Schedule, sizes: Mapping[Buffer, float], loop: str, places: Sequence[str], least: float, usual: float, knobs: Knobs
+    s: Schedule,
+    sizes: Mapping[Buffer, float],
+    loop: str,
+    places: Sequence[str],
+    least: float,
+    usual: float,
+    knobs: Knobs,
+    lines: int = MAX_TOGETHER,
+    level: int = 1,
 ) -> None:
     """Prefetch what the next iteration of `loop` touches of buffers of more than `usual` bytes (tuner: `least`), in the outermost of the
-    loops `places` that has enough iterations: further inside, the same lines would be prefetched several times."""
+    loops `places` that has enough iterations for so many `lines` of the caches in each: further inside, the same lines would be prefetched
+    several times."""
     for buffer, size in sizes.items():
         if size > least and knobs.flag((buffer.name, "ahead"), size > usual):
             for at in places:
                 with suppress(ScheduleError):  # the next iteration has it too, or there are too few steps to prefetch all of it
-                    s.prefetch(buffer.name, loop, 1, at)
+                    s.prefetch(buffer.name, loop, 1, at, lines, level)
                     break
 
 

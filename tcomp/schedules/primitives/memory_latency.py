@@ -128,6 +128,8 @@ def prefetch(
     one for each vector. With `at`, a serial loop inside of it, the prefetches are spread evenly over all iterations of that one, in order,
     one for each cache line, at most so many `lines` an iteration. `level` is that of the cache.
 
+    Of a window that moves along with the loop, what the iterations before read already is left out.
+
     Legal where no index is read from memory: a prefetch reads nothing, and may point behind the end. Good for operands that no cache
     holds, such as weights: the hardware prefetcher stops at the end of a page. It costs an instruction for each vector, so it hurts where
     the operand is in a cache. `at` is for operands that are walked as a whole again and again before their next piece, which would be
@@ -172,7 +174,7 @@ def prefetch(
         copies = {x.var: loop_var(editing.fresh(kernel, f"{x.var.name}.p"), x.extent) for x in copied}
         moves = {x: abs(stride(E.read(source, indices), x.var) or 0) * itemsize(source.dtype) for x in loops}  # bytes an iteration
         steps = {x: max(1, LINE // size) if size and around else 1 for x, size in moves.items()}  # iterations that read one cache line
-        walks = _lines(indices, [x for x in loops if x not in copied], steps)
+        walks = _lines(indices, [x for x in loops if x not in copied], steps, target.var, distance)
         share = None if walks is None else _share(around, walks, lines, editing.fresh(kernel, f"{inside.var.name}.p{len(hints) or ''}"))
         if share is None:
             raise refuse(f"what `{loop}` reads of `{buffer}` depends on a loop inside it", "prefetch in that loop, or `at` one inside that")
@@ -186,16 +188,19 @@ def prefetch(
 
 @dataclass(frozen=True, slots=True)
 class _Walk:
-    """A loop that stands for all those that walk along an index: its iterations from 0 in `count` steps, beyond its extent if need be."""
+    """A loop that stands for all those that walk along an index: its iterations from `first` in `count` steps, beyond its extent if need
+    be."""
 
     loop: L.For
     count: int
     step: int
+    first: int = 0
 
 
-def _lines(indices: Sequence[Expr], loops: Sequence[L.For], steps: Mapping[L.For, int]) -> list[_Walk] | None:
+def _lines(indices: Sequence[Expr], loops: Sequence[L.For], steps: Mapping[L.For, int], mover: Expr, distance: int) -> list[_Walk] | None:
     """How a read at `indices` walks the cache lines that it touches in `loops`, of which so many iterations read one line. Where a window
-    moves along an index, `[row + tap]`, each of its elements is counted once, whichever row reads it. None where extents are not known."""
+    moves along an index, `[row + tap]`, each of its elements is counted once, whichever row reads it, and those alone that it did not hold
+    `distance` iterations of the variable `mover` before. None where extents are not known."""
     extents = {x.var: x.extent for x in loops if isinstance(x.extent, int)}
     if len(extents) < len(loops):
         return None
@@ -209,6 +214,9 @@ def _lines(indices: Sequence[Expr], loops: Sequence[L.For], steps: Mapping[L.For
             count = -(-(sum(c * (extents[v] - 1) for v, c in moving.items()) // unit + 1) // step)
             if all(c % unit == 0 for c in moving.values()) and count < prod(walks[v].count for v in moving):
                 walks |= {finest: _Walk(loop_of[finest], count, step), **{v: _Walk(loop_of[v], 1, 1) for v in others}}
+        if form is not None and (new := form.terms.get(mover, 0) * distance) > 0 and alone:
+            for v, w in ((v, walks[v]) for v, c in moving.items() if c == 1 and walks[v].step == 1 and walks[v].count > new):
+                walks[v] = replace(w, count=new, first=w.count - new)
     return list(walks.values())
 
 
@@ -241,7 +249,7 @@ def _share(around: Sequence[L.For], walks: Sequence[_Walk], most: int, name: str
     number = number * each + repeats[0] if repeats else number // (total // lines)
     number, found = E.minimum(number, as_expr(lines - 1)), dict[Expr, Expr]()
     for w in reversed(walks):
-        found[w.loop.var], number = number % w.count * w.step, number // w.count
+        found[w.loop.var], number = number % w.count * w.step + w.first, number // w.count
     return _Share(found, each, repeats)
 
 

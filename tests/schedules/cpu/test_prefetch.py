@@ -141,13 +141,15 @@ def test_each_line_under_a_window_is_asked_for_once() -> None:
     s.unroll("y.j.i")
     for at in ("y.k2", "y.k1", "y.k0"):
         s.prefetch("x", "y.j.o", 1, at=at)
-    assert hints(s.kernel) == [  # six pixels, a line each, of a row
-        "prefetch x[y.i + y.k0, y.j.o * 4 + y.k0.p + 4, 0]",
-        "prefetch x[y.i + y.k0, y.j.o * 4 + y.k1 * 2 + y.k1.p + 4, 0]",
-        "prefetch x[y.i + y.k0, y.j.o * 4 + y.k1 * 2 + y.k2 // 8 + 4, 0]",
+    assert hints(s.kernel) == [  # of a row six pixels, a line each, of which two are under the window already
+        "prefetch x[y.i + y.k0, y.j.o * 4 + y.k0.p + 6, 0]",
+        "prefetch x[y.i + min(y.k0 * 6 + y.k1 * 2 + y.k1.p, 11) // 4, y.j.o * 4 + min(y.k0 * 6 + y.k1 * 2 + y.k1.p, 11) % 4 + 6, 0]",
+        "prefetch x[y.i + y.k0, y.j.o * 4 + (y.k1 * 16 + y.k2) // 12 + 6, 0]",
     ]
     with pytest.raises(ScheduleError, match="depends on a loop inside it"):
-        s.prefetch("x", "y.i", 1, at="y.j.o")  # 150 lines in 12 iterations
+        s.prefetch("x", "y.i", 1, at="y.j.o", lines=4)  # 50 lines in 12 iterations
+    s.prefetch("x", "y.i", 1, at="y.j.o")
+    assert "prefetch x[y.i + 3, min(y.j.o * 5 + y.j.o.p, 49), 0]" in hints(s.kernel)  # of three rows one is new
     agree(p, s.kernel)
 
 
