@@ -23,7 +23,7 @@ from tcomp.schedules.schedule import Schedule
 from tcomp.schedules.tiles import unroll
 from tcomp.target import CpuTarget
 
-MAX_CUTS = 12  # of a loop where conditions on it change: bounds the length of the code
+MAX_CUTS = 64  # of a loop where conditions on it change: bounds the length of the code
 MAX_QUOTIENTS = 2  # changes of one at which a loop is cut: of an index that is mirrored at both ends
 MAX_CASES = 11  # of a loop that is unrolled because its iterations differ: the points of Winograd's largest transform along an axis
 MAX_TILE_LANES = 16  # lanes of a transposed tile, which takes as many registers: half of what machines with wide vectors have

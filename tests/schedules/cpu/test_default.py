@@ -255,6 +255,22 @@ def test_lanes_of_a_padding_read_neighbours(mode: str) -> None:
     agree(program, native(program, kernel), expected(program))
 
 
+def test_lanes_of_a_concatenation_of_many_read_one_of_them() -> None:
+    """Dense blocks concatenate what all of their layers compute: no lane chooses among operands."""
+    parts = [te.placeholder((3, 32), name=f"p{n}") for n in range(30)]
+
+    def element(i: E.Expr, j: E.Expr) -> E.Expr:
+        found = parts[-1][i, j - 32 * 29]
+        for n in reversed(range(29)):
+            found = te.select(j < 32 * (n + 1), parts[n][i, j - 32 * n], found)
+        return found
+
+    program = Program(tuple(parts), (te.compute((3, 960), element, name="C"),), {})
+    s = schedule(lower("p", program.inputs, program.outputs), HOST)
+    assert not any(e.op == "select" for x in walk(s.kernel.body) for e in E.walk(*expressions(x)))
+    agree(program, native(program, s.kernel), expected(program))
+
+
 def test_what_a_reduction_reads_at_other_places_is_stored_whole() -> None:
     """Positions, two for each pixel, which all channels ask for: the sum runs in vectors, not as lowered."""
     x, at = te.placeholder((1, 4, 5, 6), name="x"), te.placeholder((1, 3, 16, 2), name="at")
