@@ -132,9 +132,10 @@ def groups(body: Graph) -> int:
     return lcm(*(int(q.args[1].attr) for i in indices for q in E.walk(i) if q.op == "floordiv" and q.args[1].op == "const"))
 
 
-def memory_order(body: Graph, summed: frozenset[int]) -> Layout | None:
-    """For a result that is summed along the axis whose elements are neighbours in the largest input: that axis at the end."""
-    if not summed:
+def memory_order(body: Graph, walked: frozenset[int]) -> Layout | None:
+    """For a result whose readers walk rows along the axis, one of `walked`, whose elements are neighbours in the largest input: that axis
+    at the end."""
+    if not walked:
         return None
     inputs, values = value_tensors(body)
     t, given = values[body.outputs[0]], {x: v.layout for x, v in zip(inputs, body.inputs, strict=True)}
@@ -143,7 +144,7 @@ def memory_order(body: Graph, summed: frozenset[int]) -> Layout | None:
     if largest is None or given.get(largest.attr) is not None:
         return None
     neighbours = [n for n, a in enumerate(t.axes) if stride(largest, a) == 1 and known_size(t.shape[n]) > 1]
-    return lanes_along(neighbours[0], t.ndim) if len(neighbours) == 1 and neighbours[0] in summed and neighbours[0] != t.ndim - 1 else None
+    return lanes_along(neighbours[0], t.ndim) if len(neighbours) == 1 and neighbours[0] in walked and neighbours[0] != t.ndim - 1 else None
 
 
 def reaches(body: Graph) -> list[tuple[int, Widths, float]]:

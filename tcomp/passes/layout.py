@@ -5,7 +5,8 @@ is only about speed. Four rules:
 
 1. Activations. A kernel that reduces windows (convolution, pooling) or contracts with a constant has its vector lanes along an axis that is
    neither a window nor shared with the reduction: the output channel. That axis goes to the end (NCHW becomes NHWC). Other kernels follow
-   their largest input, axis by axis, through transposes and broadcasts; an axis that a product with a constant sums stays the last one.
+   their largest input, axis by axis, through transposes and broadcasts; an axis whose rows products with constants walk together (rule 4)
+   stays the last one.
 2. Weights. Each constant gets a copy in the layout that its reader wants (`operand_layouts`: packed panels), stored in the artifact.
 3. Padding. Intermediate values get a halo of zeros as wide as their readers' windows reach: no kernel copies them.
 4. Pitch. Rows that products, or windows of depthwise convolutions, walk together at distances of a multiple of `ALIASED` would evict each
@@ -67,7 +68,7 @@ def choose_layouts(
     # What kernels compute for each other.
     passed_on = {v for n in graph.nodes if n.op is KERNEL and len(n.outputs) == 1 for v in n.outputs} - set(graph.outputs)
     around = _halos(graph, passed_on) if halos else {}
-    summed_axes, walked_axes = _summed_axes(graph, products, passed_on) if halos else ({}, {})
+    walked_axes = _walked_axes(graph, products, passed_on) if halos else {}
     summed_bytes = _summed_bytes(products)
     fixed = set(graph.outputs) | {v for n in graph.nodes if n.op is not KERNEL for v in (*n.inputs, *n.outputs) if v is not None}
     constants, names, nodes = dict(graph.constants), {v.name for v in graph.values()}, list[Node]()
@@ -98,13 +99,13 @@ def choose_layouts(
         known = frozenset(n for n, v in enumerate(inputs) if v in graph.constants)
         wishes, copied_out = output_layouts(body, known), False
         (result, *others), (wish, *_) = node.outputs, wishes
-        if seconds is not None and not others and (result in graph.outputs or result not in fixed and _is_narrow(result, wish)):
+        if seconds is not None and not others and (result in fixed or _is_narrow(result, wish)):
             wish, first = _fastest(body, wish, result in fixed, known, operand_layouts, seconds)
             wishes, copied_out = [wish], wish is not None and result in fixed
             inputs, body = copied(inputs, first, "rows"), with_layouts(body, first)
         if copied_out:
             node = replace(node, outputs=(Value(_fresh(f"{result.name}.last", names), result.dtype, result.shape),))
-        otherwise = memory_order(body, frozenset(summed_axes.get(result, ()))) if not others else None
+        otherwise = memory_order(body, frozenset(walked_axes.get(result, ()))) if not others else None
         pairs = zip(node.outputs, wishes, strict=True)
         found = {v: None if v in fixed else w or summed_bytes.get(v) or gathered.get(v) or otherwise for v, w in pairs}
         groups = grouped(body)
@@ -237,10 +238,10 @@ def _products(graph: Graph) -> Iterator[_Product]:
                 yield node, reduction, {r: sources[number] for r, number in operands.items()}
 
 
-def _summed_axes(graph: Graph, products: Sequence[_Product], passed_on: set[Value]) -> tuple[Axes, Axes]:
-    """For what is passed on: the axes along which products with constants sum it up, all of them or groups of neighbours; and those whose
-    rows such products walk together, which are these and the channels of depthwise convolutions."""
-    summed, walked = dict[Value, set[int]](), dict[Value, set[int]]()
+def _walked_axes(graph: Graph, products: Sequence[_Product], passed_on: set[Value]) -> Axes:
+    """For what is passed on: the axes whose rows products with constants walk together, which are those along which they sum it up, all of
+    them or groups of neighbours, and the channels of depthwise convolutions."""
+    walked = dict[Value, set[int]]()
     for node, reduction, operands in products:
         if reduction.args[0].op == "mul" and any(v in graph.constants for v in node.inputs):
             reduced = reduction.attr[1]
@@ -248,10 +249,9 @@ def _summed_axes(graph: Graph, products: Sequence[_Product], passed_on: set[Valu
                 if v in passed_on and is_float(v.dtype):
                     along = {d for d, i in enumerate(r.args) if _is_summed(i, reduced)}
                     windows = any(d not in along and not set(reduced).isdisjoint(E.variables(i)) for d, i in enumerate(r.args))
-                    summed.setdefault(v, set()).update(along)
                     lanes = {d for d, i in enumerate(r.args) if windows and i.op == "var"}
                     walked.setdefault(v, set()).update(along | lanes)
-    return summed, walked
+    return walked
 
 
 def _is_summed(index: E.Expr, reduced: Collection[E.Expr]) -> bool:

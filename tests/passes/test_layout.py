@@ -103,6 +103,15 @@ def test_outputs_are_turned_by_a_kernel_of_their_own_where_that_is_faster(unchan
     assert "z.last" not in layouts(chosen(unchanged, before))
 
 
+def test_what_is_renamed_is_turned_likewise(unchanged):
+    """A convolution of single pixels whose result is reshaped in place: queries, keys and values of pixels."""
+    b = GraphBuilder("n")
+    y = conv(b, b.input("x", "float32", (1, 3, 12, 12)), 16, 1, name="z")
+    (t,) = b.add(mv.TRANSPOSE, b.add(mv.RESHAPE, [y], {"shape": (1, 16, 144)}), {"perm": (0, 2, 1)}, "t")
+    after = layouts(chosen(unchanged, b.build([t]), seconds=seconds))
+    assert after["z.last"] == CHANNELS_LAST and after["z"] is None
+
+
 @pytest.mark.parametrize(
     ("shape", "channels", "kernel", "stride", "turned"),
     [
@@ -248,6 +257,17 @@ def test_channels_that_lie_last_stay_there_for_who_sums_them_up(unchanged, shape
     (t,) = b.add(mv.TRANSPOSE, [y], {"perm": perm}, "planes")
     graph = b.build([*b.add(ew.NEG, [conv(b, t, 8)], name="u")])
     assert layouts(chosen(unchanged, graph))["planes"] == expected
+
+
+def test_channels_that_lie_last_stay_there_for_windows_of_each(unchanged):
+    """A depthwise convolution of what has been normalised over its last axis (ConvNeXt, MambaOut)."""
+    b = GraphBuilder()
+    (y,) = b.add(ew.EXP, [b.input("x", "float32", (1, 9, 9, 16))], name="y")
+    (t,) = b.add(mv.TRANSPOSE, [y], {"perm": (0, 3, 1, 2)}, "planes")
+    w = b.constant(random(16, 1, 7, 7), "w")
+    (c,) = b.add(CONV, [t, w], {"strides": (1, 1), "dilations": (1, 1), "group": 16}, "conv")
+    graph = b.build([*b.add(ew.NEG, [c], name="u")])
+    assert layouts(chosen(unchanged, graph))["planes"] == CHANNELS_LAST
 
 
 def test_symbolic_sizes(unchanged):
