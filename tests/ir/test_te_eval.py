@@ -26,7 +26,8 @@ def both(output, inputs, dims=None):
     slow = Evaluator(inputs, dims, structural=False).run([output])[0]
     assert fast.dtype == slow.dtype and fast.shape == slow.shape
     if fast.dtype.kind == "f":
-        np.testing.assert_allclose(fast, slow, rtol=1e-5, atol=1e-5)
+        largest = np.abs(slow[np.isfinite(slow)]).max(initial=1)  # of terms that cancel, little is left
+        np.testing.assert_allclose(fast, slow, rtol=1e-5, atol=1e-5 * largest)
     else:
         np.testing.assert_array_equal(fast, slow)
     return fast
