@@ -273,6 +273,8 @@ def package(graph: Graph, kernels: Mapping[Node, CompiledKernel], options: Compi
     report.arena, report.arena_lower_bound = plan.size, plan.lower_bound
     with nullcontext(options.file) if options.file is not None else scratch_file() as image:
         described = manifest(graph, dims, options.backend.target, options.threads, kernels, report.not_fused, plan.size)
+        replaced = {} if options.state is None else state.replaced_pairs(graph, options.state)
+        described["replaced"] = [{"input": past, "output": present} for past, present in replaced.items()]
         described["notes"]["overwritten"] = overwritten(graph, in_place)
         write_artifact(image, code, weights, described)
         return read_artifact(image)

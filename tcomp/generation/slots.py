@@ -16,7 +16,7 @@ CHUNK = 512  # tokens of a prompt that one run takes: memory for activations doe
 
 def continues_text(manifest: Manifest) -> bool:
     """Whether a model takes `ids` of a sequence and its state, and gives `logits`."""
-    state = {pair.input for pair in manifest.state}
+    state = {pair.input for pair in (*manifest.state, *manifest.replaced)}
     shapes = {spec.name: spec.shape for spec in manifest.inputs if spec.name not in state}
     fits = shapes.keys() == {"ids"} and shapes["ids"][0] == 1 or shapes.keys() == {"ids", "starts"} and isinstance(shapes["ids"][0], str)
     return bool(state) and fits and any(o.name == "logits" for o in manifest.outputs)
@@ -92,7 +92,9 @@ class Slot:
         if same == len(tokens) == len(self.tokens) and self._logits is not None:
             return self._logits
         same = min(same, len(tokens) - 1)
-        self._state.truncate(same)
+        if same < len(self.tokens):
+            same = same if self._state.rewinds else 0
+            self._state.truncate(same)
         self.tokens, self._logits = list(self.tokens[:same]), None
         part = list(tokens[same : same + CHUNK])
         found = run_tokens(self._state, [part], [0], timeout)

@@ -1,4 +1,5 @@
-"""State: outputs that continue an input (present = past and some new rows) live in the memory of that input.
+"""State: outputs that continue an input (present = past and some new rows) live in the memory of that input. Those of the type of an input
+replace it: a run reads one and writes the other, and nothing is to be done about them here.
 
     present = concat(past, new) along any axis   =   transpose(append(past', transpose(new))), rows first
 
@@ -19,14 +20,33 @@ _PAST = ("past", "past_key_values", "past_key_value")  # what names of inputs ha
 
 
 def state_pairs(graph: Graph, given: Mapping[str, str] | str) -> dict[str, str]:
-    """The pairs (input, output) of a graph that are meant: those given, or, for "auto", those of names with "past" and "present" in which
-    the output continues the input. Raises `InputError` for a name that the graph does not have."""
+    """The pairs (input, output) of a graph in which the output continues the input, of those given, or, for "auto", of those of names with
+    "past" and "present". Raises `InputError` for names that the graph does not have, and for outputs that are no state."""
+    pairs = _named(graph, given)
+    grown = {past: present for past, present in pairs.items() if _continuation(graph, past, present) is not None}
+    if given != "auto":
+        for past in pairs.keys() - grown.keys() - replaced_pairs(graph, given).keys():
+            why = "it is not that input with new rows behind it, nor of its type"
+            raise InputError(f"the output `{pairs[past]}` does not continue `{past}`", why=why)
+        if len(set(pairs.values())) < len(pairs):
+            raise InputError("one output cannot continue two inputs")
+    return grown
+
+
+def replaced_pairs(graph: Graph, given: Mapping[str, str] | str) -> dict[str, str]:
+    """The pairs (input, output) of those meant in which the output is of the input's type, and takes its place in the next run."""
+    types = {v.name: (v.dtype, v.shape) for v in graph.inputs}
+    results = {v.name: (v.dtype, v.shape) for v in graph.outputs}
+    return {past: present for past, present in _named(graph, given).items() if types[past] == results[present]}
+
+
+def _named(graph: Graph, given: Mapping[str, str] | str) -> dict[str, str]:
     inputs, outputs = {v.name for v in graph.inputs}, [v.name for v in graph.outputs]
     if given == "auto":
         found = {}
         for name in outputs:
             past = next((p for word in _PAST if (p := name.replace("present", word)) in inputs and p != name), None)
-            if past is not None and _continuation(graph, past, name) is not None:
+            if past is not None:
                 found[past] = name
         return found
     if isinstance(given, str):
@@ -35,10 +55,6 @@ def state_pairs(graph: Graph, given: Mapping[str, str] | str) -> dict[str, str]:
         for name, known, kind in ((past, inputs, "input"), (present, outputs, "output")):
             if name not in known:
                 raise InputError(f"there is no {kind} `{name}` to be state", hint=f"there are {', '.join(sorted(known))}")
-        if _continuation(graph, past, present) is None:
-            raise InputError(f"the output `{present}` does not continue `{past}`", why="it is not that input with new rows behind it")
-    if len(set(given.values())) < len(given):
-        raise InputError("one output cannot continue two inputs")
     return dict(given)
 
 

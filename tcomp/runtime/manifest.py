@@ -6,7 +6,7 @@
      "outputs": [{"name": "y", "dtype": "float32", "shape": ["2*n", 4]}],
      "dims":    [{"name": "n", "min": 1, "max": 512, "data_dependent": false}],
      "threads": 2, "errors": ["index out of bounds in node gather_3"], "checks": ["n must be a multiple of 2"],
-     "state": [{"input": "past", "output": "present"}],
+     "state": [{"input": "past", "output": "present"}], "replaced": [],
      "weights": [{"name": "w", "offset": 0, "size": 16, "crc32": "...", "sha256": "..."}],
      "code_sha256": "...", "notes_sha256": "..."}
 
@@ -129,7 +129,8 @@ class HostSteps:
 
 @dataclass(frozen=True, slots=True)
 class StatePair:
-    """An output that is an input with new rows behind it. Where both have the same address, the code writes the new rows only."""
+    """Of `state`: an output that is an input with new rows behind it. Where both have the same address, the code writes the new rows only.
+    Of `replaced`: an output of the type of an input, which is that input of the next run."""
 
     input: str
     output: str
@@ -154,6 +155,7 @@ class Manifest:
     notes_sha256: str
     checks: tuple[str, ...]
     state: tuple[StatePair, ...] = ()
+    replaced: tuple[StatePair, ...] = ()
     host: HostSteps | None = None
 
     @property
@@ -193,12 +195,13 @@ def parse_manifest(data: bytes) -> Manifest:
         entries = getattr(manifest, kind)
         if len({entry.name for entry in entries}) < len(entries):
             raise ArtifactError(f"two {kind} of the manifest have the same name")
-    for number, pair in enumerate(manifest.state):
-        given, continued = (
-            [t for t in tensors if t.name == name] for tensors, name in ((manifest.inputs, pair.input), (manifest.outputs, pair.output))
-        )
-        if not given or not continued or (given[0].dtype, len(given[0].shape)) != (continued[0].dtype, len(continued[0].shape)):
-            refuse(("manifest", "state", number), "an input, and an output of its type and rank")
+    for field, pairs in (("state", manifest.state), ("replaced", manifest.replaced)):
+        for number, pair in enumerate(pairs):
+            given, continued = (
+                [t for t in tensors if t.name == name] for tensors, name in ((manifest.inputs, pair.input), (manifest.outputs, pair.output))
+            )
+            if not given or not continued or (given[0].dtype, len(given[0].shape)) != (continued[0].dtype, len(continued[0].shape)):
+                refuse(("manifest", field, number), "an input, and an output of its type and rank")
     dims = {dim.name: dim for dim in manifest.dims}
     for kind, tensors in (("inputs", manifest.inputs), ("outputs", manifest.outputs)):
         for number, tensor in enumerate(tensors):

@@ -11,10 +11,11 @@ import gguf
 import numpy as np
 
 from tcomp.errors import ImportModelError
-from tcomp.frontends.language_models.config import decoder_config, read_config
+from tcomp.frontends.language_models.config import decoder_config
 from tcomp.frontends.language_models.decoder import decoder_graph
 from tcomp.frontends.language_models.families import FAMILIES
 from tcomp.frontends.language_models.gguf_file import import_gguf
+from tcomp.frontends.language_models.values import read_config
 from tcomp.ir.verify.graph import verify_graph
 from tests.fuzz.mutations import damaged_bytes, damaged_json
 from tests.fuzz.target import Folders, packed, unpacked

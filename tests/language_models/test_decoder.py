@@ -97,7 +97,7 @@ def test_what_a_folder_lacks_is_named(tmp_path):
 @pytest.mark.parametrize(
     ("change", "kind", "what"),
     [
-        ({"model_type": "mamba"}, UnsupportedError, "mamba"),
+        ({"model_type": "rwkv"}, UnsupportedError, "rwkv"),
         ({"hidden_act": "tanh"}, UnsupportedError, "tanh"),
         ({"model_type": "falcon", "alibi": True}, UnsupportedError, "alibi"),
         ({"model_type": "gemma2", "sliding_window": 4, "layer_types": ["full_attention"]}, UnsupportedError, "types"),

@@ -2,20 +2,15 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 from tcomp.errors import ImportModelError, UnsupportedError
 from tcomp.frontends.language_models.families import FAMILIES
+from tcomp.frontends.language_models.values import MAX_LAYERS, MAX_SIZE, Values
 
-MAX_CONFIG_BYTES = 1 << 20
-MAX_SIZE = 1 << 24  # of anything that is counted: of more, a file is not a config
-ACTIVATIONS = ("silu", "gelu", "gelu_new", "gelu_pytorch_tanh", "gelu_fast", "relu")
 MAX_EXPERTS = 1 << 12  # likewise: each is a tensor of its own in files
-MAX_LAYERS = 1 << 10  # each of them has inputs and outputs of the graph, before any weight is looked for
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,19 +82,6 @@ class DecoderConfig:
     experts: Experts | None = None
 
 
-def read_config(path: Path) -> dict[str, Any]:
-    """The JSON object in a file. Raises `ImportModelError` where there is none."""
-    try:
-        if path.stat().st_size > MAX_CONFIG_BYTES:
-            raise ImportModelError("this is not a config", where=str(path), why=f"it has more than {MAX_CONFIG_BYTES} bytes")
-        found = json.loads(path.read_bytes())
-    except (OSError, ValueError, RecursionError) as error:
-        raise ImportModelError("the config cannot be read", where=str(path), why=str(error)) from None
-    if not isinstance(found, dict):
-        raise ImportModelError("the config is not a JSON object", where=str(path))
-    return found
-
-
 def decoder_config(found: Mapping[str, Any], where: str = "config.json") -> DecoderConfig:
     """The decoder that a config describes. Raises `UnsupportedError` for another architecture, `ImportModelError` for impossible sizes."""
     name = found.get("model_type")
@@ -111,22 +93,8 @@ def decoder_config(found: Mapping[str, Any], where: str = "config.json") -> Deco
     if other := [key for key, value in family.neutral.items() if found.get(key, value) not in (value, None)]:
         raise UnsupportedError(f"`{other[0]}` is {found[other[0]]!r:.40}", where=where, why="there is no code for it", hint=_hint())
 
-    def number(name: str, default: int | None = None, most: int = MAX_SIZE) -> int:
-        value = given.get(name)
-        value = default if value is None else value
-        if not isinstance(value, int) or isinstance(value, bool) or not 1 <= value <= most:
-            raise ImportModelError(f"`{name}` is {value!r:.40}", where=where, why=f"a number from 1 to {most} is needed")
-        return value
-
-    def real(source: Mapping[str, Any], name: str, default: float | None = None) -> float:
-        value = source.get(name, default)
-        if not isinstance(value, int | float) or isinstance(value, bool) or not 0 <= value <= 1e12:
-            raise ImportModelError(f"`{name}` is {value!r:.40}", where=where, why="a positive number is needed")
-        return float(value)
-
-    def flag(name: str) -> bool:
-        return given.get(name) is True
-
+    values = Values(given, where)
+    number, real, flag = values.number, values.real, values.flag
     features = dict(family.features)
     heads, hidden, layers = number("num_attention_heads"), number("hidden_size"), number("num_hidden_layers", most=MAX_LAYERS)
     kv_heads, size = number("num_key_value_heads", heads), number("head_dim", max(1, hidden // heads))
@@ -144,18 +112,15 @@ def decoder_config(found: Mapping[str, Any], where: str = "config.json") -> Deco
         raise ImportModelError(f"{heads} heads of {size} do not divide into groups for {kv_heads} of keys", where=where)
     if given.get("word_embed_proj_dim", hidden) != hidden:
         raise UnsupportedError("embeddings of another size than the layers", where=where, hint=_hint())
-    activation = given.get("hidden_act", "silu")
-    if activation not in ACTIVATIONS:
-        raise UnsupportedError(f"the activation {activation!r:.40}", where=where, hint=f"{', '.join(ACTIVATIONS)} are supported")
     parameters = given.get("rope_parameters") or given.get("rope_scaling") or {}
-    window_theta = real(given, "rope_local_base_freq", 10000.0) if name == "gemma3_text" else None
+    window_theta = real("rope_local_base_freq", 10000.0) if name == "gemma3_text" else None
     if isinstance(parameters, Mapping) and "full_attention" in parameters:  # those of each type of layers
-        window_theta, scaled = _rotation(parameters.get("sliding_attention"), {}, real, where)
+        window_theta, scaled = _rotation(parameters.get("sliding_attention"), {}, values)
         if scaled is not None:
             raise UnsupportedError("rotary positions that are scaled in layers with a window", where=where)
         parameters = parameters["full_attention"]
-    theta, scaling = _rotation(parameters, given, real, where)
-    share = real(parameters if "partial_rotary_factor" in parameters else given, "partial_rotary_factor", 1.0)
+    theta, scaling = _rotation(parameters, given, values)
+    share = real("partial_rotary_factor", 1.0, parameters if "partial_rotary_factor" in parameters else given)
     rotated = int(size * share)
     if not 0 < share <= 1 or rotated % 2:
         raise ImportModelError(f"{share:g} of the elements of a head are turned", where=where)
@@ -175,7 +140,7 @@ def decoder_config(found: Mapping[str, Any], where: str = "config.json") -> Deco
         kv_heads=kv_heads,
         head_size=size,
         positions=number("max_position_embeddings", 2048),
-        epsilon=real(given, "rms_norm_eps", 1e-6),
+        epsilon=real("rms_norm_eps", 1e-6),
         theta=theta,
         tied=bool(given.get("tie_word_embeddings", False)),
         scaling=scaling,
@@ -183,30 +148,31 @@ def decoder_config(found: Mapping[str, Any], where: str = "config.json") -> Deco
         windowed=windowed,
         window_theta=window_theta,
         rotated=rotated,
-        activation=activation,
+        activation=values.activation("hidden_act", "silu"),
         parallel=flag("parallel"),
-        query_scalar=real(given, "query_scalar") if "query_scalar" in given else None,
-        score_cap=real(given, "attn_logit_softcapping", 0.0),
-        logit_cap=real(given, "final_logit_softcapping", 0.0),
+        query_scalar=real("query_scalar") if "query_scalar" in given else None,
+        score_cap=real("attn_logit_softcapping", 0.0),
+        logit_cap=real("final_logit_softcapping", 0.0),
         experts=_experts(given, layers, number) if "expert_size" in family.keys else None,
         **features,
     )
 
 
-def _rotation(parameters: object, given: Mapping[str, Any], real: Callable[..., float], where: str) -> tuple[float, RotaryScaling | None]:
+def _rotation(parameters: object, given: Mapping[str, Any], values: Values) -> tuple[float, RotaryScaling | None]:
     """(theta, scaling) of rotary positions that have these parameters."""
+    where, real = values.where, values.real
     if not isinstance(parameters, Mapping):
         raise ImportModelError("the parameters of rotary positions are not a JSON object", where=where)
-    theta = real(parameters if "rope_theta" in parameters else given, "rope_theta", 10000.0)
+    theta = real("rope_theta", 10000.0, parameters if "rope_theta" in parameters else given)
     kind, scaling = parameters.get("rope_type", parameters.get("type", "default")), None
     if kind == "llama3":
-        low, high = real(parameters, "low_freq_factor"), real(parameters, "high_freq_factor")
+        low, high = real("low_freq_factor", source=parameters), real("high_freq_factor", source=parameters)
         original = parameters.get("original_max_position_embeddings")
         if not isinstance(original, int) or not 1 <= original <= MAX_SIZE or not 0 < low < high:
             raise ImportModelError("the scaling of rotary positions has impossible parameters", where=where)
-        scaling = RotaryScaling(real(parameters, "factor"), low, high, original)
+        scaling = RotaryScaling(real("factor", source=parameters), low, high, original)
     elif kind == "linear":
-        scaling = RotaryScaling(real(parameters, "factor"))
+        scaling = RotaryScaling(real("factor", source=parameters))
     elif kind != "default":
         raise UnsupportedError(f"rotary positions of the type {kind!r:.40}", where=where, hint="default, linear and llama3 are supported")
     if scaling is not None and scaling.factor < 1:

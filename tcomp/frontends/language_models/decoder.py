@@ -16,80 +16,37 @@ With a batch, several sequences are continued in one run, whose caches end at th
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import partial
 from math import sqrt
-from typing import Any
 
 import numpy as np
 
 from tcomp.errors import InputError
 from tcomp.frontends.language_models.config import DecoderConfig, Experts
+from tcomp.frontends.language_models.layers import Layers, Weights
 from tcomp.frontends.language_models.stored import StoredBlocks
 from tcomp.ir.expr import Dim, as_expr, dim, minimum
-from tcomp.ir.graph import Graph, GraphBuilder, Operator, Value
+from tcomp.ir.graph import Graph, GraphBuilder, Value
 from tcomp.ir.simplify import as_dim
 from tcomp.ops import elementwise as ew
 from tcomp.ops.matmul import MATMUL
 from tcomp.ops.movement import ARANGE, CONCAT, GATHER, RESHAPE, SLICE, TOP_K, TRANSPOSE, product
 from tcomp.ops.nn import EXPERT_DENSE
-from tcomp.ops.quantization import BLOCK_PRODUCT
-from tcomp.ops.reduction import LAYER_NORM, REDUCE_SUM, RMS_NORM, SOFTMAX
+from tcomp.ops.reduction import REDUCE_SUM, SOFTMAX
 
-# (name as in Hugging Face's files, shape) -> float32 or 16-bit floats; of matrices of products also blocks
-Weights = Callable[[str, tuple[int, ...]], np.ndarray | StoredBlocks]
 PROMPT_PART = 512  # tokens of a prompt that `tcomp.generation` gives at a time
 HIDDEN = -1e30  # added to the score of a position that a query must not see
 
 
 @dataclass
-class _Decoder:
+class _Decoder(Layers):
     config: DecoderConfig
-    weights: Weights
     batch: Dim = 1
     drafts: int = 0
-    g: GraphBuilder = field(default_factory=lambda: GraphBuilder("decoder"))
-
-    def add(self, op: Operator, inputs: list[Value | None], name: str = "", **attrs: Any) -> Value:
-        return self.g.add(op, inputs, attrs, name)[0]
-
-    def floats(self, name: str, *shape: int, offset: float = 0.0) -> Value:
-        found = self.weights(name, shape)
-        assert isinstance(found, np.ndarray), name
-        return self.g.constant(np.ascontiguousarray(found.astype(np.float32) + np.float32(offset)), name)
-
-    def linear(self, x: Value, name: str, columns: int, bias: bool = False, result: str = "") -> Value:
-        """x [..., in] times weights [columns, in], and a bias; the name of that is `result`, or that of the weights."""
-        product = name if bias else result or name
-        found = self.weights(f"{name}.weight", (columns, int(x.shape[-1])))
-        if isinstance(found, StoredBlocks):
-            y = self.block_product(x, found, name, product)
-        else:
-            matrix = self.g.constant(np.ascontiguousarray(found.astype(np.float32)), f"{name}.weight")
-            y = self.add(MATMUL, [x, matrix], product, transpose_a=False, transpose_b=True)
-        return self.add(ew.ADD, [y, self.floats(f"{name}.bias", columns)], result or f"{name}.bias") if bias else y
-
-    def block_product(self, x: Value, found: StoredBlocks, name: str, result: str, choice: Value | None = None) -> Value:
-        parts = {"weight": found.numbers, "scales": found.scales, "zeros": found.zeros}
-        stored = [self.g.constant(np.ascontiguousarray(a), f"{name}.{part}") for part, a in parts.items()]
-        how = {"bits": found.bits, "block": found.block, "rounded": 16}
-        return self.add(BLOCK_PRODUCT, [x, *stored, choice], result, **how)
 
     def norm(self, x: Value, name: str) -> Value:
-        c, size = self.config, int(x.shape[-1])
-        scale, axis = self.floats(f"{name}.weight", size, offset=float(c.unit_offset)), len(x.shape) - 1
-        if c.layer_norm:
-            return self.add(LAYER_NORM, [x, scale, self.floats(f"{name}.bias", size)], name, axis=axis, epsilon=c.epsilon)
-        return self.add(RMS_NORM, [x, scale], name, axis=axis, epsilon=c.epsilon)
-
-    def activated(self, x: Value) -> Value:
-        match self.config.activation:
-            case "silu":
-                return self.add(ew.SWISH, [x], alpha=1.0)
-            case "relu":
-                return self.add(ew.RELU, [x])
-            case name:
-                return self.add(ew.GELU, [x], approximate="none" if name == "gelu" else "tanh")
+        return self.layer_norm(x, name) if self.config.layer_norm else self.rms_norm(x, name, float(self.config.unit_offset))
 
     def capped(self, x: Value, cap: float, name: str = "") -> Value:
         """cap * tanh(x / cap)"""
@@ -108,10 +65,8 @@ class _Decoder:
         turned = size if self.config.rotated is None else self.config.rotated
         half = turned // 2
 
-        def part(first: int, count: int) -> Value:
-            return self.add(SLICE, [x], starts=(0,) * (rank - 1) + (first,), steps=(1,) * rank, shape=(*x.shape[:-1], count))
-
-        a, b, rest = part(0, half), part(half, half), [part(turned, size - turned)] if turned < size else []
+        a, b = self.part(x, 0, half), self.part(x, half, half)
+        rest = [self.part(x, turned, size - turned)] if turned < size else []
         left = self.add(ew.SUB, [self.add(ew.MUL, [a, cos]), self.add(ew.MUL, [b, sin])])
         right = self.add(ew.ADD, [self.add(ew.MUL, [b, cos]), self.add(ew.MUL, [a, sin])])
         return self.add(CONCAT, [left, right, *rest], axis=rank - 1)
@@ -155,8 +110,7 @@ class _Decoder:
         y = self.norm(self.add(RESHAPE, [last], shape=(*several, c.hidden)) if several else last, "model.norm")
         result = "" if c.logit_cap else "logits"
         if c.tied:
-            head = self.floats("model.embed_tokens.weight", c.vocabulary, c.hidden)
-            logits = self.add(MATMUL, [y, head], result, transpose_a=False, transpose_b=True)
+            logits = self.by_table(y, "model.embed_tokens.weight", c.vocabulary, result)
         else:
             logits = self.linear(y, "lm_head", c.vocabulary, c.head_bias, result)
         return g.build([self.capped(logits, c.logit_cap, "logits"), *present])
@@ -193,10 +147,8 @@ class _Decoder:
     def embedded(self, ids: Value, place: Value) -> Value:
         """Vectors [..., hidden] of tokens [...] at positions [...]."""
         c, g = self.config, self.g
-        rows = self.weights("model.embed_tokens.weight", (c.vocabulary, c.hidden))
-        assert isinstance(rows, np.ndarray)
-        x = self.add(GATHER, [g.constant(rows, "model.embed_tokens.weight"), ids], "embedding", axis=0)
-        x = x if x.dtype == "float32" else self.add(ew.CAST, [x], dtype="float32")
+        name = "model.embed_tokens.weight"
+        x = self.rows(self.array(name, c.vocabulary, c.hidden), ids, name)
         if c.scaled_embedding:
             x = self.add(ew.SCALE, [x], factor=sqrt(c.hidden))
         if c.positions_from is not None:
@@ -228,7 +180,7 @@ class _Decoder:
     def mlp(self, x: Value, prefix: str, size: int) -> Value:
         """A layer of `size` elements inside, of x [..., hidden]."""
         c = self.config
-        h = self.activated(self.linear(x, f"{prefix}.{'gate' if c.gated else 'up'}_proj", size, c.mlp_bias))
+        h = self.activated(self.linear(x, f"{prefix}.{'gate' if c.gated else 'up'}_proj", size, c.mlp_bias), c.activation)
         if c.gated:
             h = self.add(ew.MUL, [h, self.linear(x, f"{prefix}.up_proj", size, c.mlp_bias)], f"{prefix}.gated")
         return self.linear(h, f"{prefix}.down_proj", c.hidden, c.mlp_bias)
@@ -251,7 +203,7 @@ class _Decoder:
             return self.add(EXPERT_DENSE, [rows, self.g.constant(found.astype(np.float32), f"{name}.weight"), choice], name)
 
         flat = self.add(RESHAPE, [x], shape=(rows, 1, c.hidden))
-        h = self.add(ew.MUL, [self.activated(dense(flat, "gate", e.size, c.hidden)), dense(flat, "up", e.size, c.hidden)])
+        h = self.add(ew.MUL, [self.activated(dense(flat, "gate", e.size, c.hidden), c.activation), dense(flat, "up", e.size, c.hidden)])
         y = self.add(ew.MUL, [dense(h, "down", c.hidden, e.size), self.add(RESHAPE, [best], shape=(*slots, 1))])
         y = self.add(RESHAPE, [self.add(REDUCE_SUM, [y], axes=(1,), keepdims=False)], prefix, shape=x.shape)
         if not e.shared:
@@ -299,7 +251,7 @@ def decoder_graph(config: DecoderConfig, weights: Weights, batch: Dim = 1, draft
     `weights` raises."""
     if drafts and batch != 1:
         raise InputError("a batch of sequences cannot have drafts", hint="leave out the dim `batch`, or `drafts`")
-    return _Decoder(config, weights, batch, drafts).graph()
+    return _Decoder(weights, config.epsilon, config, batch, drafts, g=GraphBuilder("decoder")).graph()
 
 
 def _frequencies(config: DecoderConfig, windowed: bool) -> np.ndarray:
