@@ -6,7 +6,7 @@ import sys
 import time
 from dataclasses import asdict
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 from tcomp.cli import options as opt, output
 from tcomp.errors import InputError, printable
@@ -50,7 +50,9 @@ def generate(
     The prompt is continued as it is, unless it is a message of a chat.
     """
     from tcomp.api import compile
-    from tcomp.generation import Generator, Grammar, Sampling
+    from tcomp.generation import Generator, Grammar, Sampling, SequenceToSequence
+    from tcomp.generation.sequence_to_sequence import reads_source
+    from tcomp.runtime import LoadedModel, Module
 
     if not folder.is_dir():
         raise InputError(f"{folder} is not a folder", hint=_FOLDER)
@@ -64,17 +66,29 @@ def generate(
     sampling = Sampling(temperature, top_k, top_p, min_p, repetition_penalty, seed=seed)
     start = time.perf_counter()
     with output.progress() as tell:
-        model = artifact or compile(folder, weights=weights, progress=tell, state="auto", threads=threads)
-        generator = Generator.load(folder, model, threads)
+        if artifact is not None:
+            model: LoadedModel = Module.load(artifact, threads=threads, mmap=False)
+        else:
+            model = compile(folder, weights=weights, progress=tell, state="auto", threads=threads)
+        if isinstance(model, Module) and reads_source(model.manifest):
+            if chat or grammar is not None:
+                raise InputError("models with an encoder have no chats or grammars", hint="leave out --chat and --json-schema")
+            generator: Generator | SequenceToSequence = SequenceToSequence.load(folder, model)
+        else:
+            generator = Generator.load(folder, model)
     given = sys.stdin.read() if prompt == "-" else prompt
-    loaded, text = time.perf_counter(), generator.chat_prompt([{"role": "user", "content": given}]) if chat else given
+    loaded = time.perf_counter()
+    text: str | list[int] = given
+    if chat and isinstance(generator, Generator):
+        text = generator.chat_prompt([{"role": "user", "content": given}])
+    options: dict[str, Any] = {"sampling": sampling, "stop": tuple(stop or ()), **({} if grammar is None else {"grammar": grammar})}
     if as_json:
-        found = generator.complete(text, max_tokens, sampling=sampling, stop=tuple(stop or ()), top_logprobs=0, grammar=grammar)
+        found = generator.complete(text, max_tokens, top_logprobs=0, **options)
         record = {"text": found.text, "finish": found.finish, "prompt_tokens": found.prompt_tokens}
         record |= {"tokens": [{"token": p.token, "text": p.text, "logprob": p.logprob} for p in found.pieces]}
         return output.print_json(record | {"sampling": asdict(sampling), "seconds": time.perf_counter() - loaded})
     times = [time.perf_counter()]
-    for piece in generator.stream(text, max_tokens, sampling, tuple(stop or ()), grammar=grammar):
+    for piece in generator.stream(text, max_tokens, **options):
         print(printable(piece.text), end="", flush=True)
         times.append(time.perf_counter())
     print()

@@ -33,8 +33,17 @@ def read_tokenizer(path: str | os.PathLike[str]) -> Tokenizer:
 
 def end_tokens(folder: Path) -> list[int]:
     """The tokens that end a text, as generation_config.json or config.json say; none where they do not."""
+    return _tokens(folder, "eos_token_id")
+
+
+def start_tokens(folder: Path) -> list[int]:
+    """Those with which the text of a model with an encoder begins, likewise; 0, as T5 has it, where they do not say."""
+    return _tokens(folder, "decoder_start_token_id") or [0]
+
+
+def _tokens(folder: Path, key: str) -> list[int]:
     for name in _CONFIGS:
-        value = _object(folder / name).get("eos_token_id")
+        value = _object(folder / name).get(key)
         listed = value if isinstance(value, list) else [value]
         if tokens := [t for t in listed if isinstance(t, int) and not isinstance(t, bool)]:
             return tokens

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -15,7 +14,7 @@ from tcomp.generation.chat_template import ChatTemplate
 from tcomp.generation.drafts import Draft, from_text
 from tcomp.generation.folder import TOKENIZER, chat_template, end_tokens, read_tokenizer
 from tcomp.generation.grammar import Constraint, Grammar, Grammars
-from tcomp.generation.request import Finish, Piece, Request
+from tcomp.generation.request import Completion, Piece, Request, completion
 from tcomp.generation.sampling import Sampling
 from tcomp.generation.scheduler import Scheduler
 from tcomp.generation.slots import Slot, checked_model, longest_sequence, most_drafts
@@ -23,16 +22,6 @@ from tcomp.runtime import LoadedModel, Module
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer
-
-
-@dataclass(frozen=True, slots=True)
-class Completion:
-    """What came after a prompt. `finish`: "stop" for a stop string or an end token, "length" where there were tokens enough."""
-
-    text: str
-    pieces: tuple[Piece, ...]
-    prompt_tokens: int
-    finish: Finish
 
 
 class Generator:
@@ -124,7 +113,7 @@ class Generator:
     ) -> Completion:
         """As `stream`, all at once."""
         request = self.request(prompt, max_tokens, **options)
-        return _completion(request, tuple(self._pieces(request, draft, timeout)))
+        return completion(request, tuple(self._pieces(request, draft, timeout)))
 
     def complete_all(self, prompts: Sequence[str | Sequence[int]], max_tokens: int = 128, **options: Any) -> list[Completion]:
         """As `complete` for each prompt, all of them at the same time. Raises what the first that fails does."""
@@ -140,7 +129,7 @@ class Generator:
                     raise progress.error
                 assert progress.piece is not None
                 pieces[progress.request].append(progress.piece)
-        return [_completion(request, tuple(found)) for request, found in pieces.items()]
+        return [completion(request, tuple(found)) for request, found in pieces.items()]
 
     def guess(self, tokens: Sequence[int], most: int) -> list[int]:
         """The likeliest tokens after these, as a draft for a larger model."""
@@ -175,7 +164,3 @@ class Generator:
                 yield piece
                 if request.finish is not None or piece.token != guess:
                     break
-
-
-def _completion(request: Request, pieces: tuple[Piece, ...]) -> Completion:
-    return Completion("".join(p.text for p in pieces), pieces, len(request.prompt), request.finish or "length")

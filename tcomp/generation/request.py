@@ -34,6 +34,16 @@ class Piece:
     top: tuple[tuple[int, float], ...] = ()
 
 
+@dataclass(frozen=True, slots=True)
+class Completion:
+    """What came after a prompt. `finish`: "stop" for a stop string or an end token, "length" where there were tokens enough."""
+
+    text: str
+    pieces: tuple[Piece, ...]
+    prompt_tokens: int
+    finish: Finish
+
+
 class Request:
     """A text that is asked for.
 
@@ -92,3 +102,8 @@ class Request:
         if self.finish is not None and self._growing is not None and not stopped:
             text += self._growing.finish()
         return Piece(token, text, logprob, best)
+
+
+def completion(request: Request, pieces: tuple[Piece, ...]) -> Completion:
+    """What all pieces of a request are together."""
+    return Completion("".join(p.text for p in pieces), pieces, len(request.prompt), request.finish or "length")

@@ -11,8 +11,7 @@ import gguf
 import numpy as np
 
 from tcomp.errors import ImportModelError
-from tcomp.frontends.language_models.config import decoder_config
-from tcomp.frontends.language_models.decoder import decoder_graph
+from tcomp.frontends.language_models.architectures import OTHERS, model_graph
 from tcomp.frontends.language_models.families import FAMILIES
 from tcomp.frontends.language_models.gguf_file import import_gguf
 from tcomp.frontends.language_models.values import read_config
@@ -59,7 +58,10 @@ class Configs(Folders):
             "original_max_position_embeddings": 16,
         }
         experts = {"num_local_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 16, "mlp_only_layers": [0]}
+        sizes = dict.fromkeys(("d_model", "d_ff", "num_heads", "encoder_ffn_dim", "decoder_ffn_dim"), 16)
+        sizes |= dict.fromkeys(("encoder_attention_heads", "decoder_attention_heads", "encoder_layers", "decoder_layers"), 2)
         others: list[dict[str, object]] = [{"model_type": family, **experts} for family in FAMILIES]
+        others += [{"model_type": family, **sizes} for family in OTHERS]
         others += [{"model_type": "llama", "rope_scaling": scaling}, {"model_type": "mistral", "sliding_window": 3}]
         return [packed({CONFIG_NAME: json.dumps({**SMALL, **other}).encode()}) for other in others]
 
@@ -68,7 +70,7 @@ class Configs(Folders):
 
     def read(self, data: bytes) -> None:
         self.write(data)
-        config = decoder_config(read_config(self.folder / CONFIG_NAME))
+        given = read_config(self.folder / CONFIG_NAME)
         left = 1 << 20
 
         def weights(name: str, shape: tuple[int, ...]) -> np.ndarray:
@@ -78,4 +80,4 @@ class Configs(Folders):
                 raise ImportModelError(f"there is no `{name}`")
             return np.zeros(shape, np.float32)
 
-        verify_graph(decoder_graph(config, weights))
+        verify_graph(model_graph(given, weights, {}, CONFIG_NAME))

@@ -24,7 +24,7 @@ import numpy as np
 
 from tcomp.errors import InputError
 from tcomp.frontends.language_models.config import DecoderConfig, Experts
-from tcomp.frontends.language_models.layers import Layers, Weights
+from tcomp.frontends.language_models.layers import HIDDEN, Layers, Weights
 from tcomp.frontends.language_models.stored import StoredBlocks
 from tcomp.ir.expr import Dim, as_expr, dim, minimum
 from tcomp.ir.graph import Graph, GraphBuilder, Value
@@ -36,7 +36,6 @@ from tcomp.ops.nn import EXPERT_DENSE
 from tcomp.ops.reduction import REDUCE_SUM, SOFTMAX
 
 PROMPT_PART = 512  # tokens of a prompt that `tcomp.generation` gives at a time
-HIDDEN = -1e30  # added to the score of a position that a query must not see
 
 
 @dataclass

@@ -8,31 +8,22 @@ from pathlib import Path
 import numpy as np
 from safetensors import SafetensorError, safe_open
 
-from tcomp.errors import ImportModelError, InputError
-from tcomp.frontends.language_models.config import decoder_config
-from tcomp.frontends.language_models.decoder import decoder_graph
-from tcomp.frontends.language_models.families import FAMILIES, stored_weights
-from tcomp.frontends.language_models.mamba import MAMBAS, mamba_graph
+from tcomp.errors import ImportModelError
+from tcomp.frontends.language_models.architectures import model_graph
 from tcomp.frontends.language_models.stored import StoredBlocks, packing
 from tcomp.frontends.language_models.values import read_config
 from tcomp.ir.expr import Dim
 from tcomp.ir.graph import Graph
 
-_OTHERS = {**dict.fromkeys(MAMBAS, mamba_graph)}  # graphs of models that are no decoder with a cache alone, by their types
 _FLOATS = {"F32": "float32", "F16": "float16", "BF16": "bfloat16"}
 
 
 def import_folder(path: str | os.PathLike[str], batch: Dim = 1, drafts: int = 0) -> Graph:
-    """The decoder in a folder, with the inputs and outputs of `decoder`, for a `batch` of sequences or with `drafts`. Raises
-    `ImportModelError` for what is damaged or does not fit, `UnsupportedError` for another architecture."""
+    """The model in a folder, with the inputs and outputs that the file of its graph says; a decoder for a `batch` of sequences or with
+    `drafts`. Raises `ImportModelError` for what is damaged or does not fit, and as `model_graph`."""
     folder = Path(path)
     place = str(folder / "config.json")
     given = read_config(folder / "config.json")
-    kind = given.get("model_type")
-    other = _OTHERS.get(kind) if isinstance(kind, str) else None
-    if other is not None and (batch != 1 or drafts):
-        raise InputError(f"models of the type {kind} continue one sequence, without drafts", hint="leave out the dims `batch` and `drafts`")
-    config = decoder_config(given, place) if other is None else None
     packed, files = packing(given, place), _tensors(folder)
 
     def tensor(name: str, shape: tuple[int, ...], integers: bool = False) -> np.ndarray:
@@ -57,12 +48,9 @@ def import_folder(path: str | os.PathLike[str], batch: Dim = 1, drafts: int = 0)
             return tensor(name, shape)
         return packed.read(tensor, files, base, *shape)
 
-    if config is None:
-        assert other is not None
-        return other(given, read, place)
-    # Matrices in few bits have other names than those that the decoder asks for.
+    # Matrices in few bits have other names than those that are asked for.
     names = {**files, **{name.replace(".qweight", ".weight"): path for name, path in files.items()}}
-    return decoder_graph(config, stored_weights(FAMILIES[config.family], config, names, read), batch, drafts)
+    return model_graph(given, read, names, place, batch, drafts)
 
 
 def _tensors(folder: Path) -> dict[str, Path]:

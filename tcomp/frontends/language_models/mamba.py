@@ -8,7 +8,7 @@ Both are zeros in the beginning. With `state`, each run reads one of two places,
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Container, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -150,7 +150,7 @@ def _step(states: int, inner: int) -> Graph:
     return g.build([after, add(REDUCE_SUM, add(ew.MUL, after, out), axes=(0,), keepdims=False)])
 
 
-def mamba_graph(given: Mapping[str, Any], weights: Weights, where: str = "config.json") -> Graph:
-    """The graph of the Mamba that a config describes. Raises as `mamba_config` and `weights` do."""
+def mamba_graph(given: Mapping[str, Any], weights: Weights, names: Container[str] = (), where: str = "config.json") -> Graph:
+    """The graph of the Mamba that a config describes, of weights that have `names`. Raises as `mamba_config` and `weights` do."""
     config = mamba_config(given, where)
     return _Mamba(weights, config.epsilon, config, g=GraphBuilder("mamba")).graph()
