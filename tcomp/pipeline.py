@@ -219,7 +219,7 @@ def graph_passes(
         ("canonicalize", lambda g: canonicalize.canonicalize(g, notes)),
         ("simplify", lambda g: simplify.simplify(g, notes)),
         *([("quantize-weights", fewer_bits)] if options.weights is not None else []),
-        ("multiply-blocks", lambda g: stored_weights.multiply_blocks(g, wanted.byte_lanes, notes)),
+        ("multiply-blocks", lambda g: stored_weights.multiply_blocks(g, wanted.block_lanes, notes, wanted.words)),
         ("fold-again", lambda g: fold.fold_constants(g, notes)),
         ("merge-equal", cse.merge_equal),
         ("eliminate-dead", dce.eliminate_dead),

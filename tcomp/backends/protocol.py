@@ -43,15 +43,16 @@ class GraphOptions:
 
     `halos`: values may get zeros around them, and indices may be quotients of others, because schedules of the target split such axes.
     `algorithms_for`: the machine that Winograd's and Strassen's algorithms are chosen for; None: direct ones only. `attention_bytes`:
-    attention whose scores need more than these is one kernel; `attention_blocks`: what GPU blocks compute of it. `byte_lanes`: lanes of 32
-    bits of vectors that add up products of bytes in each; 0: there are none.
+    attention whose scores need more than these is one kernel; `attention_blocks`: what GPU blocks compute of it. `block_lanes`: lanes of
+    32 bits of vectors that add up products of bytes in each, or of `words`, bytes by integers of 16 bits; 0: there are none.
     """
 
     halos: bool = False
     algorithms_for: CpuTarget | None = None
     attention_bytes: int = 1 << 20
     attention_blocks: AttentionTiles | None = None
-    byte_lanes: int = 0
+    block_lanes: int = 0
+    words: bool = False
 
 
 @dataclass(frozen=True, slots=True)

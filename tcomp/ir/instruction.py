@@ -69,7 +69,8 @@ class Operand:
 
 @dataclass(frozen=True, slots=True)
 class VectorOp:
-    """Emission for a CPU: an LLVM intrinsic on vector registers, once for each iteration of the loops that are not inside of them.
+    """Emission for a CPU: an LLVM intrinsic, or one of `codegen.llvm.sequences`, on vector registers, once for each iteration of the loops
+    that are not inside of them.
 
     The result has `lanes` elements along the last dimension of the operand that is written. Each lane reduces `group` elements of the other
     operands (over the innermost loop of the meaning, if there is more than one: a dot product). An operand that does not depend on the lane

@@ -2,9 +2,9 @@
 
     y[.., o] = sum over blocks b: sx[.., b] * sw[o, b] * (sum over k of xq[.., b, k] * wq[o, b, k]  -  z[o, b] * sum over k of xq[.., b, k])
 
-The inner sums are of integers, exact and in any order. Integers xq of 8 bits are a byte, those of 16 two, 256 * xh + xl, each of which is
-multiplied by itself. Of a byte with several numbers, those at one position are summed after another; so activations lie in that order, and
-weights as they are stored.
+The inner sums are of integers, exact and in any order. Integers xq of 8 bits are a byte. Those of 16 are two, 256 * xh + xl, each of which
+is multiplied by itself, or are taken as they are, where vectors multiply such. Of a byte with several numbers, those at one position are
+summed after another; so activations lie in that order, and weights as they are stored.
 """
 
 from __future__ import annotations
@@ -20,9 +20,9 @@ LARGEST = {8: 127, 16: 127 << 8}  # of the integers of so many bits that stand f
 SMALLEST = 1e-30  # of the largest element of a block: blocks of smaller ones are zeros
 
 
-def byte_blocks(x: Tensor, block: int, each: int, bits: int) -> tuple[Tensor, Tensor, Tensor]:
+def byte_blocks(x: Tensor, block: int, each: int, bits: int, whole: bool = False) -> tuple[Tensor, Tensor, Tensor]:
     """Activations [..., in] as integers of 8 or 16 `bits`: (their bytes int8 [..., blocks, bits / 8, each, block / each], the upper ones
-    first; scales float32 [..., blocks]; sums int32 [..., blocks]).
+    first, or, as a `whole`, int16 [..., blocks, 1, each, block / each]; scales float32 [..., blocks]; sums int32 [..., blocks]).
 
     x[..., b * block + j * each + p] is about integer[..., b, p, j] * scales[..., b], the largest of a block exactly; `sums` are those of
     the integers of a block. Rounding is to nearest, ties to even.
@@ -45,12 +45,12 @@ def byte_blocks(x: Tensor, block: int, each: int, bits: int) -> tuple[Tensor, Te
     def byte(*i: Expr) -> Expr:
         *row, part, p, j = i
         value = rounded[(*row, p, j)]
-        if bits == 8:
-            return cast(value, "int8")
+        if whole or bits == 8:
+            return cast(value, "int16" if whole else "int8")
         upper = (value + 128) >> 8
         return cast(select(te.equal(part, 0), upper, value - (upper << 8)), "int8")
 
-    bytes_ = te.compute((*rows, count, bits // 8, each, block // each), byte, "bytes")
+    bytes_ = te.compute((*rows, count, 1 if whole else bits // 8, each, block // each), byte, "bytes")
     scales = te.compute(peak.shape, lambda *i: peak[i] * (1 / largest), "scales")
     p, j = te.reduce_axis(each, "p"), te.reduce_axis(block // each, "j")
     sums = te.compute(peak.shape, lambda *i: te.sum(rounded[(*i, p, j)], (p, j)), "sums")
@@ -67,15 +67,17 @@ def byte_block_product(
         raise IRError(f"{w!r} are not blocks of weights of {bits} bits")
     out, count, own = w.shape
     *rows, blocks, parts, positions, places = x.shape
-    if (positions, x.dtype) != (each, "int8") or parts not in (1, 2):
+    if positions != each or (x.dtype, parts) not in (("int8", 1), ("int8", 2), ("int16", 1)):
         raise IRError(f"{x!r} are not activations for weights of {bits} bits")
     require_same(blocks, count, "blocks of activations and weights")
     require_same(places, own, "bytes of a block")
     j, p, b = te.reduce_axis(own, "j"), te.reduce_axis(each, "p"), te.reduce_axis(count, "b")
 
+    kind = "int16" if x.dtype == "int16" else "uint8"  # widened before they are unpacked: vectors then shift and mask half as often
+
     def number(*i: Expr) -> Expr:
         o, block, position, place = i
-        return (w[o, block, place] >> cast(position * bits, "uint8")) & const((1 << bits) - 1, "uint8")
+        return (cast(w[o, block, place], kind) >> cast(position * bits, kind)) & const((1 << bits) - 1, kind)
 
     numbers = te.compute((out, count, each, own), number, "numbers") if each > 1 else None
 

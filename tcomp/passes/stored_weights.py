@@ -65,8 +65,9 @@ def block_weights(node: Node, rewriter: Rewriter) -> Replacement:
     return rewriter.add(BLOCK_PRODUCT, inputs, {"bits": bits, "block": block, "rounded": 0}, node.name)
 
 
-def multiply_blocks(graph: Graph, lanes: int, notes: Notes | None = None) -> Graph:
-    """The graph with products in blocks, for vectors of `lanes` 32-bit lanes that add up products of bytes; 0: the target has none."""
+def multiply_blocks(graph: Graph, lanes: int, notes: Notes | None = None, words: bool = False) -> Graph:
+    """The graph with products in blocks, for vectors of `lanes` 32-bit lanes that add up products of bytes; 0: the target has none. Of
+    vectors that multiply bytes by integers of 16 bits (`words`), activations are such, also where bytes would be allowed."""
 
     @rule_for(BLOCK_PRODUCT)
     def rounded_activations(node: Node, rewriter: Rewriter) -> Replacement:
@@ -78,6 +79,7 @@ def multiply_blocks(graph: Graph, lanes: int, notes: Notes | None = None) -> Gra
         (out, stored), rows = w.shape, product(x.shape[:-1])
         assert isinstance(out, int) and isinstance(stored, int)
         each, allowed = 8 // bits, node.attrs.get("rounded", 0)
+        allowed = 16 if allowed and words else allowed
         own, count = block // each, stored * each // block
         fits = lanes > 0 and own % GROUP == 0 and out % lanes == 0
         fits = fits and allowed in LARGEST and block * LARGEST[allowed] * ((1 << bits) - 1) < LARGEST_SUM[allowed]
@@ -91,7 +93,8 @@ def multiply_blocks(graph: Graph, lanes: int, notes: Notes | None = None) -> Gra
             else:
                 point = zeros
             (weights,) = rewriter.add(RESHAPE, [w], {"shape": (out, count, own)}, f"{w.name}.blocks")
-            rounded = rewriter.add(BYTE_BLOCKS, [x], {"block": block, "each": each, "bits": allowed}, f"{node.name}.bytes")
+            how = {"block": block, "each": each, "bits": allowed, **({"whole": True} if words else {})}
+            rounded = rewriter.add(BYTE_BLOCKS, [x], how, f"{node.name}.bytes")
             return rewriter.add(BYTE_BLOCK_PRODUCT, [*rounded, weights, scales, point], attrs, node.name)
         if isinstance(rows, int) and rows > MANY_ROWS and is_float(x.dtype):
             numbers = w if bits == 8 else rewriter.add(UNPACK, [w], {"bits": bits, "count": stored * each})[0]

@@ -65,6 +65,21 @@ def _byte_tile(name: str, arguments: tuple[str, ...], dtypes: tuple[str, str, st
 
 
 @cache
+def vpmaddwd(rows: int, vectors: int, unroll: int = 1, bits: int = 512) -> Instruction:
+    """AVX2 (of 512 bits, AVX-512 BW): sums of two products of int16, exact, added to wrapping 32-bit integers by another instruction.
+
+    for k in 0..unroll { for r in 0..rows { for j in 0..vectors*lanes { for g in 0..2 {
+      acc[r, j] += int32(a[r, k, g]) * int32(b[k, j, g])
+    } } } }
+    """
+    if bits not in (512, 256):
+        raise ScheduleError(f"vpmaddwd of {bits} bits", hint="512 or 256")
+    op = VectorOp(f"tcomp.vpmaddwd.{bits}", ("acc", "a", "b"), bits // 32, 2)
+    name = _call("vpmaddwd", rows, vectors, unroll, bits)
+    return _panel(name, (rows, vectors, unroll), ("int32", "int16", "int16"), op, "avx512bw" if bits == 512 else "avx2")
+
+
+@cache
 def sdot(rows: int, vectors: int, unroll: int = 1) -> Instruction:
     """NEON: as `vpdpbusd` with four lanes, of int8 by int8."""
     op = VectorOp("llvm.aarch64.neon.sdot.v4i32.v16i8", ("acc", "a", "b"), 4, 4)
@@ -200,7 +215,7 @@ def tf32(x: Expr) -> Expr:
     return E.bitcast(E.bitcast(x, "uint32") & 0xFFFFE000, "float32")
 
 
-_GENERATORS = {f.__name__: f for f in (fma_tile, vpdpbusd, vpdpbusd_unsigned, sdot, mma, mma_fill, mma_store, wgmma)}
+_GENERATORS = {f.__name__: f for f in (fma_tile, vpdpbusd, vpdpbusd_unsigned, vpmaddwd, sdot, mma, mma_fill, mma_store, wgmma)}
 
 
 def _call(name: str, *arguments: int | str) -> str:

@@ -24,7 +24,7 @@ from tcomp.ir.instruction import Instruction, match
 from tcomp.ir.interpreters.loops import run_kernel
 from tcomp.ir.loops import Accumulate, Allocate, Buffer, Call, For, Kernel, Stmt, block, loop, store, walk
 from tcomp.ir.verify.loops import verify_kernel
-from tcomp.schedules.instructions import fma_tile, mma, sdot, vpdpbusd
+from tcomp.schedules.instructions import fma_tile, mma, sdot, vpdpbusd, vpmaddwd
 from tcomp.schedules.primitives.editing import rebuild
 from tcomp.target import CpuTarget, CudaTarget, Target
 from tests.codegen.cuda import cuda_host
@@ -39,6 +39,7 @@ X86 = [
     (fma_tile(6, 4), "skylake-avx512"), (fma_tile(1, 1), "skylake-avx512"), (fma_tile(3, 2, 4, "avx512", "float64"), "skylake-avx512"),
     (fma_tile(4, 2, 3, "avx2"), "haswell"), (fma_tile(2, 3, 1, "avx2", "float64"), "haswell"),
     (vpdpbusd(1, 1), "cascadelake"), (vpdpbusd(6, 4), "cascadelake"), (vpdpbusd(3, 2, 5), "cascadelake"), (vpdpbusd(2, 2, 2, 256), "cascadelake"),
+    (vpmaddwd(1, 1, 1, 256), "haswell"), (vpmaddwd(3, 2, 4, 256), "haswell"), (vpmaddwd(6, 4), "skylake-avx512"),
 ]  # fmt: skip
 EXTRA = Buffer("extra", "int32", (64,))
 NEON = [fma_tile(4, 4, 2, "neon"), fma_tile(3, 1, 1, "neon", "float64"), sdot(1, 1), sdot(4, 3, 2)]
@@ -78,7 +79,7 @@ def test_instructions_of_x86(i: Instruction, cpu: str) -> None:
     kernel = called(i)
     verify_kernel(kernel)
     asm = assembly(emit_kernel(kernel, target), target)
-    mnemonic = "vpdpbusd" if "vpdpbusd" in i.name else "vfmadd"
+    mnemonic = next((name for name in ("vpdpbusd", "vpmaddwd") if name in i.name), "vfmadd")
     loops = {x.var.name: int(x.extent) for x in i.loops}
     assert asm.count(mnemonic) == loops["k"] * loops["r"] * loops["j"] // i.emission.lanes
     assert spill_count(asm) == 0 and "call" not in asm
@@ -167,6 +168,7 @@ def test_instructions_of_neon_under_emulation(i: Instruction, tmp_path: Path) ->
     [
         (vpdpbusd(1, 1), "cpu -mcpu=skylake-avx512", "avx512vnni"),
         (vpdpbusd(1, 1, 1, 256), "cpu -mcpu=haswell", "avx512vnni or avxvnni"),
+        (vpmaddwd(1, 1), "cpu -mcpu=haswell", "avx512bw"),
         (fma_tile(1, 1), "cpu -mcpu=haswell", "avx512f"),
         (fma_tile(1, 1, 1, "avx2"), "cpu -mcpu=sandybridge", "fma"),
         (sdot(1, 1), "cpu -march=aarch64 -mcpu=cortex-a72", "dotprod"),

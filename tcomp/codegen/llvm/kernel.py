@@ -20,6 +20,7 @@ from tcomp.codegen.llvm.addresses import ALIGN, Address
 from tcomp.codegen.llvm.builder import Value, iota, symbol
 from tcomp.codegen.llvm.counted_loops import CountedLoops
 from tcomp.codegen.llvm.kernel_module import KernelModule
+from tcomp.codegen.llvm.sequences import SEQUENCES
 from tcomp.ir import expr as E, loops as L
 from tcomp.ir.dtypes import is_float, itemsize
 from tcomp.ir.expr import INDEX, Expr, as_expr
@@ -312,9 +313,14 @@ class Function(CountedLoops):
                     if b is result:
                         addresses[key] = address
                 types.append(self.module.type(b.dtype, op.lanes * width))
-                arguments.append(f"{types[-1]} {registers[key]}")
-            self.module.declarations.setdefault(op.code, f"declare {total} @{op.code}({', '.join(types)})")
-            registers[result, *(at[i] for i in places[result])] = self.op(f"call {total} @{op.code}({', '.join(arguments)})")
+                arguments.append(registers[key])
+            to = (result, *(at[i] for i in places[result]))
+            if op.code in SEQUENCES:
+                registers[to] = SEQUENCES[op.code](self.op, self.module.declarations.setdefault, arguments)
+            else:
+                self.module.declarations.setdefault(op.code, f"declare {total} @{op.code}({', '.join(types)})")
+                given = ", ".join(f"{type_} {register}" for type_, register in zip(types, arguments, strict=True))
+                registers[to] = self.op(f"call {total} @{op.code}({given})")
         for v in matched.loops.values():
             del self.constants[v]
         for key, address in addresses.items():

@@ -1,14 +1,15 @@
-"""Products with weights of few bits (`ops.stored_weights`), on a CPU whose instructions add up four products of bytes in a 32-bit lane:
+"""Products with weights of few bits (`ops.stored_weights`), on a CPU whose instructions add up four products of bytes in a 32-bit lane, or
+two of integers of 16 bits, as which activations and weights are taken then:
 
     for panel of columns (threads), tile of rows:
       for block:                              sums of the tile stay in registers, as floats over all blocks
         for four elements of the block:       and as integers over one
           numbers of the panel                taken out of their bytes once for all rows of the tile
-          vpdpbusd                            numbers of four elements by those of activations, which all lanes share
+          vpdpbusd, vpmaddwd                  numbers of four elements by those of activations, which all lanes share
         sums += float(integers) * scales
 
 Weights lie panel by panel in the order in which this reads them. What is recognised is the structure: a sum over blocks of sums of
-integers, each a product of a signed byte and of what is computed from an unsigned one.
+integers, each a product of a signed one of 8 or 16 bits and of what is computed from an unsigned byte.
 """
 
 from __future__ import annotations
@@ -27,9 +28,9 @@ from tcomp.schedules.analysis import access_patterns as patterns
 from tcomp.schedules.analysis.access_patterns import Nest, nests, reduction_nest, result_nest
 from tcomp.schedules.cost.register_tiles import tiles_of_a_row
 from tcomp.schedules.cpu.common import divides, extent, most, size, size_of, threads
-from tcomp.schedules.cpu.int8_dot_products import GROUP, byte_lanes
+from tcomp.schedules.cpu.int8_dot_products import GROUP, WORDS, byte_lanes, word_lanes
 from tcomp.schedules.groups import attachments
-from tcomp.schedules.instructions import vpdpbusd_unsigned
+from tcomp.schedules.instructions import vpdpbusd_unsigned, vpmaddwd
 from tcomp.schedules.knobs import Knobs
 from tcomp.schedules.primitives import editing
 from tcomp.schedules.schedule import Schedule
@@ -42,13 +43,14 @@ ROW_COST = 0.5  # of a step for another row: its activations are loaded
 MAX_UNROLLED = 8  # steps of four elements of a block
 MAX_ROWS = 12  # of a tile: with two vectors of columns and more, fewer fit into the registers of any machine
 UNKNOWN_ROWS = 1 << 12  # rows to choose a tile for, where no limit of their number is known
+_FACTORS = [("int8", "uint8", "uint8"), ("int16", "uint8", "uint8"), ("int16", "int16", "uint8")]  # activations, numbers, what holds them
 MIN_PARALLEL_BYTES = 1 << 15  # of weights; threads cost more than they save with fewer
 
 
 @dataclass(frozen=True, slots=True)
 class BlockProduct:
     """`result` is computed from `sums` over blocks (itself, or a temporary) of `integers`, which are sums of products of bytes: one for
-    each of the `parts`, bytes of an activation."""
+    each of the `parts`, bytes of an activation. A lane adds up a `group` of them."""
 
     result: str
     sums: str
@@ -57,6 +59,20 @@ class BlockProduct:
     weights: E.Expr
     block: E.Expr  # the loop variable of `sums` over blocks
     parts: int
+
+    def lanes(self, target: CpuTarget) -> int:
+        """Lanes of 32 bits of the vectors that multiply such integers; 0 for none."""
+        return word_lanes(target) if self.group == WORDS else byte_lanes(target)
+
+    @property
+    def group(self) -> int:
+        """Products that a lane adds up at a time."""
+        return WORDS if self.activations.dtype == "int16" else GROUP
+
+
+def block_lanes(target: CpuTarget) -> int:
+    """Lanes of 32 bits of the vectors that multiply blocks, of bytes or else of integers of 16 bits; 0 for none."""
+    return byte_lanes(target) or word_lanes(target)
 
 
 def found(kernel: Kernel, result: str, inside: Sequence[str]) -> BlockProduct | None:
@@ -81,25 +97,25 @@ def found(kernel: Kernel, result: str, inside: Sequence[str]) -> BlockProduct | 
 
 
 def _bytes(nest: Nest) -> tuple[E.Expr, E.Expr] | None:
-    """(read of the signed byte, read of the unsigned one) of a sum of products of bytes, the second of which may have been unpacked."""
+    """(read of the signed integer, read of the unsigned byte) of a sum of products, the second of which may have been unpacked."""
     value = nest.leaf.value
     if value.op != "mul" or value.dtype != "int32" or any(x.op != "cast" or len(E.reads(x)) != 1 for x in value.args):
         return None
-    rows, columns = sorted((x.args[0] for x in value.args), key=lambda x: x.dtype)
+    columns, rows = sorted((x.args[0] for x in value.args), key=lambda x: E.reads(x)[0].dtype != "uint8")
     lane, weights = nest.spatial[-2:-1], E.reads(columns)[0]
-    if (rows.dtype, rows.op, columns.dtype, weights.dtype) != ("int8", "read", "uint8", "uint8") or not lane:
+    if rows.op != "read" or (rows.dtype, columns.dtype, weights.dtype) not in _FACTORS or not lane:
         return None
     column = lane[0].var
     return (rows, weights) if column in E.variables(*weights.args) and column not in E.variables(*rows.args) else None
 
 
 def operand_layouts(kernel: Kernel, constants: frozenset[int], target: CpuTarget) -> dict[int, Layout]:
-    """The packed layouts of all such products: of weights by panel, block, four elements, column, element; of scales and zero points by
+    """The packed layouts of all such products: of weights by panel, block, group of elements, column, element; of scales and zero points by
     panel, block, column."""
     wishes: dict[int, Layout] = {}
-    names, lanes = {b.name: n for n, b in enumerate(kernel.buffers)}, byte_lanes(target)
-    for result, inside in attachments(kernel) if lanes else ():
-        if (product := found(kernel, result, inside)) is None:
+    names = {b.name: n for n, b in enumerate(kernel.buffers)}
+    for result, inside in attachments(kernel) if block_lanes(target) else ():
+        if (product := found(kernel, result, inside)) is None or not (lanes := product.lanes(target)):
             continue
         second = reduction_nest(kernel, product.sums)
         column = second.spatial[-1]
@@ -111,26 +127,27 @@ def operand_layouts(kernel: Kernel, constants: frozenset[int], target: CpuTarget
             if number not in constants or len(r.args) < 2:
                 continue
             if r is product.weights and len(r.args) == 3:
-                pieces = (Piece(0, panel), Piece(1), Piece(2, GROUP), Piece(0, 1, panel), Piece(2, 1, GROUP))
+                group = product.group
+                pieces = (Piece(0, panel), Piece(1), Piece(2, group), Piece(0, 1, panel), Piece(2, 1, group))
                 wishes[number] = Layout(3, pieces)
             elif r.args == (column.var, product.block):
                 wishes[number] = Layout(2, (Piece(0, panel), Piece(1), Piece(0, 1, panel)))
     return wishes
 
 
-def _panel(weights: E.Expr, column: E.Expr) -> int:
-    """Columns of a panel, if that is how weights lie; else 0."""
+def _panel(weights: E.Expr, column: E.Expr, group: int) -> int:
+    """Columns of a panel, if that is how weights lie, in such groups; else 0."""
     place = E.row_major(weights.args, weights.attr.shape)
     first, second = (simplify(E.substitute(place, {column: as_expr(n)})) for n in (0, 1))
     panel = weights.attr.shape[-2]
-    return panel if isinstance(panel, int) and weights.attr.shape[-1] == GROUP and difference(second, first) is as_expr(GROUP) else 0
+    return panel if isinstance(panel, int) and weights.attr.shape[-1] == group and difference(second, first) is as_expr(group) else 0
 
 
 def in_registers(s: Schedule, target: CpuTarget, knobs: Knobs) -> set[str]:
     """Schedule all such products; returns the buffers whose nests are shaped."""
     done = set[str]()
-    for result, inside in attachments(s.kernel) if byte_lanes(target) else ():
-        if (product := found(s.kernel, result, inside)) is not None:
+    for result, inside in attachments(s.kernel) if block_lanes(target) else ():
+        if (product := found(s.kernel, result, inside)) is not None and product.lanes(target):
             before = set(s.stages)
             with s.attempt(result, FallbackKind.STAGE_BY_STAGE):
                 schedule(s, product, target, knobs)
@@ -156,8 +173,8 @@ def _tile(rows: int, vectors: int, parts: int, target: CpuTarget, known: bool = 
 
 def schedule(s: Schedule, product: BlockProduct, target: CpuTarget, knobs: Knobs) -> None:
     """Schedule a result and its sums by tiles in registers. Raises `ScheduleError` where sizes or layouts do not fit."""
-    lanes, result, weights = byte_lanes(target), product.result, product.weights
-    panel = _panel(weights, reduction_nest(s.kernel, product.integers).spatial[-2].var)
+    lanes, result, weights = product.lanes(target), product.result, product.weights
+    panel = _panel(weights, reduction_nest(s.kernel, product.integers).spatial[-2].var, product.group)
     out = result_nest(s.kernel, result) if product.sums != result else reduction_nest(s.kernel, result)
     if not panel or panel % lanes or not divides(panel, out.spatial[-1].extent):
         raise ScheduleError("weights are in no panels", why=f"`{weights.attr.name}` has the shape {list(weights.attr.shape)}")
@@ -207,9 +224,9 @@ def _shape(s: Schedule, sums: str, product: BlockProduct, lanes: int) -> None:
     *rows, column, block = patterns.stage_axes(s.kernel, product.integers, True)
     others = [x.var.name for x in update.reduction_loops]
     along_both = (x for x in update.reduction_loops if all(x.var in E.variables(*r.args) for r in update.reads))
-    bytes_of_block = next(x for x in along_both if divides(GROUP, x.extent))
+    bytes_of_block = next(x for x in along_both if divides(product.group, x.extent))
     others.remove(bytes_of_block.var.name)
-    steps, group = s.split(bytes_of_block.var.name, GROUP)
+    steps, group = s.split(bytes_of_block.var.name, product.group)
     s.reorder(block, steps, *others, *rows, column, group, reassociate=True)
     # Where steps are unrolled, LLVM loads ahead for later ones. That is good for rows that share what is unpacked, and bad for what memory
     # delivers: it does so best in order.
@@ -217,9 +234,10 @@ def _shape(s: Schedule, sums: str, product: BlockProduct, lanes: int) -> None:
     if others and any(extent(s, x) != 1 for x in several) and extent(s, steps) <= MAX_UNROLLED:
         s.unroll(steps)
     unroll(s, others)  # the numbers in a byte
-    activations, numbers = s.cache_factors([steps, *others][-1], f"{product.integers}.a", f"{product.integers}.w", "register")
+    names, words = (f"{product.integers}.a", f"{product.integers}.w"), "int16" if product.group == WORDS else ""
+    activations, numbers = s.cache_factors([steps, *others][-1], *names, "register", words)
     unroll(s, activations.loads[:-1], activations.loads[-1])
-    vector, lane = s.split(s.fuse(*numbers.loads), lanes * GROUP)
+    vector, lane = s.split(s.fuse(*numbers.loads), lanes * product.group)
     unroll(s, [vector], lane)
 
 
@@ -231,4 +249,6 @@ def _multiply(s: Schedule, lanes: int) -> None:
             *rows, columns, _ = (x.var.name for x in loops)
             height = size(s, rows[-1]) if rows else 1
             unroll(s, rows[:-1])
-            s.tensorize([*rows, columns][max(0, len(rows) - 1)], vpdpbusd_unsigned(height, size(s, columns) // lanes, 1, 32 * lanes))
+            words = any(r.dtype == "int16" for r in E.reads(leaf.value))
+            instruction = vpmaddwd if words else vpdpbusd_unsigned
+            s.tensorize([*rows, columns][max(0, len(rows) - 1)], instruction(height, size(s, columns) // lanes, 1, 32 * lanes))

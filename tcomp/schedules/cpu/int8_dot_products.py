@@ -17,18 +17,25 @@ from tcomp.ir.layout import Layout, Piece
 from tcomp.ir.loops import SERIAL, Accumulate, For, perfect, walk
 from tcomp.schedules.analysis.access_patterns import Nest, nests
 from tcomp.schedules.cpu.common import divides, lanes_of
-from tcomp.schedules.instructions import vpdpbusd
+from tcomp.schedules.instructions import vpdpbusd, vpmaddwd
 from tcomp.schedules.primitives import editing
 from tcomp.schedules.schedule import Schedule
 from tcomp.schedules.tiles import unroll
 from tcomp.target import CpuTarget
 
 GROUP = 4  # bytes that one lane of 32 bits multiplies and adds up
+WORDS = 2  # integers of 16 bits, likewise
 
 
 def byte_lanes(target: CpuTarget) -> int:
     """Lanes of 32 bits of the widest vectors of a target that multiply bytes; 0 for none."""
     usable = (bits for bits in (512, 256) if target.vector_bits >= bits and any(map(target.has, vpdpbusd(1, 1, 1, bits).features)))
+    return next((bits // 32 for bits in usable), 0)
+
+
+def word_lanes(target: CpuTarget) -> int:
+    """Likewise, of the widest vectors that multiply integers of 16 bits."""
+    usable = (bits for bits in (512, 256) if target.vector_bits >= bits and any(map(target.has, vpmaddwd(1, 1, 1, bits).features)))
     return next((bits // 32 for bits in usable), 0)
 
 

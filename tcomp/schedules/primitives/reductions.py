@@ -7,7 +7,7 @@ from dataclasses import replace
 
 from tcomp.ir import expr as E, loops as L
 from tcomp.ir.access import digit, in_range, indices_of
-from tcomp.ir.dtypes import is_float, itemsize
+from tcomp.ir.dtypes import integer_range, is_float, is_integer, itemsize
 from tcomp.ir.expr import INDEX, Dim, Expr, as_expr, loop_var
 from tcomp.ir.linear import linear
 from tcomp.ir.simplify import as_dim, prove, simplify
@@ -205,13 +205,15 @@ def _covers(buffer: L.Buffer, found: Nest) -> bool:
     return True
 
 
-def cache_factors(kernel: L.Kernel, loop: Loop, left: str, right: str, scope: str = "global") -> tuple[L.Kernel, BufferCopy, BufferCopy]:
+def cache_factors(
+    kernel: L.Kernel, loop: Loop, left: str, right: str, scope: str = "global", dtype: str = ""
+) -> tuple[L.Kernel, BufferCopy, BufferCopy]:
     """Copy the factors of the products that a loop's body sums into new buffers first, and multiply these.
 
     A buffer has one dimension for each loop inside that its factor depends on, in their order, and one nest that fills it, with the loops
     `left.0`, `left.1`, ... (the names returned know them). Conditions of the sum go to the copies: an element whose product is not summed
     is zero. What widens a factor for the product (a conversion to a type that holds all its values, a cut to tf32) is left to the product,
-    so that copies are small.
+    so that copies are small; with a `dtype` of integers, smaller ones are widened to it in the copies, as an instruction takes them.
 
     Legal where the body is one sum of products over loops of constant extent, and each of its conditions depends on what both factors
     depend on, or holds for a whole element of the sum, which nobody may use where it does not hold. A sum that is a negative zero may
@@ -269,14 +271,24 @@ def cache_factors(kernel: L.Kernel, loop: Loop, left: str, right: str, scope: st
     refuse_if(names[0] == names[1], "the copies need different names")
     buffers, nests, copies, staged = [], list[L.Stmt](), [], []
     for name, whole, core, loops, known in zip(names, product.args, factors, used, given, strict=True):
-        buffers.append(local := editing.temporary(name, core.dtype, [x.extent for x in loops], scope))
-        nest, loads = _copy(kernel, local, core, loops, known)
+        held = _widened(core, whole.dtype, dtype)
+        buffers.append(local := editing.temporary(name, held.dtype, [x.extent for x in loops], scope))
+        nest, loads = _copy(kernel, local, held, loops, known)
         nests.append(nest)
         copies.append(BufferCopy(name, loads=loads))
         staged.append(E.substitute(whole, {core: E.read(local, [x.var for x in loops])}))
     total = enclose(found.loops, L.Accumulate(update.buffer, update.indices, E.binary("mul", *staged), update.reducer))
     new = L.For(target.var, target.extent, L.allocated(buffers, L.block(*nests, total)), target.kind)
     return editing.nesting(replaced(kernel, {target: new})), copies[0], copies[1]
+
+
+def _widened(core: Expr, whole: str, dtype: str) -> Expr:
+    """A factor in `dtype`, if that is given, holds all its values, and is no more than what its product has."""
+    if not dtype:
+        return core
+    (low, high), (least, most), (_, limit) = (integer_range(t) if is_integer(t) else (1, 0) for t in (core.dtype, dtype, whole))
+    refuse_if(least > most or limit < most, f"factors of {whole} are not widened to {dtype} first")
+    return E.cast(core, dtype) if low <= high and least <= low and high <= most else core
 
 
 def _copy(kernel: L.Kernel, buffer: L.Buffer, factor: Expr, loops: Sequence[L.For], known: Sequence[Expr]) -> tuple[L.Stmt, list[str]]:

@@ -11,6 +11,7 @@ from tcomp.codegen.llvm.kernel import emit_kernel
 from tcomp.codegen.llvm.machine_code import assembly
 from tcomp.ir.expr import dim
 from tcomp.ir.graph import GraphBuilder
+from tcomp.ir.interpreters.graph import evaluate_graph
 from tcomp.ir.interpreters.loops import run_kernel
 from tcomp.ir.loops import Call, hoist_temporaries, walk
 from tcomp.ops.elementwise import ADD
@@ -22,14 +23,15 @@ from tests.codegen.jit import HOST, compile_kernel, spill_count
 
 VNNI, CLIENT = CpuTarget.parse("cpu -mcpu=icelake-server"), CpuTarget.parse("cpu -mcpu=alderlake")
 WITHOUT = CpuTarget.parse("cpu -mcpu=haswell")
+ARM = CpuTarget.parse("cpu -march=aarch64 -mcpu=cortex-a72")
 RNG = np.random.default_rng(0)
 
 
-def product(rows, columns, blocks, bits=4, block=32, zeros=False, scales="float32", residual=False, parts=1):
+def product(rows, columns, blocks, bits=4, block=32, zeros=False, scales="float32", residual=False, parts=1, words=False):
     b, each = GraphBuilder("k"), 8 // bits
     own = block // each
     given = [
-        b.input("x", "int8", (rows, blocks, parts, each, own)),
+        b.input("x", "int16" if words else "int8", (rows, blocks, parts, each, own)),
         b.input("sx", "float32", (rows, blocks)),
         b.input("sums", "int32", (rows, blocks)),
     ]
@@ -50,8 +52,9 @@ def scheduled(graph, target):
 
 def random(value, size):
     shape = [d if isinstance(d, int) else size for d in value.shape]
-    if value.dtype == "int8":
-        return RNG.integers(-127, 128, shape, np.int8)
+    if value.dtype in ("int8", "int16"):
+        most = LARGEST[8 if value.dtype == "int8" else 16]
+        return RNG.integers(-most, most, shape, value.dtype, endpoint=True)
     if value.name == "sums":
         return RNG.integers(-999, 999, shape, np.int32)
     return RNG.integers(0, 256, shape, np.uint8) if value.dtype == "uint8" else RNG.random(shape).astype(value.dtype)
@@ -71,6 +74,33 @@ CASES = {
     "rows of 16 bits": ({"rows": 5, "columns": 64, "blocks": 2, "parts": 2, "bits": 8, "zeros": True}, None),
     "long blocks": ({"rows": 4, "columns": 64, "blocks": 2, "block": 128}, None),
 }
+WORDS = {
+    "row": ({"rows": 1, "columns": 64, "blocks": 3}, ["vpmaddwd(1, 4, 1, 256)"]),
+    "bytes": ({"rows": 2, "columns": 32, "blocks": 2, "bits": 8, "zeros": True}, ["vpmaddwd(2, 2, 1, 256)"]),
+    "rows left over": ({"rows": 7, "columns": 32, "blocks": 2, "bits": 2, "block": 64, "zeros": True, "residual": True}, None),
+    "few columns": ({"rows": 3, "columns": 16, "blocks": 2, "scales": "float16"}, None),
+}
+
+
+@pytest.mark.parametrize(("name", "cpu"), [(name, cpu) for name in WORDS for cpu in ("haswell", "skylake-avx512")])
+def test_integers_of_16_bits_are_multiplied_where_bytes_are_not(name, cpu):
+    sizes, expected = WORDS[name]
+    target, graph = CpuTarget.parse(f"cpu -mcpu={cpu}"), product(**sizes, words=True)
+    s, layouts = scheduled(graph, target)
+    if cpu == "haswell":
+        assert calls(s) == expected if expected else len(calls(s)) >= 1
+        assert "c/2" in str(layouts[3])  # of the group that a lane adds up
+    text = assembly(emit_kernel(hoist_temporaries(s.kernel)[0], target), target)
+    assert ("vpmaddwd" in text) == bool(calls(s)) and "vpmulld" not in text and not s.fallbacks
+    assert Schedule.from_json(s.to_json()).kernel is not None
+    values = [random(v, 5) for v in graph.inputs]
+    plain = build_loops(graph, "plain", backend_of(ARM)).source
+    want, got = (np.full((sizes["rows"], sizes["columns"]), np.nan, np.float32) for _ in range(2))
+    run_kernel(plain, dict(zip(plain.buffers, [*values, want], strict=True)))
+    if target.runs_on(HOST):
+        packed = [layouts[n].to_physical(v) if n in layouts else v for n, v in enumerate(values)]
+        compile_kernel(s.kernel, target)(*packed, got)
+        np.testing.assert_allclose(got, want, rtol=2e-5, atol=1)
 
 
 @pytest.mark.parametrize("name", CASES)
@@ -110,6 +140,19 @@ def test_what_no_instruction_fits_is_computed_all_the_same():
     assert calls(s) == [] and all(p.div != 4 for layout in layouts.values() for p in layout.pieces)
     odd, _ = scheduled(product(2, 40, 2), VNNI)  # columns that fill no panels
     assert calls(odd) == []
+
+
+def test_activations_of_16_bits_may_stay_whole():
+    x = (RNG.normal(size=(2, 16)) * 5).astype(np.float32)
+    b = GraphBuilder("k")
+    attrs = {"block": 8, "each": 2, "bits": 16}
+    given = b.input("x", "float32", x.shape)
+    graph = b.build([*b.add(BYTE_BLOCKS, [given], attrs, "q"), *b.add(BYTE_BLOCKS, [given], {**attrs, "whole": True}, "w")])
+    halves, scales, sums, whole, *others = evaluate_graph(graph, {"x": x}).values()
+    assert (whole.dtype, whole.shape) == (np.dtype(np.int16), (2, 2, 1, 2, 4))
+    np.testing.assert_array_equal(whole[:, :, 0], halves[:, :, 0].astype(np.int32) * 256 + halves[:, :, 1])
+    for array, other in zip((scales, sums), others, strict=True):
+        np.testing.assert_array_equal(array, other)
 
 
 @pytest.mark.parametrize("bits", [8, 16])

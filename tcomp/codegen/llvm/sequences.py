@@ -1,0 +1,26 @@
+"""What no LLVM intrinsic does alone: the operations on vector registers that a `VectorOp` with a name of ours stands for."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+
+Emit = Callable[[str], str]  # an operation -> the register that it gives
+Declare = Callable[[str, str], str]  # (name of an intrinsic, its declaration)
+Emission = Callable[[Emit, Declare, Sequence[str]], str]  # ..., the registers of the arguments -> that of the result
+
+
+def _word_products(bits: int) -> Emission:
+    """sums int32 [lanes] + a int16 [lanes, 2] * b int16 [lanes, 2], summed over two."""
+    intrinsic = {256: "llvm.x86.avx2.pmadd.wd", 512: "llvm.x86.avx512.pmaddw.d.512"}[bits]
+    sums, words = f"<{bits // 32} x i32>", f"<{bits // 16} x i16>"
+
+    def emit(op: Emit, declare: Declare, arguments: Sequence[str]) -> str:
+        total, a, b = arguments
+        declare(intrinsic, f"declare {sums} @{intrinsic}({words}, {words})")
+        products = op(f"call {sums} @{intrinsic}({words} {a}, {words} {b})")
+        return op(f"add {sums} {total}, {products}")
+
+    return emit
+
+
+SEQUENCES: Mapping[str, Emission] = {f"tcomp.vpmaddwd.{bits}": _word_products(bits) for bits in (256, 512)}
