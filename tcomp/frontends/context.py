@@ -11,9 +11,9 @@ from tcomp.ir.broadcasting import HALF
 from tcomp.ir.expr import Dim, as_expr
 from tcomp.ir.graph import LOOP, Graph, GraphBuilder, Node, Operator, Value, loop_attrs
 from tcomp.ir.simplify import as_dim
-from tcomp.ops.elementwise import CAST
+from tcomp.ops.elementwise import CAST, FULL
 from tcomp.ops.expression import EXPRESSION, TensorFunction
-from tcomp.ops.movement import IDENTITY, SLICE
+from tcomp.ops.movement import EXPAND, IDENTITY, RESHAPE, SLICE, TRANSPOSE
 
 Values: TypeAlias = Sequence[Value]
 Types: TypeAlias = "Sequence[tuple[str, Sequence[Dim]]]"  # (element type, shape) of each
@@ -73,6 +73,28 @@ class GraphContext(ABC):
             taken.add(x)
             found.append(x)
         return self.builder.build(found)
+
+    def full(self, number: Any, dtype: str, shape: Sequence[Dim]) -> Value:
+        """Equal elements."""
+        return self.add(FULL, shape=tuple(shape), value=number, dtype=dtype)
+
+    def reshape(self, x: Value, shape: Sequence[Dim]) -> Value:
+        """The elements in another shape."""
+        return x if tuple(shape) == x.shape else self.add(RESHAPE, x, shape=tuple(shape))
+
+    def transpose(self, x: Value, perm: Sequence[int]) -> Value:
+        """The axes in another order."""
+        return x if list(perm) == list(range(len(perm))) else self.add(TRANSPOSE, x, perm=tuple(map(int, perm)))
+
+    def expand(self, x: Value, shape: Sequence[Dim]) -> Value:
+        """The elements, repeated along axes of extent 1 and further axes in front."""
+        return x if tuple(shape) == x.shape else self.add(EXPAND, x, shape=tuple(shape))
+
+    def cut(self, x: Value, axis: int, start: Dim, count: Dim, step: int = 1) -> Value:
+        """`count` elements along an axis."""
+        given = [(start, step, count) if n == axis else (0, 1, d) for n, d in enumerate(x.shape)]
+        starts, steps, shape = zip(*given, strict=True)
+        return self.add(SLICE, x, starts=starts, steps=steps, shape=shape)
 
     def reversed(self, x: Value, axes: Sequence[int]) -> Value:
         """The elements in reverse order along axes."""

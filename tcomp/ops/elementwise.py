@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from functools import partial, reduce
-from operator import add
+from operator import add, ge, gt, le, lt
 from typing import Any
 
 from tcomp.errors import IRError
@@ -93,8 +93,31 @@ def log_add_exp(x: Expr, y: Expr) -> Expr:
 
 
 def sign_bit(x: Expr) -> Expr:
-    """Whether a float of 32 or 64 bits is negative, -0.0 and NaN with a sign included."""
-    return bitcast(x, f"int{BITS[x.dtype]}") < 0
+    """Whether an integer, or a float of 32 or 64 bits, is negative, -0.0 and NaN with a sign included."""
+    if x.dtype not in SIGNED and not is_float(x.dtype):
+        return const(False, "bool")
+    return (bitcast(x, f"int{BITS[x.dtype]}") if is_float(x.dtype) else x) < 0
+
+
+def _floor_divide(x: Expr, y: Expr) -> Expr:
+    """x / y, rounded down: from the remainder, which is exact."""
+    quotient = divide(x - x % divisor(y), y)
+    return te.round(quotient) if is_float(x.dtype) else quotient
+
+
+def _trunc_divide(x: Expr, y: Expr) -> Expr:
+    """x / y, rounded towards zero."""
+    return te.trunc(x / y) if is_float(x.dtype) else divide(x, y)
+
+
+def _ordered(compare: Callable[[Expr, Expr], Expr]) -> Callable[[Expr, Expr], Expr]:
+    """A comparison by size, in which False is less than True."""
+    return lambda x, y: compare(*(cast(v, "int32") if v.dtype == "bool" else v for v in (x, y)))
+
+
+def _of_floats(function: Callable[..., Expr], otherwise: Callable[[Expr], Expr] = lambda x: x) -> Callable[..., Expr]:
+    """A function of floats, and what it is of other numbers: by default these themselves."""
+    return lambda x, **attrs: function(x, **attrs) if is_float(x.dtype) else otherwise(x)
 
 
 def _atan2(y: Expr, x: Expr) -> Expr:
@@ -177,12 +200,16 @@ def pointwise(name: str, function: Callable[..., Expr]) -> Operator:
 ABS, NEG, NOT = pointwise("abs", te.abs), pointwise("neg", lambda x: -x), pointwise("not", lambda x: ~x)
 ACOS, ACOSH, ASIN, ASINH, ATAN, ATANH = (pointwise(f.__name__, f) for f in (te.acos, te.acosh, te.asin, te.asinh, te.atan, te.atanh))
 COS, COSH, SIN, SINH, TAN, TANH = (pointwise(f.__name__, f) for f in (te.cos, te.cosh, te.sin, te.sinh, te.tan, te.tanh))
-CEIL, FLOOR, ROUND, TRUNC = (pointwise(f.__name__, f) for f in (te.ceil, te.floor, te.round, te.trunc))
+CEIL, FLOOR, ROUND, TRUNC = (pointwise(f.__name__, _of_floats(f)) for f in (te.ceil, te.floor, te.round, te.trunc))
 EXPM1, LOG1P, SIGN_BIT = pointwise("expm1", _expm1), pointwise("log1p", log1p), pointwise("sign_bit", sign_bit)
 ATAN2, HYPOT = pointwise("atan2", _atan2), pointwise("hypot", _hypot)
 FMAX, FMIN = pointwise("fmax", partial(_without_nan, maximum)), pointwise("fmin", partial(_without_nan, minimum))
 EXP, LOG, SQRT, ERF = (pointwise(f.__name__, f) for f in (te.exp, te.log, te.sqrt, te.erf))
-RECIPROCAL, SIGN = pointwise("reciprocal", lambda x: 1.0 / x), pointwise("sign", _sign)
+RECIPROCAL, RSQRT = pointwise("reciprocal", lambda x: 1.0 / x), pointwise("rsqrt", lambda x: 1.0 / te.sqrt(x))
+LOG2, LOG10 = pointwise("log2", lambda x: te.log(x) / math.log(2)), pointwise("log10", lambda x: te.log(x) / math.log(10))
+EXP2, SIGN = pointwise("exp2", lambda x: te.power(const(2.0, x.dtype), x)), pointwise("sign", _sign)
+COPY_SIGN = pointwise("copy_sign", lambda x, y: select(sign_bit(y), -te.abs(x), te.abs(x)))
+ANGLE = pointwise("angle", lambda x: select(te.isnan(x), x, select(x < 0, const(math.pi, x.dtype), 0)))
 SIGMOID, SOFTPLUS = pointwise("sigmoid", te.sigmoid), pointwise("softplus", softplus)
 RELU, LEAKY_RELU = pointwise("relu", lambda x: maximum(x, 0)), pointwise("leaky_relu", leaky_relu)
 THRESHOLDED_RELU = pointwise("thresholded_relu", lambda x, alpha: select(x > alpha, x, 0))
@@ -198,17 +225,19 @@ SOFTSIGN = pointwise("softsign", lambda x: x / (1.0 + te.abs(x)))
 SHRINK = pointwise("shrink", lambda x, lambd, bias: select(x < -lambd, x + bias, select(x > lambd, x - bias, 0)))
 SCALE = pointwise("scale", lambda x, factor: x * cast(const(factor, "float64"), x.dtype))
 CLIP_CONST = pointwise("clip_const", clip)
-ISNAN, ISINF = pointwise("isnan", te.isnan), pointwise("isinf", _isinf)
+_FALSE = const(False, "bool")
+ISNAN, ISINF = pointwise("isnan", _of_floats(te.isnan, lambda x: _FALSE)), pointwise("isinf", _of_floats(_isinf, lambda x: _FALSE))
 
 ADD, SUB = pointwise("add", lambda x, y: x + y), pointwise("sub", lambda x, y: x - y)
 MUL, DIV = pointwise("mul", lambda x, y: x * y), pointwise("div", divide)
+FLOOR_DIVIDE, TRUNC_DIVIDE = pointwise("floor_divide", _floor_divide), pointwise("trunc_divide", _trunc_divide)
 MOD, FMOD = pointwise("mod", lambda x, y: x % divisor(y)), pointwise("fmod", lambda x, y: te.truncmod(x, divisor(y)))
 PRELU = pointwise("prelu", leaky_relu)
 AND, OR, XOR = pointwise("and", lambda x, y: x & y), pointwise("or", lambda x, y: x | y), pointwise("xor", lambda x, y: x ^ y)
 SHIFT_LEFT, SHIFT_RIGHT = pointwise("shift_left", lambda x, y: x << y), pointwise("shift_right", lambda x, y: x >> y)
-LESS, LESS_EQUAL = pointwise("less", lambda x, y: x < y), pointwise("less_equal", lambda x, y: x <= y)
-GREATER, GREATER_EQUAL = pointwise("greater", lambda x, y: x > y), pointwise("greater_equal", lambda x, y: x >= y)
-EQUAL = pointwise("equal", te.equal)
+LESS, LESS_EQUAL = pointwise("less", _ordered(lt)), pointwise("less_equal", _ordered(le))
+GREATER, GREATER_EQUAL = pointwise("greater", _ordered(gt)), pointwise("greater_equal", _ordered(ge))
+EQUAL, NOT_EQUAL = pointwise("equal", te.equal), pointwise("not_equal", te.not_equal)
 WHERE = pointwise("where", select)
 MAX, MIN = pointwise("max", lambda *values: reduce(maximum, values)), pointwise("min", lambda *values: reduce(minimum, values))
 SUM = pointwise("sum", lambda *values: reduce(add, values))

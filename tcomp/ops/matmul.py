@@ -84,7 +84,7 @@ def _parsed(equation: str, ranks: Sequence[int]) -> tuple[list[str], str]:
 def det(x: Tensor) -> Tensor:
     """Determinants of the matrices in the last two axes, by elimination with partial pivoting (in the type of `x`)."""
     require_same(x.shape[-1], x.shape[-2], "determinant of a matrix that is not square")
-    (factors, pivots), k = lu(x), te.reduce_axis(x.shape[-1], "k")
+    (factors, pivots, _), k = lu(x), te.reduce_axis(x.shape[-1], "k")
 
     def signed(*i: Expr) -> Expr:  # an element of the diagonal, negated where its row was exchanged
         return select(te.equal(pivots[(*i, k)], cast(k + 1, "int32")), factors[(*i, k, k)], -factors[(*i, k, k)])
@@ -96,21 +96,22 @@ def inverse(x: Tensor) -> Tensor:
     """Inverses of the matrices in the last two axes, by elimination with partial pivoting (16-bit floats in float32)."""
     require_same(x.shape[-1], x.shape[-2], "inverse of a matrix that is not square")
     wide = te.compute(x.shape, lambda *i: widened(x[i]), "wide")
-    factors, pivots = lu(wide)
+    factors, pivots, _ = lu(wide)
     order = row_order(pivots, x.shape[-1])
     unit = te.compute(x.shape, lambda *i: cast(te.equal(order[i[:-1]], i[-1]), wide.dtype), "rows")
     found = triangular_solve(factors, triangular_solve(factors, unit, False, True), True, False)
     return rounded(te.compute(x.shape, lambda *i: found[i], "inverse"), x.dtype)
 
 
-def lu(x: Tensor) -> tuple[Tensor, Tensor]:
-    """(factors, pivots) of the matrices [..., m, n]: P x = L U by elimination with partial pivoting, L below the diagonal (where it has
-    ones), U from there on; the row (int32, from 1 on) that each of the first min(m, n) rows is exchanged with, in order."""
+def lu(x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """(factors, pivots, places) of the matrices [..., m, n]: P x = L U by elimination with partial pivoting, L below the diagonal (where it
+    has ones), U from there on; the row (int32, from 1 on) that each of the first min(m, n) rows is exchanged with, in order; where on the
+    diagonal of U the first zero is (int32, from 1 on), 0 where there is none."""
     m, n = map(as_expr, x.shape[-2:])
     steps = minimum(m, n)
 
     def program(inputs: Sequence[L.Buffer], outputs: Sequence[L.Buffer]) -> L.Stmt:
-        (source,), (factors, pivots) = inputs, outputs
+        (source,), (factors, pivots, places) = inputs, outputs
         work = L.Buffer("work", x.dtype, (m, n))
         pivot, held = L.Buffer("pivot", "int64", (1,), "register"), L.Buffer("held", x.dtype, (1,), "register")
 
@@ -135,18 +136,21 @@ def lu(x: Tensor) -> tuple[Tensor, Tensor]:
                 L.loop("r1", m, search),
                 L.If(te.not_equal(pivot[0], k), L.loop("c1", n, swap)),
                 L.store(pivots, (*outer, k), cast(pivot[0] + 1, "int32")),
+                L.If(te.equal(work[k, k], 0) & te.equal(places[tuple(outer)], 0), L.store(places, outer, cast(k + 1, "int32"))),
                 L.If(te.not_equal(work[k, k], 0), L.loop("r2", m - 1 - k, subtract)),
             )
 
         def matrix(outer: tuple[Expr, ...]) -> L.Stmt:
             copy = L.over((m, n), lambda at: L.store(work, at, source[(*outer, *at)]), "copy{}".format)
             back = L.over((m, n), lambda at: L.store(factors, (*outer, *at), work[at]), "back{}".format)
-            return L.block(copy, L.loop("k", steps, lambda k: eliminate(k, outer)), back)
+            first = L.store(places, outer, const(0, "int32"))
+            return L.block(first, copy, L.loop("k", steps, lambda k: eliminate(k, outer)), back)
 
         return L.allocated((work, pivot, held), L.over(x.shape[:-2], matrix))
 
-    factors, pivots = te.externs([(x.shape, x.dtype), ((*x.shape[:-2], as_dim(steps)), "int32")], [x], program, "lu")
-    return factors, pivots
+    batch = x.shape[:-2]
+    factors, pivots, places = te.externs([(x.shape, x.dtype), ((*batch, as_dim(steps)), "int32"), (batch, "int32")], [x], program, "lu")
+    return factors, pivots, places
 
 
 def row_order(pivots: Tensor, rows: Dim) -> Tensor:

@@ -258,7 +258,17 @@ def bessel_i1e(x: Expr) -> Expr:
     return select(x < 0.0, -y, y)
 
 
+def bessel_i0(x: Expr) -> Expr:
+    """The modified Bessel function of order 0."""
+    return bessel_i0e(x) * te.exp(te.abs(x))
+
+
+def bessel_i1(x: Expr) -> Expr:
+    """The modified Bessel function of order 1."""
+    return bessel_i1e(x) * te.exp(te.abs(x))
+
+
 ERF_INV, ERFC, ERFCX = (pointwise(f.__name__, f) for f in (erf_inv, erfc, erfcx))
 LGAMMA, DIGAMMA, POLYGAMMA, ZETA = (pointwise(f.__name__, f) for f in (lgamma, digamma, polygamma, zeta))
-BESSEL_I0E, BESSEL_I1E = pointwise("bessel_i0e", bessel_i0e), pointwise("bessel_i1e", bessel_i1e)
+BESSEL_I0, BESSEL_I0E, BESSEL_I1, BESSEL_I1E = (pointwise(f.__name__, f) for f in (bessel_i0, bessel_i0e, bessel_i1, bessel_i1e))
 DIGAMMA_DERIVATIVE = pointwise("digamma_derivative", digamma_derivative)

@@ -6,17 +6,20 @@ it is.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from math import prod
-from operator import and_, or_
+from functools import reduce
+from math import inf, nan, prod
+from operator import and_, mul, or_
+from typing import TypeVar
 
+from tcomp.errors import IRError
 from tcomp.ir import loops as L, te
-from tcomp.ir.broadcasting import widened
+from tcomp.ir.broadcasting import broadcast_shape, widened
 from tcomp.ir.dtypes import BITS, integer_range, is_float, is_integer, lowest
 from tcomp.ir.expr import Dim, Expr, as_expr, bitcast, cast, checked, const, maximum, minimum, row_major, select, unary
 from tcomp.ir.graph import Operator
 from tcomp.ir.simplify import as_dim
 from tcomp.ir.te import Tensor, rounded
-from tcomp.ops.elementwise import divide
+from tcomp.ops.elementwise import divide, pick, pointwise
 from tcomp.ops.movement import COMBINE, Place, clamped, merge_sort, scattered
 from tcomp.ops.nn import window_count
 from tcomp.ops.reduction import Reducer
@@ -24,6 +27,8 @@ from tcomp.ops.reduction import Reducer
 Ints = Sequence[int]
 Index = tuple[Expr, ...]
 Number = bool | int | float
+T = TypeVar("T")
+MANTISSA = {"float16": 10, "bfloat16": 7, "float32": 23, "float64": 52}  # bits
 
 
 def _start(index: Expr) -> Expr:
@@ -314,14 +319,119 @@ def _shift(left: bool, x: Expr, y: Expr) -> Expr:
     return x >> amount
 
 
-def _elementwise(name: str, function: Callable[..., Expr]) -> Operator:
-    return Operator(name, lambda *tensors: te.elementwise(name, function, *tensors))
+def _shift_right_logical(x: Expr, y: Expr) -> Expr:
+    """x shifted to the right by y bits, those that come in being 0."""
+    unsigned = f"uint{BITS[x.dtype]}"
+    return bitcast(_shift(False, bitcast(x, unsigned), bitcast(y, unsigned)), x.dtype)
 
 
-QUOTIENT, REMAINDER = _elementwise("quotient", _quotient), _elementwise("remainder", _remainder)
-SHIFT_BITS_LEFT = _elementwise("shift_bits_left", lambda x, y: _shift(True, x, y))
-SHIFT_BITS_RIGHT = _elementwise("shift_bits_right", lambda x, y: _shift(False, x, y))
-POPCOUNT = _elementwise("popcount", lambda x: unary("popcount", x))
+def _high_product(x: Expr, y: Expr) -> Expr:
+    """The upper half of the bits of a product. Raises `IRError` for integers of 64 bits."""
+    if (bits := BITS[x.dtype]) == 64:
+        raise IRError("products of 128 bits")
+    wide = f"{'int' if integer_range(x.dtype)[0] else 'uint'}{2 * bits}"
+    return cast((cast(x, wide) * cast(y, wide)) >> bits, x.dtype)
+
+
+def _leading_zeros(x: Expr) -> Expr:
+    """How many bits in front of the first one are 0."""
+    found, shift = bitcast(x, f"uint{BITS[x.dtype]}"), 1
+    while shift < BITS[x.dtype]:
+        found, shift = found | (found >> shift), shift * 2
+    return cast(unary("popcount", ~found), x.dtype)
+
+
+def integer_power(multiply: Callable[[T, T], T], x: T, n: int) -> T:
+    """x to the power of n > 0, by repeated squaring."""
+    factors = []
+    while n:
+        if n & 1:
+            factors.append(x)
+        n >>= 1
+        x = multiply(x, x) if n else x
+    return reduce(multiply, factors)
+
+
+def _integer_pow(x: Expr, exponent: int) -> Expr:
+    found = integer_power(mul, x, abs(exponent)) if exponent else const(1, x.dtype)
+    return 1.0 / found if exponent < 0 else found
+
+
+def _cbrt(x: Expr) -> Expr:
+    """The cube root: of exp(log(x) / 3), with a step of Newton's method."""
+    a = te.abs(x)
+    same = te.equal(a, 0.0) | te.isinf(a) | te.isnan(a)
+    safe = select(same, 1.0, a)
+    y = te.exp(te.log(safe) / 3.0)
+    y = y - (y - safe / (y * y)) / 3.0  # the cube of y may overflow
+    return select(same, x, select(x < 0, -y, y))
+
+
+def _round_away(x: Expr) -> Expr:
+    """The nearest whole number, of two the one further from 0."""
+    whole = te.trunc(x)
+    return select(te.abs(x - whole) >= 0.5, whole + select(x < 0, const(-1.0, x.dtype), 1.0), whole)
+
+
+def _next_after(x: Expr, y: Expr) -> Expr:
+    """The next number of the type from x on in the direction of y."""
+    kind = f"int{BITS[x.dtype]}"
+    bits, a, b = bitcast(x, kind), widened(x), widened(y)
+    stepped = bits + select(te.equal(a < b, bits >= 0), const(1, kind), const(-1, kind))  # by its size, away from zero or towards it
+    least = select(bitcast(y, kind) < 0, const(integer_range(kind)[0] + 1, kind), 1)
+    found = select(te.equal(a, b), bitcast(y, kind), select(te.equal(a, 0.0), least, stepped))
+    return select(te.isnan(a) | te.isnan(b), const(nan, x.dtype), bitcast(found, x.dtype))
+
+
+def _reduce_precision(x: Expr, exponent_bits: int, mantissa_bits: int) -> Expr:
+    """With fewer bits: rounded to the nearest, of two to the even one; what is too large is infinite, what is too small is 0."""
+    width, mantissa = BITS[x.dtype], MANTISSA[x.dtype]
+    kind, exponent = f"uint{width}", width - 1 - mantissa
+    infinite = ((1 << exponent) - 1) << mantissa
+
+    def bits(n: int) -> Expr:
+        return const(n, kind)
+
+    found, drop = bitcast(x, kind), mantissa - mantissa_bits
+    if drop > 0:
+        odd = (found >> bits(drop)) & bits(1)
+        found = (found + odd + bits((1 << (drop - 1)) - 1)) & bits(((1 << width) - 1) ^ ((1 << drop) - 1))
+    if exponent_bits < exponent:
+        bias, least = (1 << (exponent - 1)) - 1, (1 << (exponent_bits - 1)) - 1
+        size, sign = found & bits(infinite), found & bits(1 << (width - 1))
+        found = select(bits((bias + least) << mantissa) < size, sign | bits(infinite), found)
+        found = select(size <= bits((bias - least) << mantissa), sign, found)
+    return select(te.isnan(widened(x)), x, bitcast(found, x.dtype))
+
+
+def total_order(x: Expr) -> Expr:
+    """Integers in the order of floats that IEEE 754 calls total: -NaN, -inf, ..., -0, 0, ..., inf, NaN. Others stay as they are."""
+    if not is_float(x.dtype):
+        return x
+    kind = f"int{BITS[x.dtype]}"
+    bits = bitcast(x, kind)
+    return bits ^ ((bits >> (BITS[x.dtype] - 1)) & const(integer_range(kind)[1], kind))
+
+
+def _of_bits(name: str, function: Callable[..., Expr]) -> Operator:
+    """A scalar definition that sees floats of 16 bits as they are."""
+
+    def apply(*tensors: Tensor, **attrs: int) -> Tensor:
+        shape = broadcast_shape(*(t.shape for t in tensors))
+        return te.compute(shape, lambda *i: function(*(te.broadcast_read(t, i) for t in tensors), **attrs), name)
+
+    return Operator(name, apply)
+
+
+QUOTIENT, REMAINDER = pointwise("quotient", _quotient), pointwise("remainder", _remainder)
+SHIFT_BITS_LEFT = pointwise("shift_bits_left", lambda x, y: _shift(True, x, y))
+SHIFT_BITS_RIGHT = pointwise("shift_bits_right", lambda x, y: _shift(False, x, y))
+SHIFT_RIGHT_LOGICAL, HIGH_PRODUCT = pointwise("shift_right_logical", _shift_right_logical), pointwise("high_product", _high_product)
+POPCOUNT, LEADING_ZEROS = pointwise("popcount", lambda x: unary("popcount", x)), pointwise("leading_zeros", _leading_zeros)
+INTEGER_POW, CBRT, ROUND_AWAY = pointwise("integer_pow", _integer_pow), pointwise("cbrt", _cbrt), pointwise("round_away", _round_away)
+IS_FINITE, SELECT_N = pointwise("is_finite", lambda x: te.abs(x) < inf), pointwise("select_n", lambda which, *cases: pick(which, cases))
+NEXT_AFTER, TOTAL_ORDER = _of_bits("next_after", _next_after), _of_bits("total_order", total_order)
+REDUCE_PRECISION = _of_bits("reduce_precision", _reduce_precision)
 GATHER_WINDOWS, SCATTER_WINDOWS = Operator("gather_windows", gather_windows), Operator("scatter_windows", scatter_windows)
 SLICE_AT, STORE_AT, DILATE = Operator("slice_at", slice_at), Operator("store_at", store_at), Operator("dilate", dilate)
 REDUCE_WINDOWS, WINDOW_ARGMAX = Operator("reduce_windows", reduce_windows), Operator("window_argmax", window_argmax)

@@ -22,7 +22,8 @@ REFERENCE = {
     ops.SIGMOID: sigmoid, ops.SOFTPLUS: lambda x: np.logaddexp(x, 0), ops.SOFTSIGN: lambda x: x / (1 + np.abs(x)),
     ops.MISH: lambda x: x * np.tanh(np.logaddexp(x, 0)), ops.HARD_SWISH: lambda x: x * np.clip(x / 6 + 0.5, 0, 1),
     ops.ISNAN: np.isnan, ops.TRUNC: np.trunc, ops.EXPM1: np.expm1, ops.SIGN_BIT: np.signbit,
-    ops.LOG1P: lambda x: np.log1p(np.where(x < -1, np.nan, x)),
+    ops.LOG1P: lambda x: np.log1p(np.where(x < -1, np.nan, x)), ops.EXP2: np.exp2, ops.LOG2: np.log2, ops.LOG10: np.log10,
+    ops.RSQRT: lambda x: 1 / np.sqrt(x), ops.ANGLE: lambda x: np.where(np.isnan(x), x, np.where(x < 0, np.pi, 0)),
 }  # fmt: skip
 
 
@@ -35,6 +36,8 @@ def test_functions_of_two_numbers(apply):
     np.testing.assert_allclose(apply(ops.HYPOT, y, x)[known], np.hypot(y, x)[known], rtol=1e-6)
     np.testing.assert_array_equal(apply(ops.FMAX, y, x), np.fmax(y, x))
     np.testing.assert_array_equal(apply(ops.FMIN, y, x), np.fmin(y, x))
+    found = apply(ops.COPY_SIGN, y, x)
+    np.testing.assert_array_equal(found[~np.isnan(y)], np.copysign(y, x)[~np.isnan(y)])
 
 
 @pytest.mark.parametrize("op", REFERENCE, ids=lambda op: op.name)
@@ -92,6 +95,27 @@ def test_integer_division_truncates(apply, a, b):
     assert apply(ops.DIV, x, y) == quotient
     assert apply(ops.FMOD, x, y) == a - quotient * b
     assert apply(ops.MOD, x, y) == a % b
+
+
+def test_quotients_are_rounded_down_or_towards_zero(apply):
+    x, y = np.float32([7, -7, 7, -7, 0.3, 6]), np.float32([2, 2, -2, -2, 0.1, 3])
+    np.testing.assert_array_equal(apply(ops.FLOOR_DIVIDE, x, y), np.floor_divide(x, y))
+    np.testing.assert_array_equal(apply(ops.TRUNC_DIVIDE, x, y), np.trunc(x / y))
+    whole = [v.astype(np.int32) for v in (x[:4], y[:4])]
+    np.testing.assert_array_equal(apply(ops.FLOOR_DIVIDE, *whole), [3, -4, -4, 3], strict=False)
+    np.testing.assert_array_equal(apply(ops.TRUNC_DIVIDE, *whole), [3, -3, -3, 3], strict=False)
+
+
+def test_functions_of_floats_take_other_numbers(apply):
+    """Integers are whole and known, False is less than True, and no bool is negative."""
+    x, flags = np.int32([-3, 0, 4]), np.array([False, True])
+    for op, wanted in ((ops.FLOOR, x), (ops.ROUND, x), (ops.ISNAN, [False] * 3), (ops.SIGN_BIT, [True, False, False])):
+        np.testing.assert_array_equal(apply(op, x), wanted)
+    np.testing.assert_array_equal(apply(ops.ISINF, x, positive=True, negative=True), [False] * 3)
+    np.testing.assert_array_equal(apply(ops.SIGN_BIT, flags), [False] * 2)
+    np.testing.assert_array_equal(apply(ops.LESS, flags[:, None], flags), [[False, True], [False, False]])
+    np.testing.assert_array_equal(apply(ops.GREATER_EQUAL, flags[:, None], flags), [[True, False], [True, True]])
+    np.testing.assert_array_equal(apply(ops.NOT_EQUAL, X, X), np.isnan(X))
 
 
 def test_power_keeps_the_type_of_the_base(apply):

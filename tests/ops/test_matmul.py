@@ -66,18 +66,21 @@ def test_factors_with_pivots(apply, shape):
     """P x = L U, with factors of L that are at most 1."""
     x, k = array(*shape), min(shape[-2:])
     for symbolic in (False, True):
-        factors, pivots = apply(LU, x, symbolic=symbolic)
+        factors, pivots, place = apply(LU, x, symbolic=symbolic)
         order = apply(ROW_ORDER, pivots, rows=shape[-2])
         lower, upper = np.tril(factors[..., :k], -1) + np.eye(shape[-2], k, dtype=np.float32), np.triu(factors[..., :k, :])
         np.testing.assert_allclose(lower @ upper, np.take_along_axis(x, order[..., None], -2), atol=1e-5)
         assert np.abs(lower).max() <= 1
-        assert pivots.dtype == np.int32
+        assert pivots.dtype == place.dtype == np.int32
+        assert not place.any()
 
 
 def test_pivots_of_a_singular_matrix_are_zero(apply):
-    factors, pivots = apply(LU, np.array([[1, 2], [2, 4]], np.float32))
+    factors, pivots, place = apply(LU, np.array([[1, 2], [2, 4]], np.float32))
     assert factors[1, 1] == 0
     assert pivots.tolist() == [2, 2]
+    assert place == 2
+    assert apply(LU, np.zeros((2, 3, 3), np.float32))[2].tolist() == [1, 1]
 
 
 @pytest.mark.parametrize("upper", [False, True])

@@ -12,7 +12,7 @@ scipy = pytest.importorskip("scipy.special", reason="SciPy is not installed: pip
 UNARY = {
     ops.ERF_INV: (scipy.erfinv, -1, 1), ops.ERFC: (scipy.erfc, -6, 9), ops.ERFCX: (scipy.erfcx, -5, 60),
     ops.LGAMMA: (scipy.gammaln, -9.5, 200), ops.DIGAMMA: (scipy.digamma, -9.5, 200), ops.BESSEL_I0E: (scipy.i0e, -100, 100),
-    ops.BESSEL_I1E: (scipy.i1e, -100, 100),
+    ops.BESSEL_I1E: (scipy.i1e, -100, 100), ops.BESSEL_I0: (scipy.i0, -9, 9), ops.BESSEL_I1: (scipy.i1, -9, 9),
 }  # fmt: skip
 LIMITS = {"float32": 5e-5, "float64": 1e-12}  # relative to the result, or to 1 where that is less
 

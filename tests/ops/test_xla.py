@@ -7,6 +7,7 @@ import itertools
 import numpy as np
 import pytest
 
+from tcomp.errors import IRError
 from tcomp.ops import xla as ops
 
 X = np.random.default_rng(0).normal(size=(5, 4, 6)).astype(np.float32)
@@ -139,3 +140,51 @@ def test_shifts_by_any_number(apply):
     np.testing.assert_array_equal(apply(ops.SHIFT_BITS_RIGHT, x, y), [-3, 0, 0, -1])
     np.testing.assert_array_equal(apply(ops.SHIFT_BITS_RIGHT, x.view(np.uint32), y.view(np.uint32)), [0x7FFFFFFD, 0, 0, 0])
     np.testing.assert_array_equal(apply(ops.POPCOUNT, x.view(np.uint32)), [31, 2, 1, 32])
+
+
+def test_bits_of_integers(apply):
+    x = np.array([0, 1, -1, 100, -128], np.int8)
+    np.testing.assert_array_equal(apply(ops.LEADING_ZEROS, x), [8, 7, 0, 1, 0])
+    np.testing.assert_array_equal(apply(ops.SHIFT_RIGHT_LOGICAL, x, np.full(5, 1, np.int8)), [0, 0, 127, 50, 64])
+    for kind in (np.int8, np.uint8, np.int32, np.uint32):
+        info = np.iinfo(kind)
+        a, b = (np.random.default_rng(n).integers(info.min, info.max, 40, kind) for n in (0, 1))
+        wanted = [int(p) * int(q) >> info.bits for p, q in zip(a, b, strict=True)]
+        np.testing.assert_array_equal(apply(ops.HIGH_PRODUCT, a, b), wanted)
+    with pytest.raises(IRError, match="128 bits"):
+        apply(ops.HIGH_PRODUCT, np.ones(1, np.int64), np.ones(1, np.int64))
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float64"])
+def test_floats_bit_by_bit(apply, dtype):
+    info = np.finfo(dtype)
+    values = np.array([0.0, -0.0, 1, -1, info.tiny, info.max, np.inf, -np.inf, np.nan, 0.5, 2.5, -2.5, 1e30, 0.49999997], dtype)
+    x, y = (v.ravel().copy() for v in np.meshgrid(values, values))
+    with np.errstate(all="ignore"):
+        found, wanted = apply(ops.NEXT_AFTER, x, y), np.nextafter(x, y)
+    np.testing.assert_array_equal(found, wanted)
+    np.testing.assert_array_equal(np.signbit(found), np.signbit(wanted))
+    np.testing.assert_array_equal(apply(ops.IS_FINITE, values), np.isfinite(values))
+    cubes = np.append(values[:9], np.random.default_rng(0).normal(size=50) * 1e3).astype(dtype)
+    np.testing.assert_allclose(apply(ops.CBRT, cubes), np.cbrt(cubes), rtol=4 * info.eps)
+    np.testing.assert_array_equal(apply(ops.ROUND_AWAY, values[9:]), [1, 3, -3, np.array(1e30, dtype), 0])
+    order = [-np.inf, -1, -0.0, 0.0, 1, np.inf, np.nan]
+    assert (np.diff(apply(ops.TOTAL_ORDER, np.array(order, dtype))) > 0).all()
+
+
+def test_numbers_with_fewer_bits(apply):
+    x = np.array([1.0, 1 + 2**-8, 1 + 3 * 2**-8, 1 + 2**-9, 70000, -1e9, 1e-9, np.nan, np.inf], np.float32)
+    with np.errstate(all="ignore"):
+        wanted = x.astype(np.float16).astype(np.float32)
+    np.testing.assert_array_equal(apply(ops.REDUCE_PRECISION, x, exponent_bits=5, mantissa_bits=10)[:6], wanted[:6])
+    found = apply(ops.REDUCE_PRECISION, x, exponent_bits=8, mantissa_bits=7)
+    np.testing.assert_array_equal(found[[0, 1, 2, 3, 7, 8]], np.float32([1, 1, 1 + 2**-6, 1, np.nan, np.inf]))
+
+
+def test_powers_and_choices(apply):
+    x = np.array([1.5, -2.0, 0.0], np.float32)
+    for n in (-3, -1, 0, 1, 2, 7):
+        with np.errstate(all="ignore"):
+            np.testing.assert_allclose(apply(ops.INTEGER_POW, x, exponent=n), x.astype(np.float64) ** n, rtol=1e-6)
+    np.testing.assert_array_equal(apply(ops.INTEGER_POW, np.int32([3, -2]), exponent=5), [243, -32])
+    np.testing.assert_array_equal(apply(ops.SELECT_N, np.int32([2, 0, 1]), x, x + 10, x + 20), [21.5, -2, 10])

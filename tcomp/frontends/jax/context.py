@@ -19,12 +19,10 @@ from jax._src import source_info_util  # where an equation comes from; there is 
 from tcomp.errors import UnsupportedError
 from tcomp.frontends.context import GraphContext
 from tcomp.ir.broadcasting import HALF
-from tcomp.ir.dtypes import BITS, to_numpy
+from tcomp.ir.dtypes import BITS, NARROW_INTEGERS, to_numpy
 from tcomp.ir.expr import Dim, Expr, as_expr, dim, maximum, minimum
 from tcomp.ir.graph import GraphBuilder, Value
 from tcomp.ir.simplify import as_dim
-from tcomp.ops.elementwise import FULL
-from tcomp.ops.movement import RESHAPE, TRANSPOSE
 
 
 @dataclass(frozen=True)
@@ -58,6 +56,11 @@ def is_complex(dtype: Any) -> bool:
     return not is_key(dtype) and np.dtype(dtype).kind == "c"
 
 
+def is_split(dtype: Any) -> bool:
+    """Whether an array of the type is several arrays in the graph."""
+    return is_key(dtype) or is_complex(dtype)
+
+
 def part_types(dtype: Any) -> list[str]:
     """The element types of the arrays that an array of JAX is in the graph. Raises `UnsupportedError` for one that tcomp does not have."""
     if is_key(dtype):
@@ -79,7 +82,7 @@ def rebuilt(avals: Iterable[Any], values: Iterator[Value]) -> list[Operand]:
     found: list[Operand] = []
     for aval in avals:
         own = [next(values) for _ in part_types(aval.dtype)]
-        found.append(Parts(tuple(own), aval.dtype) if is_key(aval.dtype) or is_complex(aval.dtype) else own[0])
+        found.append(Parts(tuple(own), aval.dtype) if is_split(aval.dtype) else own[0])
     return found
 
 
@@ -159,31 +162,23 @@ class Context(GraphContext):
 
     def aligned(self, *operands: Value) -> list[Value]:
         """Operands of an elementwise operator: those that only lack axes in front of others are taken without these, as NumPy broadcasts,
-        so that what computes the others may be one kernel with the operator."""
+        so that what computes the others may be one kernel with the operator. Integers of 4 bits and fewer are taken as int8."""
         rank = max(len(x.shape) for x in operands)
         whole = any(len(x.shape) == rank and x not in self.short for x in operands)
-        return [self.short.get(x, x) if whole else x for x in operands]
+        shortest = (self.short.get(x, x) if whole else x for x in operands)
+        return [self.cast(x, "int8") if x.dtype in NARROW_INTEGERS else x for x in shortest]
 
     def number(self, number: Any, dtype: str) -> Value:
         """A scalar."""
         return self.builder.constant(np.asarray(number).astype(to_numpy(dtype)), "c", dtype)
 
-    def full(self, number: Any, dtype: str, shape: Sequence[Dim]) -> Value:
-        """Equal elements."""
-        return self.add(FULL, shape=tuple(shape), value=number, dtype=dtype)
-
     def reshape(self, x: Value, shape: Sequence[Dim]) -> Value:
         """The elements in another shape."""
-        if (sizes := self.dims(shape)) == x.shape:
-            return x
-        found = self.add(RESHAPE, x, shape=sizes)
-        if x.shape and sizes == (1,) * (len(sizes) - len(x.shape)) + x.shape:
+        sizes = self.dims(shape)
+        found = super().reshape(x, sizes)
+        if found is not x and x.shape and sizes == (1,) * (len(sizes) - len(x.shape)) + x.shape:
             self.short[found] = x
         return found
-
-    def transpose(self, x: Value, perm: Sequence[int]) -> Value:
-        """The axes in another order."""
-        return x if list(perm) == list(range(len(perm))) else self.add(TRANSPOSE, x, perm=tuple(map(int, perm)))
 
     def inline(self, function: Callable[..., Any], *operands: Operand) -> Any:
         """What a function of JAX computes of the operands: its result, or a tuple of them. Key arrays are arrays of words there."""

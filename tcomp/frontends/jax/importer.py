@@ -26,13 +26,12 @@ from tcomp.frontends.jax.handlers import (
     movement,
     randoms,
     reduction,
-    special,
     windows,
 )
 from tcomp.frontends.jax.operators import FUNCTIONS
 from tcomp.ir.graph import Graph, GraphBuilder
 
-_FAMILIES = (contraction, elementwise, indexing, linalg, movement, randoms, reduction, special, windows)
+_FAMILIES = (contraction, elementwise, indexing, linalg, movement, randoms, reduction, windows)
 HANDLERS: Table = {name: handler for family in _FAMILIES for name, handler in family.TABLE.items()}
 INLINED = {
     "jit": "jaxpr", "pjit": "jaxpr", "closed_call": "call_jaxpr", "core_call": "call_jaxpr", "remat2": "jaxpr", "checkpoint": "jaxpr",

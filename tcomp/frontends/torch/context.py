@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import reduce
+from operator import add, floordiv, mod, mul
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -33,6 +35,10 @@ DTYPES = {
     torch.int8: "int8", torch.int16: "int16", torch.int32: "int32", torch.int64: "int64", torch.uint8: "uint8",
 }  # fmt: skip
 TORCH_DTYPES = {name: dtype for dtype, name in DTYPES.items()}
+FORMULAS: dict[str, Callable[..., Expr]] = {
+    "Add": add, "Mul": mul, "FloorDiv": floordiv, "CleanDiv": floordiv, "Mod": mod, "PythonMod": mod, "Max": maximum, "Min": minimum,
+}  # fmt: skip
+"""Functions of sizes, by the names that they have in PyTorch."""
 UNBOUNDED = 1 << 40  # sizes from which on PyTorch means no bound
 
 
@@ -82,25 +88,9 @@ class Dims:
             found = self.symbols[str(e)]
             self.given[found] = e, env
             return found
-        args = [self._formula(a, env) for a in e.args]
-        match type(e).__name__:
-            case "Add":
-                return sum(args[1:], args[0])
-            case "Mul":
-                result = args[0]
-                for a in args[1:]:
-                    result = result * a
-                return result
-            case "FloorDiv" | "CleanDiv":
-                return args[0] // args[1]
-            case "Mod" | "PythonMod":
-                return args[0] % args[1]
-            case "Max" | "Min":
-                pick, result = maximum if type(e).__name__ == "Max" else minimum, args[0]
-                for a in args[1:]:
-                    result = pick(result, a)
-                return result
-        raise UnsupportedError(f"a size is {e}, which tcomp has no formula for")
+        if type(e).__name__ not in FORMULAS:
+            raise UnsupportedError(f"a size is {e}, which tcomp has no formula for")
+        return reduce(FORMULAS[type(e).__name__], (self._formula(a, env) for a in e.args))
 
     def _range(self, symbol: Any, env: Any) -> tuple[int, int | None]:
         """The least and the largest value of a symbol; None: there is no largest one."""
@@ -143,6 +133,22 @@ class Context(GraphContext):
     def name(self) -> str:
         """The name of the node, which its results get."""
         return str(self.node.name)
+
+    @property
+    def result(self) -> Any:
+        """What PyTorch says of the (first) result."""
+        example = self.node.meta["val"]
+        return example[0] if isinstance(example, tuple | list) else example
+
+    @property
+    def dtype(self) -> str:
+        """The element type of the (first) result."""
+        return dtype_name(self.result.dtype)
+
+    @property
+    def shape(self) -> tuple[Dim, ...]:
+        """The shape of the (first) result."""
+        return tuple(map(self.dims, self.result.shape))
 
     def unsupported(self, why: str) -> UnsupportedError:
         """The error to raise for what cannot be compiled."""

@@ -65,6 +65,13 @@ SIMPLE = [
     "asin",
     "atanh",
     "acosh",
+    "angle",
+    "exp2",
+    "log2",
+    "log10",
+    "rsqrt",
+    "cbrt",
+    "round_away",
 ]
 UNARY = {
     **{name: {} for name in SIMPLE},
@@ -75,6 +82,9 @@ UNARY = {
 DOMAIN = {
     "log": (0.3, 2),
     "log1p": (-0.7, 2),
+    "log2": (0.3, 2),
+    "log10": (0.3, 2),
+    "rsqrt": (0.3, 2),
     "sqrt": (0.3, 2),
     "reciprocal": (0.4, 2),
     "acosh": (1.2, 3),
@@ -83,13 +93,15 @@ DOMAIN = {
 AXES = {"axes": (1,), "keepdims": False}
 CASES = [(name, [x(*S, low=lo, high=hi)], attrs) for name, attrs in UNARY.items() for lo, hi in [DOMAIN.get(name, (-1.5, 1.5))]]
 CASES += [("gelu", [x(*S)], {"approximate": "tanh"})]
-BINARY = ("add", "sub", "mul", "max", "min", "sum", "mean", "prelu", "atan2", "hypot", "fmax", "fmin")
+BINARY = ("add", "sub", "mul", "max", "min", "sum", "mean", "prelu", "atan2", "hypot", "fmax", "fmin", "copy_sign")
 CASES += [(name, [x(*S), x(7)], {}) for name in BINARY]
 CASES += [
     ("div", [x(*S), positive(5, 1)], {}),
     ("pow", [positive(*S), x(7)], {}),
     ("fmod", [x(*S), positive(7)], {}),
     ("mod", [x(*S), positive(7)], {}),
+    ("floor_divide", [x(*S), positive(7)], {}),
+    ("trunc_divide", [x(*S), positive(7)], {}),
 ]
 CASES += [
     ("where", [RNG.random(S) < 0.5, x(*S), x(7)], {}), ("clip", [x(*S), np.array(-0.4), np.array(0.6)], {}), ("cast", [x(*S)], {"dtype": "float64"}),
@@ -157,6 +169,7 @@ CASES += [
     ("gather_windows", [x(5, 3, 6), np.array([[1, 0], [4, 3], [0, 2]])], {"offset_dims": (1, 2), "collapsed": (0,), "batching": (), "index_batching": (), "index_map": (0, 2), "sizes": (1, 3, 2), "fill": 0.5}),
     *[("scatter_windows", [x(5, 3), np.array([[1], [4], [1]]), x(3, 3)], {"window_dims": (1,), "inserted": (0,), "batching": (), "index_batching": (), "index_map": (0,), "reduction": r, "clip": True}) for r in ("none", "add", "sub")],
     ("slice_at", [x(5, 7), np.array(1), np.array(9)], {"shape": (3, 2)}), ("store_at", [x(5, 7), x(3, 2), np.array(1), np.array(9)], {}),
+    *[("integer_pow", [positive(*S)], {"exponent": n}) for n in (-2, 0, 5)], ("select_n", [ints(*S, below=3), x(*S), x(*S), x(*S)], {}),
     ("dilate", [x(3, 5), np.array(0.7)], {"steps": (2, 3)}), ("quotient", [x(*S), positive(7)], {}), ("remainder", [x(*S), positive(7)], {}),
     *[("reduce_windows", [x(5, 7)], {"kernel": (3, 2), "strides": (2, 1), "dilations": (1, 2), "reduction": r}) for r in ("sum", "max", "prod")],
     ("scatter_to_argmax", [ints(3, 2, below=4), x(3, 2)], {"shape": (5, 3), "kernel": (2, 2), "strides": (2, 1), "before": (1, 0)}),
@@ -164,7 +177,7 @@ CASES += [
     ("cum_max", [x(*S)], {"axis": 1, "exclusive": False, "reverse": True}), ("cum_min", [x(*S)], {"axis": 0, "exclusive": False, "reverse": False}),
     ("sort_by", [x(*S), x(*S)], {"axis": 1, "keys": 1}),
     ("look_up", [ints(3, 5, below=4), np.arange(4), x(4), np.array(0.3), np.array(0.1)], {}),
-    *[(name, [positive(*S)], {}) for name in ("bessel_i0e", "bessel_i1e", "digamma", "lgamma")],
+    *[(name, [positive(*S)], {}) for name in ("bessel_i0", "bessel_i0e", "bessel_i1", "bessel_i1e", "digamma", "lgamma")],
     *[(name, [x(*S, low=-0.9, high=0.9)], {}) for name in ("erf_inv", "erfc", "erfcx")],
     ("digamma_derivative", [positive(*S)], {"order": 1}), ("zeta", [positive(*S) + 1.5, positive(*S)], {}),
     ("cum_log_sum_exp", [x(*S)], {"axis": 1, "exclusive": False, "reverse": True}), ("lu", [x(4, 4)], {}),
@@ -190,6 +203,7 @@ WITHOUT = [
     "xor",
     "not",
     "equal",
+    "not_equal",
     "less",
     "less_equal",
     "greater",
@@ -234,6 +248,13 @@ WITHOUT = [
     "shift_bits_left",
     "shift_bits_right",
     "popcount",
+    "shift_right_logical",
+    "high_product",
+    "leading_zeros",
+    "is_finite",
+    "next_after",
+    "total_order",
+    "reduce_precision",
     "window_argmax",
     "stop",
     "append",

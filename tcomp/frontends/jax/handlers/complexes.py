@@ -1,81 +1,71 @@
 """Complex numbers and arrays of keys, which are several arrays in the graph: what only moves or adds elements is done to each of them; the
-functions of complex numbers are written in real ones."""
+functions of complex numbers are written in real ones, a number being the pair of its parts."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from functools import partial
+from math import log as natural
 from typing import Any
 
 import jax.numpy as jnp
 from jax import lax
 
-from tcomp.frontends.jax.context import Context, Handler, Operand, Parts, Table, is_complex, is_key, leaves
-from tcomp.frontends.jax.handlers import linalg
-from tcomp.frontends.jax.handlers.contraction import bilinear
-from tcomp.frontends.jax.handlers.elementwise import convert, integer_power
+from tcomp.frontends.jax.context import Context, Handler, Operand, Parts, Table, is_complex, is_key, is_split, leaves, part_types
+from tcomp.frontends.jax.handlers import linalg, movement
+from tcomp.frontends.jax.handlers.elementwise import convert
 from tcomp.ir.graph import Value
 from tcomp.ops import elementwise as ew
+from tcomp.ops.xla import integer_power
 
 Pair = tuple[Any, Any]
 
 PARTWISE = {
-    "broadcast_in_dim", "reshape", "squeeze", "expand_dims", "slice", "tile", "transpose", "concatenate", "stack", "split",
-    "unstack", "rev", "pad", "empty", "empty2", "dynamic_slice", "dynamic_update_slice", "gather", "scatter", "select_n", "copy",
+    *(movement.TABLE.keys() - {"iota"}), "transpose", "dynamic_slice", "dynamic_update_slice", "gather", "scatter", "select_n", "copy",
     "copy_p", "device_put", "stop_gradient", "optimization_barrier", "sharding_constraint", "name", "pvary", "random_clone",
 }  # fmt: skip
 """What moves elements."""
 LINEAR = {
-    "neg",
-    "add",
-    "add_any",
-    "sub",
-    "scatter_add",
-    "scatter-add",
-    "scatter_sub",
-    "scatter-sub",
-    "reduce_sum",
-    "cumsum",
-    "reduce_window_sum",
-}
+    "neg", "add", "add_any", "sub", "scatter_add", "scatter-add", "scatter_sub", "scatter-sub", "reduce_sum", "cumsum", "reduce_window_sum",
+}  # fmt: skip
 """What adds elements."""
+BILINEAR = {"dot_general", "conv_general_dilated"}
 
 
 def handler(name: str, eqn: Any, operands: Sequence[Operand], handlers: Table) -> Handler | None:
     """The handler of a primitive for these operands; None if there is none."""
     types = [v.aval.dtype for v in (*eqn.invars, *eqn.outvars)]
-    if not any(is_complex(t) or is_key(t) for t in types):
+    if not any(map(is_split, types)):
         return handlers.get(name)
     if name in PARTWISE or (name in LINEAR and not any(map(is_key, types))):
         return partial(_partwise, handlers[name])
     if any(map(is_complex, types)) and name not in linalg.TABLE:
-        if name in BILINEAR:
-            return partial(_product, handlers[name])
-        return TABLE.get(name)
+        return partial(_product, handlers[name]) if name in BILINEAR else TABLE.get(name)
     return handlers.get(name)
 
 
 def _partwise(each: Handler, ctx: Context, *operands: Operand, **params: Any) -> Any:
-    parts = next(x for x in operands if isinstance(x, Parts))
-    found = []
-    for n in range(len(parts.values)):
+    avals, found = [v.aval for v in ctx.eqn.outvars], []
+    for n in range(max(len(part_types(aval.dtype)) for aval in avals)):
         ctx.part = n
         results = each(ctx, *(x.values[n] if isinstance(x, Parts) else x for x in operands), **params)
-        found.append(list(results) if isinstance(results, tuple | list) else [results])
+        found.append(results if isinstance(results, tuple | list) else [results])
     ctx.part = 0
-    avals = [v.aval for v in ctx.eqn.outvars]
-    return [
-        Parts(tuple(same), aval.dtype) if is_complex(aval.dtype) or is_key(aval.dtype) else same[0]
-        for same, aval in zip(zip(*found, strict=True), avals, strict=True)
-    ]
-
-
-BILINEAR = {"dot_general", "conv_general_dilated"}
+    return [Parts(same, a.dtype) if is_split(a.dtype) else same[0] for same, a in zip(zip(*found, strict=True), avals, strict=True)]
 
 
 def _product(real: Handler, ctx: Context, a: Operand, b: Operand, preferred_element_type: Any = None, **params: Any) -> Parts:
-    wide = [_conj(ctx, x) if isinstance(x, Value) else x for x in (a, b)]
-    return bilinear(ctx, real, wide[0], wide[1], ctx.eqn.outvars[0].aval.dtype, **params)
+    """By four products of real numbers."""
+    (ar, ai), (br, bi) = ((x if isinstance(x, Parts) else _conj(ctx, x)).values for x in (a, b))
+    re = ctx.add(ew.SUB, real(ctx, ar, br, **params), real(ctx, ai, bi, **params))
+    im = ctx.add(ew.ADD, real(ctx, ar, bi, **params), real(ctx, ai, br, **params))
+    return Parts((re, im), ctx.eqn.outvars[0].aval.dtype)
+
+
+def _conj(ctx: Context, x: Operand, **params: Any) -> Parts:
+    """The conjugate, a complex number of a real one as well."""
+    parts = (x, ctx.full(0.0, x.dtype, x.shape)) if isinstance(x, Value) else (x.values[0], ctx.add(ew.NEG, x.values[1]))
+    return Parts(parts, ctx.eqn.outvars[0].aval.dtype)
 
 
 def _function(function: Callable[..., Any]) -> Handler:
@@ -95,6 +85,11 @@ def _function(function: Callable[..., Any]) -> Handler:
     return handle
 
 
+def _of_parts(function: Callable[[Any, Any], Any]) -> Handler:
+    """As `_function`, of the parts of one number, without parameters."""
+    return _function(lambda x, **params: function(*x))
+
+
 def mul(x: Pair, y: Pair, **params: Any) -> Pair:
     """x y."""
     return x[0] * y[0] - x[1] * y[1], x[0] * y[1] + x[1] * y[0]
@@ -109,105 +104,82 @@ def div(x: Pair, y: Pair) -> Pair:
     return (jnp.where(wide, x[0] + x[1] * r, x[0] * r + x[1]) / d, jnp.where(wide, x[1] - x[0] * r, x[1] * r - x[0]) / d)
 
 
-def size(x: Pair) -> Any:
-    """|x|, without overflow."""
-    a, b = jnp.abs(x[0]), jnp.abs(x[1])
-    large, small = jnp.maximum(a, b), jnp.minimum(a, b)
-    q = small / jnp.where(large == 0, 1, large)
-    found = jnp.where(large == 0, 0, large * jnp.sqrt(1 + q * q))
-    return jnp.where(jnp.isinf(a) | jnp.isinf(b), jnp.inf, found)
+def reciprocal(x: Pair) -> Pair:
+    """1 / x."""
+    return div((jnp.ones_like(x[0]), jnp.zeros_like(x[0])), x)
 
 
-def exp(x: Pair, **params: Any) -> Pair:
+def exp(a: Any, b: Any) -> Pair:
     """e^x."""
-    r = jnp.exp(x[0])
-    return r * jnp.cos(x[1]), jnp.where(x[1] == 0, x[1], r * jnp.sin(x[1]))
+    r = jnp.exp(a)
+    return r * jnp.cos(b), jnp.where(b == 0, b, r * jnp.sin(b))
 
 
-def log(x: Pair, **params: Any) -> Pair:
+def log(a: Any, b: Any) -> Pair:
     """The principal logarithm."""
-    return jnp.log(size(x)), jnp.arctan2(x[1], x[0])
+    return jnp.log(jnp.hypot(a, b)), jnp.arctan2(b, a)
 
 
-def sqrt(x: Pair, **params: Any) -> Pair:
+def sqrt(a: Any, b: Any) -> Pair:
     """The root with a real part that is not negative."""
-    r = size(x)
-    t = jnp.sqrt((r + jnp.abs(x[0])) * 0.5)
-    other = jnp.abs(x[1]) / jnp.where(t == 0, 1, 2 * t)
-    real, imag = jnp.where(x[0] >= 0, t, other), jnp.where(x[0] >= 0, other, t)
-    return real, jnp.where(x[1] < 0, -imag, imag)
+    t = jnp.sqrt((jnp.hypot(a, b) + jnp.abs(a)) * 0.5)
+    other = jnp.abs(b) / jnp.where(t == 0, 1, 2 * t)
+    real, imag = jnp.where(a >= 0, t, other), jnp.where(a >= 0, other, t)
+    return real, jnp.where(b < 0, -imag, imag)
 
 
-def sin(x: Pair, **params: Any) -> Pair:
-    """sin x."""
-    return jnp.sin(x[0]) * jnp.cosh(x[1]), jnp.cos(x[0]) * jnp.sinh(x[1])
-
-
-def cos(x: Pair, **params: Any) -> Pair:
-    """cos x."""
-    return jnp.cos(x[0]) * jnp.cosh(x[1]), -jnp.sin(x[0]) * jnp.sinh(x[1])
-
-
-def sinh(x: Pair, **params: Any) -> Pair:
-    """sinh x."""
-    return jnp.sinh(x[0]) * jnp.cos(x[1]), jnp.cosh(x[0]) * jnp.sin(x[1])
-
-
-def cosh(x: Pair, **params: Any) -> Pair:
-    """cosh x."""
-    return jnp.cosh(x[0]) * jnp.cos(x[1]), jnp.sinh(x[0]) * jnp.sin(x[1])
-
-
-def tanh(x: Pair, **params: Any) -> Pair:
+def tanh(a: Any, b: Any) -> Pair:
     """tanh x, by tangents (W. Kahan, 1987)."""
-    t, b = jnp.tanh(x[0]), jnp.tan(x[1])
-    s = jnp.cosh(jnp.clip(x[0], -80, 80))
-    beta = 1 + b * b
-    rho = s * jnp.sinh(jnp.clip(x[0], -80, 80))
-    d = 1 + beta * jnp.square(jnp.sinh(jnp.clip(x[0], -40, 40)))
-    far = jnp.abs(x[0]) > 20
-    return jnp.where(far, t, beta * rho / d), jnp.where(far, 0, b / d)
-
-
-def tan(x: Pair, **params: Any) -> Pair:
-    """tan x = -i tanh(i x)."""
-    re, im = tanh((-x[1], x[0]))
-    return im, -re
+    t = jnp.tan(b)
+    near = jnp.clip(a, -80, 80)
+    beta = 1 + t * t
+    d = 1 + beta * jnp.square(jnp.sinh(jnp.clip(a, -40, 40)))
+    far = jnp.abs(a) > 20
+    return jnp.where(far, jnp.tanh(a), beta * jnp.cosh(near) * jnp.sinh(near) / d), jnp.where(far, 0, t / d)
 
 
 def power(x: Pair, y: Pair) -> Pair:
     """x^y = exp(y log x); 1 where y is 0, and 0 where x is."""
-    none = (x[0] == 0) & (x[1] == 0)
-    safe = jnp.where(none, 1, x[0]), x[1]
-    re, im = exp(mul(y, log(safe)))
-    unit = (y[0] == 0) & (y[1] == 0)
+    none, unit = (x[0] == 0) & (x[1] == 0), (y[0] == 0) & (y[1] == 0)
+    re, im = exp(*mul(y, log(jnp.where(none, 1, x[0]), x[1])))
     return jnp.where(unit, 1, jnp.where(none, 0, re)), jnp.where(unit | none, 0, im)
 
 
 def whole_power(x: Pair, y: int) -> Pair:
     """x^y for a whole y."""
-    one = jnp.ones_like(x[0]), jnp.zeros_like(x[0])
-    found = integer_power(mul, x, abs(y)) if y else one
-    return div(one, found) if y < 0 else found
+    found = integer_power(mul, x, abs(y)) if y else (jnp.ones_like(x[0]), jnp.zeros_like(x[0]))
+    return reciprocal(found) if y < 0 else found
 
 
-def sign(x: Pair) -> Pair:
+def sign(a: Any, b: Any) -> Pair:
     """x / |x|; 0 where x is."""
-    r = size(x)
+    r = jnp.hypot(a, b)
     safe = jnp.where(r == 0, 1, r)
-    return x[0] / safe, x[1] / safe
+    return a / safe, b / safe
 
 
-def log1p(x: Pair, **params: Any) -> Pair:
+def log1p(a: Any, b: Any) -> Pair:
     """log(1 + x), whose real part is log1p(2a + a^2 + b^2) / 2 where 1 + x is near 1."""
-    near = size(x) < 0.5
-    return jnp.where(near, 0.5 * jnp.log1p(x[0] * 2 + x[0] * x[0] + x[1] * x[1]), log((1 + x[0], x[1]))[0]), jnp.arctan2(x[1], 1 + x[0])
+    far, angle = log(1 + a, b)
+    return jnp.where(jnp.hypot(a, b) < 0.5, 0.5 * jnp.log1p(a * 2 + a * a + b * b), far), angle
 
 
-def expm1(x: Pair, **params: Any) -> Pair:
+def expm1(a: Any, b: Any) -> Pair:
     """exp(x) - 1 = expm1(a) cos(b) - 2 sin(b / 2)^2 + i exp(a) sin(b)."""
-    half = jnp.sin(x[1] * 0.5)
-    return jnp.expm1(x[0]) * jnp.cos(x[1]) - 2 * half * half, jnp.exp(x[0]) * jnp.sin(x[1])
+    half = jnp.sin(b * 0.5)
+    return jnp.expm1(a) * jnp.cos(b) - 2 * half * half, jnp.exp(a) * jnp.sin(b)
+
+
+def tan(a: Any, b: Any) -> Pair:
+    """tan x = -i tanh(i x)."""
+    re, im = tanh(-b, a)
+    return im, -re
+
+
+def logistic(a: Any, b: Any) -> Pair:
+    """1 / (1 + exp(-x))."""
+    re, im = exp(-a, -b)
+    return reciprocal((1 + re, im))
 
 
 def _extreme(largest: bool) -> Callable[[Pair, Pair], Pair]:
@@ -238,35 +210,20 @@ def _reduced(combine: Callable[[Pair, Pair], Pair]) -> Handler:
     return _function(reduce)
 
 
-def logistic(x: Pair, **params: Any) -> Pair:
-    """1 / (1 + exp(-x))."""
-    e = exp((-x[0], -x[1]))
-    return div((jnp.ones_like(x[0]), jnp.zeros_like(x[0])), (1 + e[0], e[1]))
-
-
-def _equal(x: Pair, y: Pair) -> Any:
-    return (x[0] == y[0]) & (x[1] == y[1])
-
-
-def _conj(ctx: Context, x: Operand, **params: Any) -> Parts:
-    dtype = ctx.eqn.outvars[0].aval.dtype
-    if isinstance(x, Value):
-        return Parts((x, ctx.full(0.0, x.dtype, x.shape)), dtype)
-    return Parts((x.values[0], ctx.add(ew.NEG, x.values[1])), dtype)
-
-
 TABLE: Table = {
-    "real": lambda ctx, x: x.values[0], "imag": lambda ctx, x: x.values[1], "conj": _conj,
-    "convert_element_type": convert, "mul": _function(mul), "div": _function(div), "abs": _function(size),
-    "exp": _function(exp), "log": _function(log), "sqrt": _function(sqrt), "sin": _function(sin), "cos": _function(cos),
-    "sinh": _function(sinh), "cosh": _function(cosh), "tanh": _function(tanh), "tan": _function(tan), "pow": _function(power),
-    "integer_pow": _function(whole_power), "square": _function(lambda x, **params: mul(x, x)), "sign": _function(sign),
-    "log1p": _function(log1p), "expm1": _function(expm1), "eq": _function(_equal), "ne": _function(lambda x, y: ~_equal(x, y)),
-    "rsqrt": _function(lambda x, **params: div((jnp.ones_like(x[0]), jnp.zeros_like(x[0])), sqrt(x))),
-    "exp2": _function(lambda x, **params: exp((x[0] * jnp.log(2.0).astype(x[0].dtype), x[1] * jnp.log(2.0).astype(x[0].dtype)))),
-    "logistic": _function(logistic),
+    "real": lambda ctx, x: x.values[0], "imag": lambda ctx, x: x.values[1], "conj": _conj, "convert_element_type": convert,
+    "complex": lambda ctx, x, y: Parts((x, y), ctx.eqn.outvars[0].aval.dtype),
+    **{name: _of_parts(function) for name, function in {
+        "abs": jnp.hypot, "exp": exp, "log": log, "sqrt": sqrt, "tanh": tanh, "tan": tan, "sign": sign, "log1p": log1p, "expm1": expm1,
+        "logistic": logistic, "sin": lambda a, b: (jnp.sin(a) * jnp.cosh(b), jnp.cos(a) * jnp.sinh(b)),
+        "cos": lambda a, b: (jnp.cos(a) * jnp.cosh(b), -jnp.sin(a) * jnp.sinh(b)),
+        "sinh": lambda a, b: (jnp.sinh(a) * jnp.cos(b), jnp.cosh(a) * jnp.sin(b)),
+        "cosh": lambda a, b: (jnp.cosh(a) * jnp.cos(b), jnp.sinh(a) * jnp.sin(b)),
+        "exp2": lambda a, b: exp(a * natural(2), b * natural(2)), "rsqrt": lambda a, b: reciprocal(sqrt(a, b)),
+        "square": lambda a, b: mul((a, b), (a, b)), "is_finite": lambda a, b: jnp.isfinite(a) & jnp.isfinite(b),
+    }.items()},
+    "mul": _function(mul), "div": _function(div), "pow": _function(power), "integer_pow": _function(whole_power),
+    "eq": _function(lambda x, y: (x[0] == y[0]) & (x[1] == y[1])), "ne": _function(lambda x, y: (x[0] != y[0]) | (x[1] != y[1])),
     **{f"{kind}{name}": make(f) for name, f in (("max", _extreme(True)), ("min", _extreme(False)), ("prod", mul))
        for kind, make in (("", _function), ("cum", _running), ("reduce_", _reduced)) if name != "prod" or kind},
-    "is_finite": _function(lambda x: jnp.isfinite(x[0]) & jnp.isfinite(x[1])),
-    "complex": lambda ctx, x, y: Parts((x, y), ctx.eqn.outvars[0].aval.dtype),
 }  # fmt: skip

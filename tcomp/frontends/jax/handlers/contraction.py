@@ -6,11 +6,10 @@ from collections.abc import Sequence
 from string import ascii_letters
 from typing import Any
 
-from tcomp.frontends.jax.context import Context, Parts, Table, part_types
+from tcomp.frontends.jax.context import Context, Table, part_types
 from tcomp.frontends.jax.handlers.movement import padded
 from tcomp.ir.dtypes import NARROW
 from tcomp.ir.graph import Value
-from tcomp.ops import elementwise as ew
 from tcomp.ops.matmul import EINSUM, MATMUL
 from tcomp.ops.nn import CONV, CONV_TRANSPOSE
 
@@ -112,14 +111,6 @@ def _transposed(ctx: Context, x: Value, w: Value, spread: Ints, apart: Ints, pad
     before = tuple(r - low for r, (low, _) in zip(reach, pads, strict=True))
     shape = tuple(max((int(n) - 1) * s + 1 + a + b - r, 0) for n, s, (a, b), r in zip(x.shape[2:], spread, pads, reach, strict=True))
     return ctx.add(CONV_TRANSPOSE, x, turned, strides=tuple(spread), dilations=tuple(apart), group=groups, before=before, shape=shape)
-
-
-def bilinear(ctx: Context, handler: Any, a: Any, b: Any, dtype: Any, **params: Any) -> Parts:
-    """A product of complex operands, by four of real ones."""
-    (ar, ai), (br, bi) = a.values, b.values
-    real = ctx.add(ew.SUB, handler(ctx, ar, br, **params), handler(ctx, ai, bi, **params))
-    imag = ctx.add(ew.ADD, handler(ctx, ar, bi, **params), handler(ctx, ai, br, **params))
-    return Parts((real, imag), dtype)
 
 
 TABLE: Table = {"dot_general": _dot_general, "transpose": transpose, "conv_general_dilated": _convolution}

@@ -8,7 +8,6 @@ from functools import partial
 from typing import Any
 
 from tcomp.frontends.jax.context import Context, Table
-from tcomp.frontends.jax.handlers.elementwise import total_order
 from tcomp.frontends.jax.handlers.movement import part, places
 from tcomp.ir.dtypes import integer_range, is_float
 from tcomp.ir.graph import Value
@@ -84,7 +83,7 @@ def _sort(ctx: Context, *xs: Value, dimension: int, num_keys: int, **params: Any
 
 def _extremes(ctx: Context, x: Value, k: int, axis: int, largest: bool) -> list[Value]:
     """The k largest or smallest elements, sorted, and where they are; of equal ones the first come first."""
-    key = total_order(ctx, x) if is_float(x.dtype) else x
+    key = ctx.add(xla.TOTAL_ORDER, x)
     key = ctx.add(ew.NOT, key) if largest else key
     _, found, where = ctx.results(xla.SORT_BY, key, x, places(ctx, _ints(x.shape), axis, "int32"), axis=axis, keys=1)
     return [part(ctx, found, axis, 0, k), part(ctx, where, axis, 0, k)]
