@@ -7,7 +7,11 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 
+import numpy as np
+
+from tcomp.errors import UnsupportedError
 from tcomp.ir.broadcasting import HALF
+from tcomp.ir.dtypes import to_numpy
 from tcomp.ir.expr import Dim, as_expr
 from tcomp.ir.graph import LOOP, Graph, GraphBuilder, Node, Operator, Value, loop_attrs
 from tcomp.ir.simplify import as_dim
@@ -73,6 +77,22 @@ class GraphContext(ABC):
             taken.add(x)
             found.append(x)
         return self.builder.build(found)
+
+    @abstractmethod
+    def unsupported(self, why: str) -> UnsupportedError:
+        """The error to raise for what cannot be compiled."""
+
+    def number(self, number: Any, dtype: str, shape: Sequence[int] = ()) -> Value:
+        """A scalar, equal elements, or those of an array."""
+        return self.builder.constant(np.broadcast_to(np.asarray(number).astype(to_numpy(dtype)), shape or np.shape(number)), "c", dtype)
+
+    def fitting(self, x: Value, dtype: str, shape: Sequence[Dim]) -> Value:
+        """A result in the element type that is expected. Raises `UnsupportedError` if it is of another shape."""
+        if len(x.shape) != len(shape) or any(
+            isinstance(a, int) and isinstance(b, int) and a != b for a, b in zip(x.shape, shape, strict=True)
+        ):
+            raise self.unsupported(f"its result would be {x}, and should have the shape {tuple(shape)}")
+        return self.cast(x, dtype)
 
     def full(self, number: Any, dtype: str, shape: Sequence[Dim]) -> Value:
         """Equal elements."""

@@ -50,7 +50,10 @@ def einsum(*operands: Tensor, equation: str) -> Tensor:
 
     def element(*index: Expr) -> Expr:
         at = {**summed, **dict(zip(output, index, strict=True))}
-        indices = ([0 if d == 1 else at[n] for n, d in zip(term, x.shape, strict=True)] for term, x in zip(terms, operands, strict=True))
+        indices = (
+            [0 if d == 1 != extents[n] else at[n] for n, d in zip(term, x.shape, strict=True)]
+            for term, x in zip(terms, operands, strict=True)
+        )
         product: Expr = reduce(mul, (widened(x[tuple(i)]) for x, i in zip(operands, indices, strict=True)))
         return te.sum(product, tuple(summed.values())) if summed else product
 

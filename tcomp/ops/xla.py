@@ -13,8 +13,8 @@ from typing import TypeVar
 
 from tcomp.errors import IRError
 from tcomp.ir import loops as L, te
-from tcomp.ir.broadcasting import broadcast_shape, widened
-from tcomp.ir.dtypes import BITS, integer_range, is_float, is_integer, lowest
+from tcomp.ir.broadcasting import broadcast_shape, require_same, widened
+from tcomp.ir.dtypes import BITS, NARROW, integer_range, is_float, is_integer, lowest
 from tcomp.ir.expr import Dim, Expr, as_expr, bitcast, cast, checked, const, maximum, minimum, row_major, select, unary
 from tcomp.ir.graph import Operator
 from tcomp.ir.simplify import as_dim
@@ -413,6 +413,26 @@ def total_order(x: Expr) -> Expr:
     return bits ^ ((bits >> (BITS[x.dtype] - 1)) & const(integer_range(kind)[1], kind))
 
 
+def bitcast_parts(x: Tensor, dtype: str) -> Tensor:
+    """The bits of `x` in a type of another width: its last axis holds the parts of wider elements, or a new one those of each element, the
+    lowest bits first. Raises `IRError` for bools and for narrow types, or where the last axis has another extent."""
+    few, many = sorted((BITS[x.dtype], BITS[dtype]))
+    if {x.dtype, dtype} & {"bool", *NARROW}:
+        raise IRError(f"bits of {x.dtype} as {dtype}")
+    count, part, whole = many // few, f"uint{few}", f"uint{many}"
+    if BITS[x.dtype] > few:
+        cut = te.compute((*x.shape, count), lambda *i: cast(bitcast(x[i[:-1]], whole) >> cast(i[-1] * few, whole), part), "parts")
+        return te.compute(cut.shape, lambda *i: bitcast(cut[i], dtype), "bitcast_parts")
+
+    require_same(x.shape[-1], count, f"the last axis, and the parts of {dtype}")
+
+    def joined(*i: Expr) -> Expr:
+        parts = (cast(bitcast(x[(*i, n)], part), whole) << const(n * few, whole) for n in range(count))
+        return bitcast(reduce(or_, parts), dtype)
+
+    return te.compute(x.shape[:-1], joined, "bitcast_parts")
+
+
 def _of_bits(name: str, function: Callable[..., Expr]) -> Operator:
     """A scalar definition that sees floats of 16 bits as they are."""
 
@@ -431,7 +451,7 @@ POPCOUNT, LEADING_ZEROS = pointwise("popcount", lambda x: unary("popcount", x)),
 INTEGER_POW, CBRT, ROUND_AWAY = pointwise("integer_pow", _integer_pow), pointwise("cbrt", _cbrt), pointwise("round_away", _round_away)
 IS_FINITE, SELECT_N = pointwise("is_finite", lambda x: te.abs(x) < inf), pointwise("select_n", lambda which, *cases: pick(which, cases))
 NEXT_AFTER, TOTAL_ORDER = _of_bits("next_after", _next_after), _of_bits("total_order", total_order)
-REDUCE_PRECISION = _of_bits("reduce_precision", _reduce_precision)
+BITCAST_PARTS, REDUCE_PRECISION = Operator("bitcast_parts", bitcast_parts), _of_bits("reduce_precision", _reduce_precision)
 GATHER_WINDOWS, SCATTER_WINDOWS = Operator("gather_windows", gather_windows), Operator("scatter_windows", scatter_windows)
 SLICE_AT, STORE_AT, DILATE = Operator("slice_at", slice_at), Operator("store_at", store_at), Operator("dilate", dilate)
 REDUCE_WINDOWS, WINDOW_ARGMAX = Operator("reduce_windows", reduce_windows), Operator("window_argmax", window_argmax)

@@ -172,6 +172,16 @@ def test_floats_bit_by_bit(apply, dtype):
     assert (np.diff(apply(ops.TOTAL_ORDER, np.array(order, dtype))) > 0).all()
 
 
+def test_bits_in_wider_and_narrower_types(apply):
+    x = np.random.default_rng(0).normal(size=(3, 4)).astype(np.float32)
+    for kind in (np.uint8, np.int16, np.float16):
+        parts = apply(ops.BITCAST_PARTS, x, dtype=np.dtype(kind).name)
+        np.testing.assert_array_equal(parts, x.view(kind).reshape(3, 4, -1), strict=True)
+        np.testing.assert_array_equal(apply(ops.BITCAST_PARTS, parts, dtype="float32"), x, strict=True)
+    with pytest.raises(IRError, match="bits of bool"):
+        apply(ops.BITCAST_PARTS, np.ones(4, bool), dtype="int32")
+
+
 def test_numbers_with_fewer_bits(apply):
     x = np.array([1.0, 1 + 2**-8, 1 + 3 * 2**-8, 1 + 2**-9, 70000, -1e9, 1e-9, np.nan, np.inf], np.float32)
     with np.errstate(all="ignore"):

@@ -61,6 +61,8 @@ SAME = Operator("same", lambda a, b: te.compute(a.shape, lambda i, j: a[i, j] * 
         (node(MATMUL, (4, 3), (5, 4), transpose_a=True, transpose_b=True), (True, True)),
         (node(DENSE, (2, 3, 4), (5, 4)), (False, True)),
         (node(EINSUM, (3, 4), (4, 5), equation="ij,jk->ik"), (False, False)),
+        (node(EINSUM, (1, 4), (4, 5), equation="ij,jk->ik"), (False, False)),
+        (node(EINSUM, (1, 2, 4), (1, 5, 4), equation="bij,bkj->bik"), (False, True)),
         (node(OWN_PRODUCT, (3, 4), (4, 5)), (False, False)),
         (node(EINSUM, (3, 4), (4, 5), equation="ij,jk->ki"), None),
         (node(EINSUM, (3, 3), (3, 3), equation="ii,ij->ij"), None),

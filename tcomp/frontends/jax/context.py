@@ -168,10 +168,6 @@ class Context(GraphContext):
         shortest = (self.short.get(x, x) if whole else x for x in operands)
         return [self.cast(x, "int8") if x.dtype in NARROW_INTEGERS else x for x in shortest]
 
-    def number(self, number: Any, dtype: str) -> Value:
-        """A scalar."""
-        return self.builder.constant(np.asarray(number).astype(to_numpy(dtype)), "c", dtype)
-
     def reshape(self, x: Value, shape: Sequence[Dim]) -> Value:
         """The elements in another shape."""
         sizes = self.dims(shape)

@@ -7,7 +7,7 @@ import inspect
 import re
 from collections import Counter
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import jax
@@ -163,9 +163,5 @@ class Importer(Context):
 
     def checked(self, x: Operand, aval: Any) -> Operand:
         """The operand in the type that JAX says it has. Raises `UnsupportedError` if it is of another shape."""
-        shape = self.dims(aval.shape)
-        if len(x.shape) != len(shape) or any(
-            a != b for a, b in zip(x.shape, shape, strict=True) if isinstance(a, int) and isinstance(b, int)
-        ):
-            raise self.unsupported(f"its result would be {x}, and should be {aval}")
-        return x if isinstance(x, Parts) else self.cast(x, part_types(aval.dtype)[0])
+        found = [self.fitting(v, dtype, self.dims(aval.shape)) for v, dtype in zip(leaves([x]), part_types(aval.dtype), strict=True)]
+        return replace(x, values=tuple(found)) if isinstance(x, Parts) else found[0]

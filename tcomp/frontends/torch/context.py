@@ -154,10 +154,6 @@ class Context(GraphContext):
         """The error to raise for what cannot be compiled."""
         return UnsupportedError(f"`{self.node.target}` cannot be compiled as it is used here", where=self.name, why=why)
 
-    def constant(self, number: Any, dtype: str, shape: Sequence[int] = ()) -> Value:
-        """Equal elements, or those of an array."""
-        return self.builder.constant(np.broadcast_to(np.asarray(number).astype(to_numpy(dtype)), shape or np.shape(number)), "c", dtype)
-
     def key(self) -> Value:
         """The key (uint32 [2]) of one more random operator: the seed of a run, and a number of its own. Raises `UnsupportedError` for an
         operator with a generator of its own."""
@@ -166,7 +162,7 @@ class Context(GraphContext):
         if self.seed is None:
             self.seed = self.builder.input("seed", "uint32", (1,))
         self.streams += 1
-        return self.add(CONCAT, self.seed, self.constant([self.streams], "uint32"), axis=0)
+        return self.add(CONCAT, self.seed, self.number([self.streams], "uint32"), axis=0)
 
     def require(self, condition: Value) -> None:
         """Have a run end with an error where any of the bools is false."""
@@ -192,7 +188,7 @@ class Context(GraphContext):
             return self.cast(x, dtype)
         if isinstance(x, Expr):
             return self.cast(self.add(DIMS, dims=(x,), shape=(), dtype="int64"), dtype)
-        return self.constant(x, dtype)
+        return self.number(x, dtype)
 
     def promoted(self, *operands: Operand, kind: KIND = KIND.DEFAULT, count: int | None = None) -> list[Value]:
         """The operands in the element type that an elementwise operator on them computes with. `count`: of the arguments that decide."""

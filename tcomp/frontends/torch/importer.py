@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import chain
-from operator import getitem
+from operator import attrgetter, getitem
 from typing import Any
 
 import torch
@@ -18,7 +18,7 @@ from tcomp.frontends.torch.context import DTYPES, Context, Dims, Table, array_of
 from tcomp.frontends.torch.handlers import elementwise, indexing, linalg, movement, nn, random, reduction
 from tcomp.frontends.torch.operators import FUNCTIONS
 from tcomp.ir.expr import Expr, variables
-from tcomp.ir.graph import Graph, GraphBuilder, Needed, Value, is_needed, needs
+from tcomp.ir.graph import Graph, GraphBuilder, Value
 from tcomp.ir.shape_operands import element
 from tcomp.ops.elementwise import EQUAL, REQUIRED
 
@@ -116,7 +116,7 @@ class _Importer:
             raise self.context.unsupported("a size that a run counts is a result, and that of no tensor among the results")
         self.require(outputs)
         inputs = (*self.placeholders, *([] if self.context.seed is None else [SEED]))
-        return Imported(_pruned(self.context.finished(outputs)), inputs, tuple(results), self.sizes)
+        return Imported(self.context.finished(outputs), inputs, tuple(results), self.sizes)
 
     def require(self, outputs: list[Value]) -> None:
         """Have an output depend on the conditions that a run has to fulfil."""
@@ -131,7 +131,7 @@ class _Importer:
                 self.values[node] = self.placeholder(node, self.count)
                 self.count += 1
             case "get_attr":
-                self.values[node] = self.constant(node, _attribute(self.module, str(node.target)))
+                self.values[node] = self.constant(node, attrgetter(str(node.target))(self.module))
             case "call_function":
                 self.values[node] = self.call(node)
             case _:
@@ -218,7 +218,7 @@ class _Importer:
         """An operator that PyTorch keeps in order with others by a token, which is passed on."""
         if operator is not aten._linalg_check_errors.default:
             raise self.context.unsupported(f"it calls `{operator}`")
-        zero = self.context.add(EQUAL, args[0], self.context.constant(0, args[0].dtype))
+        zero = self.context.add(EQUAL, args[0], self.context.number(0, args[0].dtype))
         self.context.require(zero)
         return token, None
 
@@ -251,26 +251,4 @@ class _Importer:
 
     def checked(self, value: Value, example: torch.Tensor) -> Value:
         """The value in the element type that PyTorch says it has. Raises `UnsupportedError` if it is of another shape."""
-        shape = [self.context.dims(d) for d in example.shape]
-        differ = any(isinstance(a, int) and isinstance(b, int) and a != b for a, b in zip(value.shape, shape, strict=False))
-        if len(shape) != len(value.shape) or differ:
-            raise self.context.unsupported(f"its result would be {value}, and should have the shape {shape}")
-        return self.context.cast(value, dtype_name(example.dtype))
-
-
-def _attribute(module: Any, path: str) -> Any:
-    for name in path.split("."):
-        module = getattr(module, name)
-    return module
-
-
-def _pruned(graph: Graph) -> Graph:
-    """The graph without nodes and constants that no output needs; all inputs stay."""
-    needed: Needed = {*graph.outputs, *variables(*(d for v in graph.outputs for d in v.shape if isinstance(d, Expr)))}
-    nodes = []
-    for node in reversed(graph.nodes):
-        if is_needed(node, needed):
-            nodes.append(node)
-            needed.update(needs(node))
-    constants = {v: a for v, a in graph.constants.items() if v in needed}
-    return Graph(graph.name, graph.inputs, graph.outputs, tuple(reversed(nodes)), constants)
+        return self.context.fitting(value, dtype_name(example.dtype), [self.context.dims(d) for d in example.shape])

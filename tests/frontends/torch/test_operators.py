@@ -133,3 +133,32 @@ def test_sizes_that_a_run_counts() -> None:
     for width in (3, 7):
         with torch.no_grad():
             same(lambda x: (x[:, x[0] > 0].sum(0), x.masked_select(x > 9)), torch.randn(4, width))
+
+
+def test_operands_without_axes_and_without_elements() -> None:
+    """A scalar is written to as a vector of one element is; what is empty has results."""
+    x, one, index = torch.tensor(2.0), torch.tensor(3.0), torch.tensor(0)
+    same(lambda x, one: (x.scatter_add(0, index, one), x.scatter(0, index, one), x.scatter_reduce(0, index, one, "mean")), x, one)
+    same(lambda x: (x.sort(), x.median(), x.cummax(0), x.kthvalue(1), x.argmax(), x.max(0), x.unfold(0, 1, 1)), x)
+    same(lambda x: (linalg.inv(x), linalg.det(x)), torch.zeros(0, 0))
+    same(lambda x: functional.multilabel_margin_loss(x, index), x)
+
+
+def test_parts_are_replaced_in_steps() -> None:
+    x, part, row = torch.randn(4, 7), torch.randn(4, 2), torch.randn(7)
+    same(lambda x, part: (x.slice_scatter(part, 1, 1, 6, 3), x.slice_scatter(part, 1, -4, -2), x.slice_scatter(part, 1, 5)), x, part)
+    same(lambda x, row: (x.select_scatter(row, 0, -2), x.unfold(1, 3, 2), x.unfold(0, 2, 1)), x, row)
+
+
+def test_derivatives_of_pooling() -> None:
+    image = torch.randn(2, 3, 6, 5)
+    same(lambda x: (functional.avg_pool2d(x, 2), functional.avg_pool2d(x, 3, 2, 1), functional.avg_pool2d(x[0], 2)), image)
+    same(lambda x: functional.max_pool2d(x, (3,), 2, 1, return_indices=True), image)
+    volume = torch.randn(1, 2, 4, 5, 6)
+    same(lambda x: (functional.avg_pool3d(x, 2), functional.max_pool3d(x, 2)), volume)
+
+
+def test_the_next_number() -> None:
+    x, y = torch.tensor([0.0, 1.0, -1.0, torch.inf, 1e-45]), torch.tensor([1.0, 2.0, torch.nan, 0.0, -1.0])
+    with torch.no_grad():
+        same(torch.nextafter, x, y)

@@ -255,6 +255,7 @@ WITHOUT = [
     "next_after",
     "total_order",
     "reduce_precision",
+    "bitcast_parts",
     "window_argmax",
     "stop",
     "append",

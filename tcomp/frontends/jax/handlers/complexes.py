@@ -14,6 +14,7 @@ from jax import lax
 from tcomp.frontends.jax.context import Context, Handler, Operand, Parts, Table, is_complex, is_key, is_split, leaves, part_types
 from tcomp.frontends.jax.handlers import linalg, movement
 from tcomp.frontends.jax.handlers.elementwise import convert
+from tcomp.frontends.jax.handlers.reduction import by_halves
 from tcomp.ir.graph import Value
 from tcomp.ops import elementwise as ew
 from tcomp.ops.xla import integer_power
@@ -199,15 +200,8 @@ def _running(combine: Callable[[Pair, Pair], Pair]) -> Handler:
 
 
 def _reduced(combine: Callable[[Pair, Pair], Pair]) -> Handler:
-    """A reduction: the last of the running values of all axes that are reduced."""
-
-    def reduce(x: Pair, axes: Sequence[int], **params: Any) -> Pair:
-        kept = [n for n in range(x[0].ndim) if n not in axes]
-        flat = tuple(jnp.transpose(p, (*axes, *kept)).reshape(-1, *(p.shape[n] for n in kept)) for p in x)
-        re, im = lax.associative_scan(combine, flat)
-        return re[-1], im[-1]
-
-    return _function(reduce)
+    """A reduction."""
+    return _function(lambda x, axes, **params: by_halves(combine, x, axes))
 
 
 TABLE: Table = {

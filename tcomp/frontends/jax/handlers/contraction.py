@@ -10,7 +10,7 @@ from tcomp.frontends.jax.context import Context, Table, part_types
 from tcomp.frontends.jax.handlers.movement import padded
 from tcomp.ir.dtypes import NARROW
 from tcomp.ir.graph import Value
-from tcomp.ops.matmul import EINSUM, MATMUL
+from tcomp.ops.matmul import EINSUM
 from tcomp.ops.nn import CONV, CONV_TRANSPOSE
 
 Ints = Sequence[int]
@@ -29,40 +29,22 @@ def _operands(ctx: Context, a: Value, b: Value, wanted: Any) -> tuple[Value, Val
 def _dot_general(ctx: Context, a: Value, b: Value, dimension_numbers: Any, preferred_element_type: Any = None, **params: Any) -> Value:
     (over_a, over_b), (batch_a, batch_b) = (tuple(tuple(map(int, d)) for d in pair) for pair in dimension_numbers)
     a, b, _ = _operands(ctx, a, b, preferred_element_type)
-    letters = iter(ascii_letters)
-    left, right = [""] * len(a.shape), [""] * len(b.shape)
-    for n, m in (*zip(batch_a, batch_b, strict=True), *zip(over_a, over_b, strict=True)):
-        left[n] = right[m] = next(letters)
-    free_a, free_b = [n for n, c in enumerate(left) if not c], [n for n, c in enumerate(right) if not c]
-    for side, free in ((left, free_a), (right, free_b)):
-        for n in free:
-            side[n] = next(letters)
-    result = [*(left[n] for n in batch_a), *(left[n] for n in free_a), *(right[n] for n in free_b)]
+    rank = len(a.shape)
+    left, right = list(ascii_letters[:rank]), list(ascii_letters[rank : rank + len(b.shape)])
+    for n, m in zip((*batch_a, *over_a), (*batch_b, *over_b), strict=True):
+        right[m] = left[n]
+    free_a = [c for n, c in enumerate(left) if n not in batch_a + over_a]
+    result = [*(left[n] for n in batch_a), *free_a, *(c for m, c in enumerate(right) if m not in batch_b + over_b)]
     return product(ctx, a, b, *map("".join, (left, right, result)))
 
 
 def product(ctx: Context, a: Value, b: Value, left: str, right: str, result: str) -> Value:
-    """An Einstein sum of two operands: as the product of matrices that it is, or is with exchanged operands."""
-    found = _matrices(ctx, a, b, left, right, result) or _matrices(ctx, b, a, right, left, result)
-    found = found or ctx.add(EINSUM, a, b, equation=f"{left},{right}->{result}")
+    """An Einstein sum of two operands, in the order in which it may be a product of matrices: rows are those of the left one."""
+    if result and result[-1] not in right:
+        return product(ctx, b, a, right, left, result)
+    found = ctx.add(EINSUM, a, b, equation=f"{left},{right}->{result}")
     ctx.products[found] = a, b, left, right, result
     return found
-
-
-def _matrices(ctx: Context, a: Value, b: Value, left: str, right: str, result: str) -> Value | None:
-    batch, rows, columns = result[:-2], result[-2:-1], result[-1:]
-    summed = "".join(c for c in left if c not in result)
-    if a.dtype in ("int8", "uint8") or len(summed) != 1 or not rows:
-        return None
-    if right in (summed + columns, columns + summed) and left == result[:-1] + summed:  # whose batch is that of the left operand
-        return ctx.add(MATMUL, a, b, transpose_a=False, transpose_b=True) if right[0] == columns else ctx.add(MATMUL, a, b)
-    flags = [
-        {batch + x + y: False, batch + y + x: True}.get(term)
-        for term, x, y in ((left, rows, summed), (right, summed, columns))
-    ]  # fmt: skip
-    if None in flags:
-        return None
-    return ctx.add(MATMUL, a, b, transpose_a=flags[0], transpose_b=flags[1]) if any(flags) else ctx.add(MATMUL, a, b)
 
 
 def transpose(ctx: Context, x: Value, permutation: Sequence[int]) -> Value:

@@ -72,35 +72,24 @@ def _kept(ctx: Context, condition: Value, new: Value, old: Value) -> Value:
     return ctx.add(WHERE, wide, new, old)
 
 
-def _branch(ctx: Context, jaxpr: Any, values: Sequence[Value], unused: int) -> Graph:
-    """A branch as a body, which is passed `unused` values in front of those that it uses."""
-    inner = ctx.inside()
-    inner.conditional = True
-    given = rebuilt(jaxpr.in_avals, iter(_inputs(inner, values)[unused:]))
-    return inner.finished(leaves(inner.evaluate(jaxpr, given)))
-
-
 def _choose(ctx: Context, index: Value, branches: Sequence[Any], first: int, values: Sequence[Value]) -> list[Value]:
     """The results of branch number `index - first`, or of the nearest one."""
     one, *rest = branches
-    condition = ctx.add(LESS_EQUAL, ctx.cast(index, "int32"), ctx.number(first, "int32"))
-    if len(rest) == 1:
-        bodies = [_branch(ctx, jaxpr, values, 0) for jaxpr in branches]
-    else:
+    if not rest:
+        return leaves(ctx.evaluate(one, rebuilt(one.in_avals, iter(values))))
+    condition, bodies = ctx.add(LESS_EQUAL, ctx.cast(index, "int32"), ctx.number(first, "int32")), list[Graph]()
+    for own in ([one], rest):
         inner = ctx.inside()
+        inner.conditional = True
         number, *passed = _inputs(inner, [index, *values])
-        bodies = [_branch(ctx, one, [index, *values], 1), inner.finished(leaves(_choose(inner, number, rest, first + 1, passed)))]
-        values = [index, *values]
-    return ctx.structured(IF, [condition, *values], [(v.dtype, v.shape) for v in bodies[0].outputs], {}, *bodies)
+        bodies.append(inner.finished(_choose(inner, number, own, first + 1, passed)))
+    return ctx.structured(IF, [condition, index, *values], [(v.dtype, v.shape) for v in bodies[0].outputs], {}, *bodies)
 
 
 def _cond(ctx: Context, index: Value, *operands: Operand, branches: Sequence[Any], **others: Any) -> list[Operand]:
-    avals = [v.aval for v in ctx.eqn.outvars]
-    known = materialised(ctx.builder.constants.get(index))
-    if len(branches) == 1 or known is not None:
-        one = branches[min(max(int(known), 0), len(branches) - 1) if known is not None else 0]
-        return ctx.evaluate(one, operands)
-    return rebuilt(avals, iter(_choose(ctx, index, branches, 0, leaves(operands))))
+    if (known := materialised(ctx.builder.constants.get(index))) is not None:
+        return ctx.evaluate(branches[min(max(int(known), 0), len(branches) - 1)], operands)
+    return rebuilt([v.aval for v in ctx.eqn.outvars], iter(_choose(ctx, index, branches, 0, leaves(operands))))
 
 
 def _platform_index(ctx: Context, platforms: Sequence[Sequence[str] | None], **others: Any) -> list[Operand]:
@@ -125,10 +114,6 @@ def _callback(ctx: Context, *operands: Operand, **params: Any) -> list[Operand]:
 
 
 TABLE: Table = {
-    "pure_callback": _callback,
-    "platform_index": _platform_index,
-    "scan": _scan,
-    "while": _while,
-    "cond": _cond,
+    "pure_callback": _callback, "platform_index": _platform_index, "scan": _scan, "while": _while, "cond": _cond,
     "custom_linear_solve": _linear_solve,
-}
+}  # fmt: skip

@@ -6,11 +6,10 @@ from typing import Any
 
 import jax.numpy as jnp
 import numpy as np
-from jax import lax
 from jax._src.lax import special as definitions
 
 from tcomp.frontends.jax.context import Context, Handler, Operand, Parts, Table, decomposed, is_complex, part_types
-from tcomp.ir.dtypes import BITS, NARROW, NARROW_FLOATS
+from tcomp.ir.dtypes import BITS, NARROW_FLOATS
 from tcomp.ir.graph import Operator, Value
 from tcomp.ops import elementwise as ops, movement, reduction, special, xla
 
@@ -42,28 +41,6 @@ def convert(ctx: Context, x: Operand, new_dtype: Any, **params: Any) -> Operand:
         return x if x.dtype == to else ctx.add(ops.CAST, x, dtype=to, saturate=False)
     found = ctx.cast(x, to)
     return Parts((found, ctx.full(0.0, to, x.shape)), new_dtype) if is_complex(new_dtype) else found
-
-
-def _bitcast(ctx: Context, x: Value, new_dtype: Any, **params: Any) -> Value:
-    """Types of other widths than the operand's have one axis more or less, of the parts of an element."""
-    to = ctx.dtype
-    few, many = sorted((BITS[x.dtype], BITS[to]))
-    if few == many:
-        return ctx.add(ops.BITCAST, x, dtype=to)
-    if to in NARROW or x.dtype in NARROW or "bool" in (to, x.dtype):
-        raise ctx.unsupported(f"bits of {x.dtype} as {to}")
-
-    def parts(v: Any) -> Any:
-        if BITS[x.dtype] < BITS[to]:
-            shifts = jnp.arange(many // few, dtype=f"uint{many}") * few
-            joined = jnp.sum(v.view(f"uint{few}").astype(f"uint{many}") << shifts, axis=-1, dtype=f"uint{many}")
-            return lax.bitcast_convert_type(joined, new_dtype)
-        shifts = jnp.arange(many // few, dtype=f"uint{many}") * few
-        pieces = (lax.bitcast_convert_type(v, f"uint{many}")[..., None] >> shifts).astype(f"uint{few}")
-        return lax.bitcast_convert_type(pieces, new_dtype)
-
-    found: Value = ctx.inline(parts, x)
-    return found
 
 
 def _select(ctx: Context, which: Value, *cases: Value) -> Value:
@@ -125,7 +102,9 @@ TABLE: Table = {
         "bessel_i1e": special.BESSEL_I1E,
     }.items()},
     "add": forward(ops.ADD, ops.OR), "add_any": forward(ops.ADD, ops.OR), "mul": _mul, "div": _div, "max": forward(ops.MAX, ops.OR),
-    "min": forward(ops.MIN, ops.AND), "select_n": _select, "convert_element_type": convert, "bitcast_convert_type": _bitcast,
+    "min": forward(ops.MIN, ops.AND), "select_n": _select, "convert_element_type": convert, 
+    "bitcast_convert_type": lambda ctx, x, **params: ctx.add(
+        ops.BITCAST if BITS[x.dtype] == BITS[ctx.dtype] else xla.BITCAST_PARTS, x, dtype=ctx.dtype),
     "eq_to": _in_order(ops.EQUAL), "lt_to": _in_order(ops.LESS), "le_to": _in_order(ops.LESS_EQUAL),
     **dict.fromkeys(("copy", "copy_p", "device_put", "stop_gradient", "optimization_barrier", "sharding_constraint", "name", "pvary",
                      "reduced_vary_cast_p", "layout_constraint", "tie", "reshard", "random_clone"), _same),

@@ -8,7 +8,7 @@ from functools import partial
 from typing import Any
 
 from tcomp.frontends.jax.context import Context, Table
-from tcomp.frontends.jax.handlers.movement import part, places
+from tcomp.frontends.jax.handlers.movement import places
 from tcomp.ir.dtypes import integer_range, is_float
 from tcomp.ir.graph import Value
 from tcomp.ops import elementwise as ew, xla
@@ -86,20 +86,14 @@ def _extremes(ctx: Context, x: Value, k: int, axis: int, largest: bool) -> list[
     key = ctx.add(xla.TOTAL_ORDER, x)
     key = ctx.add(ew.NOT, key) if largest else key
     _, found, where = ctx.results(xla.SORT_BY, key, x, places(ctx, _ints(x.shape), axis, "int32"), axis=axis, keys=1)
-    return [part(ctx, found, axis, 0, k), part(ctx, where, axis, 0, k)]
-
-
-def _approx_top_k(ctx: Context, x: Value, k: int, reduction_dimension: int, is_max_k: bool, **params: Any) -> list[Value]:
-    """Exactly, which is one of the approximations."""
-    return _extremes(ctx, x, int(k), int(reduction_dimension) % len(x.shape), bool(is_max_k))
+    return [ctx.cut(v, axis, 0, k) for v in (found, where)]
 
 
 TABLE: Table = {
-    "gather": _gather, "scatter": partial(_scatter, "none"), "dynamic_slice": _dynamic_slice,
-    "scatter_add": partial(_scatter, "add"), "scatter-add": partial(_scatter, "add"),
-    "scatter_sub": partial(_scatter, "sub"), "scatter-sub": partial(_scatter, "sub"), "scatter_mul": partial(_scatter, "mul"),
-    "scatter_min": partial(_scatter, "min"), "scatter_max": partial(_scatter, "max"),
-    "scatter-mul": partial(_scatter, "mul"), "scatter-min": partial(_scatter, "min"), "scatter-max": partial(_scatter, "max"),
-    "dynamic_update_slice": _dynamic_update_slice, "sort": _sort, "approx_top_k": _approx_top_k,
+    "gather": _gather, "scatter": partial(_scatter, "none"), "dynamic_slice": _dynamic_slice, "sort": _sort,
+    **{f"scatter{dash}{name}": partial(_scatter, name) for name in ("add", "sub", "mul", "min", "max") for dash in "_-"},
+    "dynamic_update_slice": _dynamic_update_slice,
+    "approx_top_k": lambda ctx, x, k, reduction_dimension, is_max_k, **params: _extremes(  # exactly, which is one of the approximations
+        ctx, x, int(k), int(reduction_dimension) % len(x.shape), bool(is_max_k)),
     "top_k": lambda ctx, x, *rest, k, axis=-1, **params: _extremes(ctx, x, int(k), int(axis) % len(x.shape), True),
 }  # fmt: skip

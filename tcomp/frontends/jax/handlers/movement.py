@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import accumulate
 from typing import Any
 
 from tcomp.frontends.jax.context import Context, Table
@@ -23,16 +24,9 @@ def cut(ctx: Context, x: Value, start_indices: Sequence[Dim], limit_indices: Seq
     return ctx.add(ops.SLICE, x, starts=starts, steps=tuple(map(int, steps)), shape=shape)
 
 
-def part(ctx: Context, x: Value, axis: int, start: Dim, end: Dim) -> Value:
-    """x[start:end] along one axis."""
-    return cut(ctx, x, [start if n == axis else 0 for n in range(len(x.shape))], [end if n == axis else d for n, d in enumerate(x.shape)])
-
-
 def _broadcast(ctx: Context, x: Value, *rest: Any, broadcast_dimensions: Ints, **params: Any) -> Value:
-    shape: list[Dim] = [1] * len(ctx.shape)
-    for axis, size in zip(broadcast_dimensions, x.shape, strict=True):
-        shape[axis] = size
-    return ctx.add(ops.EXPAND, ctx.reshape(x, shape), shape=ctx.shape) if tuple(shape) != ctx.shape else ctx.reshape(x, shape)
+    sizes = dict(zip(broadcast_dimensions, x.shape, strict=True))
+    return ctx.expand(ctx.reshape(x, [sizes.get(n, 1) for n in range(len(ctx.shape))]), ctx.shape)
 
 
 def _reshape(ctx: Context, x: Value, *rest: Any, dimensions: Ints | None = None, **params: Any) -> Value:
@@ -49,13 +43,13 @@ def _stack(ctx: Context, *xs: Value, axis: int) -> Value:
 
 
 def _split(ctx: Context, x: Value, sizes: Ints, axis: int) -> list[Value]:
-    ends = [int(sum(sizes[: n + 1])) for n in range(len(sizes))]
-    return [part(ctx, x, axis, end - int(size), end) for end, size in zip(ends, sizes, strict=True)]
+    ends = [int(n) for n in accumulate(sizes)]
+    return [ctx.cut(x, axis, end - int(size), int(size)) for end, size in zip(ends, sizes, strict=True)]
 
 
 def _unstack(ctx: Context, x: Value, axis: int) -> list[Value]:
     pieces = _split(ctx, x, [1] * int(x.shape[axis]), axis)
-    return [ctx.reshape(p, [d for n, d in enumerate(p.shape) if n != axis]) for p in pieces]
+    return [ctx.reshape(p, (*p.shape[:axis], *p.shape[axis + 1 :])) for p in pieces]
 
 
 def padded(ctx: Context, x: Value, value: Value, padding_config: Sequence[tuple[int, int, int]]) -> Value:
@@ -71,12 +65,7 @@ def padded(ctx: Context, x: Value, value: Value, padding_config: Sequence[tuple[
 def places(ctx: Context, shape: Sequence[Dim], axis: int, dtype: str) -> Value:
     """The place of each element along an axis."""
     along = ctx.add(ops.ARANGE, start=0, step=1, count=shape[axis], dtype=dtype)
-    return ctx.add(ops.EXPAND, ctx.reshape(along, [d if n == axis else 1 for n, d in enumerate(shape)]), shape=tuple(shape))
-
-
-def _size(ctx: Context, dim: Any) -> Value:
-    """A symbolic size as a number."""
-    return ctx.add(ops.DIMS, dims=ctx.dims([dim]), shape=(), dtype=ctx.dtype)
+    return ctx.expand(ctx.reshape(along, [d if n == axis else 1 for n, d in enumerate(shape)]), shape)
 
 
 def _empty(ctx: Context, *rest: Any, **params: Any) -> Value:
@@ -89,10 +78,9 @@ def _shaped(ctx: Context, x: Value, **params: Any) -> Value:
 
 TABLE: Table = {
     "broadcast_in_dim": _broadcast, "reshape": _reshape, "squeeze": _shaped, "expand_dims": _shaped, "slice": cut,
-    "concatenate": _concatenate, "stack": _stack,
-    "split": _split, "unstack": _unstack, "rev": lambda ctx, x, dimensions: ctx.reversed(x, dimensions), "pad": padded,
-    "empty": _empty, "empty2": _empty,
-    "dim_as_value": _size,
+    "concatenate": _concatenate, "stack": _stack, "split": _split, "unstack": _unstack, "pad": padded, "empty": _empty, "empty2": _empty,
+    "rev": lambda ctx, x, dimensions: ctx.reversed(x, dimensions),
+    "dim_as_value": lambda ctx, dim: ctx.add(ops.DIMS, dims=ctx.dims([dim]), shape=(), dtype=ctx.dtype),
     "iota": lambda ctx, *sizes, dimension, **params: places(ctx, ctx.shape, dimension, ctx.dtype),
     "tile": lambda ctx, x, reps: ctx.add(ops.TILE, x, repeats=tuple(map(int, reps))),
 }  # fmt: skip

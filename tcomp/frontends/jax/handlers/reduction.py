@@ -15,12 +15,13 @@ from tcomp.ir.graph import Operator, Value
 from tcomp.ops import elementwise as ew, reduction as ops
 
 Ints = Sequence[int]
-MONOIDS = {
-    "add": "sum", "add_any": "sum", "mul": "prod", "max": "max", "min": "min", "and": "all", "or": "any",
-}  # fmt: skip
+MONOIDS = {"add": "sum", "add_any": "sum", "mul": "prod", "max": "max", "min": "min", "and": "all", "or": "any"}
 """What a reduction by a primitive is called."""
-PAIRWISE = {"sum": ew.ADD, "prod": ew.MUL, "max": ew.MAX, "min": ew.MIN, "all": ew.AND, "any": ew.OR}
-"""The operator on two elements that a reduction applies, by its name."""
+REDUCTIONS = {
+    "sum": (ew.ADD, ops.REDUCE_SUM), "prod": (ew.MUL, ops.REDUCE_PROD), "max": (ew.MAX, ops.REDUCE_MAX), "min": (ew.MIN, ops.REDUCE_MIN),
+    "all": (ew.AND, ops.REDUCE_MIN), "any": (ew.OR, ops.REDUCE_MAX),
+}  # fmt: skip
+"""The operators that a reduction applies, by its name: on two elements, and along axes."""
 
 
 def monoid(jaxpr: Any, dtype: str) -> str | None:
@@ -40,63 +41,50 @@ def of_type(name: str | None, dtype: str) -> str | None:
     return None if name in ("all", "any") else name
 
 
-def _sorted(axes: Ints) -> tuple[int, ...]:
-    return tuple(sorted(map(int, axes)))
-
-
 def _reduced(op: Operator, ctx: Context, x: Value, axes: Ints, **params: Any) -> Value:
-    return ctx.add(op, x, axes=_sorted(axes), keepdims=False) if axes else x
+    return ctx.add(op, x, axes=tuple(sorted(map(int, axes))), keepdims=False) if axes else x
 
 
-def _logical(op: Operator, ctx: Context, x: Value, axes: Ints, **params: Any) -> Value:
-    if x.dtype == "bool":
+def _bitwise(op: Operator | None, combine: Any, ctx: Context, x: Value, axes: Ints, **params: Any) -> Value:
+    """`op` is for bools."""
+    if op is not None and x.dtype == "bool":
         return _reduced(op, ctx, x, axes)
-    return _by_halves(ctx, [x], axes, lambda a, b: (lax.bitwise_and(*a, *b) if op is ops.REDUCE_MIN else lax.bitwise_or(*a, *b),))[0]
-
-
-def _arg(op: Operator, ctx: Context, x: Value, axes: Ints, **params: Any) -> Value:
-    if x.dtype == "bool":
-        x = ctx.cast(x, "int32")
-    return ctx.add(op, x, axis=int(axes[0]), keepdims=False, last=False)
-
-
-def _by_halves(ctx: Context, xs: Sequence[Value], axes: Ints, combine: Any) -> Sequence[Value]:
-    """A reduction by any associative function of tuples of arrays: halves of the elements are combined until one is left."""
-    rank = len(xs[0].shape)
-    kept = [n for n in range(rank) if n not in axes]
-
-    def run(*arrays: Any) -> Any:
-        arrays = tuple(jnp.transpose(a, (*axes, *kept)).reshape(-1, *(a.shape[n] for n in kept)) for a in arrays)
-        while (count := arrays[0].shape[0]) > 1:
-            half = count // 2
-            found = combine([a[:half] for a in arrays], [a[half : 2 * half] for a in arrays])
-            arrays = tuple(jnp.concatenate([f, a[2 * half :]]) for f, a in zip(found, arrays, strict=True))
-        return tuple(a[0] for a in arrays)
-
-    found: Sequence[Value] = ctx.inline(run, *xs)
+    (found,) = ctx.inline(lambda v: by_halves(lambda a, b: (combine(*a, *b),), (v,), axes), x)
     return found
 
 
+def _arg(op: Operator, ctx: Context, x: Value, axes: Ints, **params: Any) -> Value:
+    return ctx.add(op, ctx.cast(x, "int32") if x.dtype == "bool" else x, axis=int(axes[0]), keepdims=False, last=False)
+
+
+def by_halves(combine: Any, arrays: Sequence[Any], axes: Ints) -> tuple[Any, ...]:
+    """A reduction of JAX's arrays by any associative function of tuples: halves of the elements are combined until one is left."""
+    kept = [n for n in range(arrays[0].ndim) if n not in axes]
+    arrays = [jnp.transpose(a, (*axes, *kept)).reshape(-1, *(a.shape[n] for n in kept)) for a in arrays]
+    while (count := arrays[0].shape[0]) > 1:
+        half = count // 2
+        found = combine([a[:half] for a in arrays], [a[half : 2 * half] for a in arrays])
+        arrays = [jnp.concatenate([f, a[2 * half :]]) for f, a in zip(found, arrays, strict=True)]
+    return tuple(a[0] for a in arrays)
+
+
 def _reduce(ctx: Context, *operands: Value, jaxpr: Any, dimensions: Ints, **params: Any) -> Sequence[Value]:
-    xs, initial = operands[: len(operands) // 2], operands[len(operands) // 2 :]
-    function = jax.extend.core.jaxpr_as_fun(jaxpr)
+    count = len(operands) // 2
+    xs, function = operands[:count], jax.extend.core.jaxpr_as_fun(jaxpr)
 
     def combine(a: Any, b: Any) -> Any:
-        flat = [v.reshape(-1) for v in (*a, *b)]
-        return [v.reshape(a[0].shape) for v in jax.vmap(function)(*flat)]
+        return [v.reshape(a[0].shape) for v in jax.vmap(function)(*(v.reshape(-1) for v in (*a, *b)))]
 
-    def with_initial(*arrays: Any) -> Any:
-        half = len(arrays) // 2
-        return tuple(combine([jnp.broadcast_to(v, w.shape) for v, w in zip(arrays[:half], arrays[half:], strict=True)], arrays[half:]))
+    def run(*arrays: Any) -> Any:
+        found = by_halves(combine, arrays[:count], sorted(dimensions))
+        return tuple(combine([jnp.broadcast_to(v, w.shape) for v, w in zip(arrays[count:], found, strict=True)], found))
 
     if len(xs) == 1 and (name := monoid(jaxpr, xs[0].dtype)) is not None:
-        op = {"sum": ops.REDUCE_SUM, "prod": ops.REDUCE_PROD, "max": ops.REDUCE_MAX, "min": ops.REDUCE_MIN, "all": ops.REDUCE_MIN,
-              "any": ops.REDUCE_MAX}[name]  # fmt: skip
-        return [ctx.add(PAIRWISE[name], initial[0], _reduced(op, ctx, xs[0], dimensions))]
+        pairwise, op = REDUCTIONS[name]
+        return [ctx.add(pairwise, operands[1], _reduced(op, ctx, xs[0], dimensions))]
     if 0 in xs[0].shape:
         raise ctx.unsupported("there is nothing to reduce")
-    found = _by_halves(ctx, xs, _sorted(dimensions), combine)
-    result: Sequence[Value] = ctx.inline(with_initial, *initial, *found)
+    result: Sequence[Value] = ctx.inline(run, *operands)
     return result
 
 
@@ -105,12 +93,11 @@ def _cumulative(op: Operator, ctx: Context, x: Value, axis: int, reverse: bool) 
 
 
 TABLE: Table = {
-    "reduce_sum": partial(_reduced, ops.REDUCE_SUM), "reduce_prod": partial(_reduced, ops.REDUCE_PROD),
-    "reduce_max": partial(_reduced, ops.REDUCE_MAX), "reduce_min": partial(_reduced, ops.REDUCE_MIN),
-    "reduce_and": partial(_logical, ops.REDUCE_MIN), "reduce_or": partial(_logical, ops.REDUCE_MAX),
-    "reduce_xor": lambda ctx, x, axes, **params: _by_halves(ctx, [x], axes, lambda a, b: (lax.bitwise_xor(*a, *b),))[0],
+    **{f"reduce_{name}": partial(_reduced, REDUCTIONS[name][1]) for name in ("sum", "prod", "max", "min")},
+    "reduce_and": partial(_bitwise, ops.REDUCE_MIN, lax.bitwise_and), "reduce_or": partial(_bitwise, ops.REDUCE_MAX, lax.bitwise_or),
+    "reduce_xor": partial(_bitwise, None, lax.bitwise_xor),
     "argmax": partial(_arg, ops.ARG_MAX), "argmin": partial(_arg, ops.ARG_MIN), "reduce": _reduce,
-    "cumsum": partial(_cumulative, ops.CUM_SUM), "cumprod": partial(_cumulative, ops.CUM_PROD),
-    "cummax": partial(_cumulative, ops.CUM_MAX), "cummin": partial(_cumulative, ops.CUM_MIN),
-    "cumlogsumexp": partial(_cumulative, ops.CUM_LOG_SUM_EXP),
+    **{name: partial(_cumulative, op) for name, op in (
+        ("cumsum", ops.CUM_SUM), ("cumprod", ops.CUM_PROD), ("cummax", ops.CUM_MAX), ("cummin", ops.CUM_MIN),
+        ("cumlogsumexp", ops.CUM_LOG_SUM_EXP))},
 }  # fmt: skip

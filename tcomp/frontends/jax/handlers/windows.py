@@ -11,7 +11,7 @@ import numpy as np
 
 from tcomp.frontends.jax.context import Context, Table
 from tcomp.frontends.jax.handlers.movement import padded
-from tcomp.frontends.jax.handlers.reduction import PAIRWISE, monoid, of_type
+from tcomp.frontends.jax.handlers.reduction import REDUCTIONS, monoid, of_type
 from tcomp.ir.dtypes import integer_range, is_float
 from tcomp.ir.graph import Value
 from tcomp.ops import elementwise as ew, xla
@@ -45,7 +45,7 @@ def _reduce_window(ctx: Context, x: Value, initial: Value, *rest: Value, jaxpr: 
     name = None if rest else monoid(jaxpr, x.dtype)
     if name is None:
         raise ctx.unsupported("windows are reduced by a function of several operations, or several arrays are")
-    return [ctx.add(PAIRWISE[name], initial, _windows(name, ctx, x, **params))]
+    return [ctx.add(REDUCTIONS[name][0], initial, _windows(name, ctx, x, **params))]
 
 
 def _place(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 from math import prod
 from typing import Any
 
@@ -52,20 +53,21 @@ def _convolution_backward(
 
 
 def _max_pool_backward(
-    grad: Tensor, x: Tensor, kernel: Ints, stride: Ints, padding: Ints, dilation: Ints, ceil_mode: bool, indices: Tensor
+    rank: int, grad: Tensor, x: Tensor, kernel: Ints, stride: Ints, padding: Ints, dilation: Ints, ceil_mode: bool, indices: Tensor
 ) -> Tensor:
-    rank = len(kernel)
     zeros = torch.zeros_like(x).flatten(-rank)
     return zeros.scatter_add(-1, indices.flatten(-rank), grad.flatten(-rank)).reshape(x.shape)
 
 
 def _avg_pool_backward(
-    grad: Tensor, x: Tensor, kernel: Ints, stride: Ints, padding: Ints, ceil_mode: bool, counted: bool, divisor: int | None
+    rank: int, grad: Tensor, x: Tensor, kernel: Ints, stride: Ints, padding: Ints, ceil_mode: bool, counted: bool, divisor: int | None
 ) -> Any:
-    rank = len(kernel)
     k, pads = per_axis(kernel, rank), per_axis(padding, rank)
-    if ceil_mode or (any(pads) and not counted) or x.ndim != rank + 2:
+    if ceil_mode or (any(pads) and not counted):
         return NotImplemented
+    if x.ndim == rank + 1:
+        grad, x = grad.unsqueeze(0), x.unsqueeze(0)
+        return _avg_pool_backward(rank, grad, x, kernel, stride, padding, ceil_mode, counted, divisor).squeeze(0)
     weights = grad.new_full((x.shape[1], 1, *k), 1 / (divisor or prod(k)))
     return _adjoint(grad, weights, x.shape[2:], per_axis(stride, rank) if stride else k, pads, [1] * rank, x.shape[1])
 
@@ -92,8 +94,19 @@ def _window_means(size: int, count: int) -> Tensor:
     return ((places >= first) & (places < end)) / (end - first)
 
 
+def _of_one_image(op: Any, rank: int, x: Tensor, *settings: Any) -> Any:
+    """As of a batch of one."""
+    if x.ndim > rank:
+        return NotImplemented
+    found = op(x.unsqueeze(0), *settings)
+    return tuple(t.squeeze(0) for t in found) if isinstance(found, tuple) else found.squeeze(0)
+
+
 TABLE: dict[Any, Any] = {
-    aten.convolution_backward: _convolution_backward, aten.avg_pool2d_backward: _avg_pool_backward,
-    aten.max_pool2d_with_indices_backward: _max_pool_backward, aten.max_pool3d_with_indices_backward: _max_pool_backward,
+    aten.convolution_backward: _convolution_backward, aten.avg_pool2d_backward: partial(_avg_pool_backward, 2),
+    aten.max_pool2d_with_indices_backward: partial(_max_pool_backward, 2),
+    aten.max_pool3d_with_indices_backward: partial(_max_pool_backward, 3), aten.avg_pool3d_backward: partial(_avg_pool_backward, 3),
+    **{op: partial(_of_one_image, op, 3) for op in (aten.max_pool2d_with_indices, aten.avg_pool2d)},
+    **{op: partial(_of_one_image, op, 4) for op in (aten.max_pool3d_with_indices, aten.avg_pool3d)},
     **dict.fromkeys((aten._adaptive_avg_pool2d, aten._adaptive_avg_pool3d), _adaptive_avg_pool),
 }  # fmt: skip

@@ -11,6 +11,7 @@ from torch._prims_common import ELEMENTWISE_TYPE_PROMOTION_KIND as KIND
 from tcomp.frontends.torch.context import Context, Handler, Operand, Table
 from tcomp.ir.graph import Operator, Value
 from tcomp.ops import elementwise as ops, special
+from tcomp.ops.xla import NEXT_AFTER
 
 aten = torch.ops.aten
 F = KIND.INT_TO_FLOAT
@@ -23,7 +24,7 @@ def forward(op: Operator, kind: KIND = KIND.DEFAULT, **attrs: Any) -> Handler:
 
 def _sum(op: Operator, ctx: Context, x: Operand, y: Operand, alpha: float = 1) -> Value:
     a, b = ctx.promoted(x, y)
-    return ctx.add(op, a, b if alpha == 1 else ctx.add(ops.MUL, b, ctx.constant(alpha, b.dtype)))
+    return ctx.add(op, a, b if alpha == 1 else ctx.add(ops.MUL, b, ctx.number(alpha, b.dtype)))
 
 
 def _div(ctx: Context, x: Operand, y: Operand, rounding_mode: str | None = None) -> Value:
@@ -63,7 +64,7 @@ def _polygamma(ctx: Context, n: int, x: Value) -> Value:
 def _digamma(ctx: Context, x: Value) -> Value:
     """Infinite at 0, with the sign that it has on that side."""
     y = ctx.wide(ctx.tensor(x, ctx.dtype))
-    pole = ctx.add(ops.EQUAL, y, ctx.constant(0, y.dtype))
+    pole = ctx.add(ops.EQUAL, y, ctx.number(0, y.dtype))
     return ctx.add(ops.WHERE, pole, ctx.add(ops.NEG, ctx.add(ops.RECIPROCAL, y)), ctx.add(special.DIGAMMA, y))
 
 
@@ -75,7 +76,7 @@ TABLE: Table = {
         ops.ACOS, ops.ACOSH, ops.ASIN, ops.ASINH, ops.ATAN, ops.ATANH, ops.COS, ops.COSH, ops.SIN, ops.SINH, ops.TAN, ops.TANH, ops.EXP,
         ops.LOG, ops.SQRT, ops.ERF, ops.SIGMOID, ops.RECIPROCAL, ops.RSQRT, ops.EXPM1, ops.LOG1P, ops.LOG2, ops.LOG10, ops.EXP2, ops.ATAN2,
         special.ERFC, special.LGAMMA)},
-    aten.copysign: forward(ops.COPY_SIGN, F), aten.signbit: forward(ops.SIGN_BIT),
+    aten.copysign: forward(ops.COPY_SIGN, F), aten.signbit: forward(ops.SIGN_BIT), aten.nextafter: forward(NEXT_AFTER),
     aten.isinf: forward(ops.ISINF, positive=True, negative=True), aten.erfinv: forward(special.ERF_INV, F),
     aten.special_erfcx: forward(special.ERFCX, F), aten.special_zeta: forward(special.ZETA, F),
     aten.i0: forward(special.BESSEL_I0, F), aten.special_i0e: forward(special.BESSEL_I0E, F),

@@ -25,6 +25,12 @@ def _index_select(ctx: Context, x: Value, dim: int, indices: Value) -> Value:
     return ctx.add(ops.GATHER, x, indices if indices.shape else ctx.reshape(indices, (1,)), axis=ctx.axis(x, dim)) if x.shape else x
 
 
+def _gather(ctx: Context, x: Value, dim: int, indices: Value, sparse_grad: bool = False) -> Value:
+    if not x.shape:
+        return ctx.expand(x, ctx.shape)
+    return ctx.add(ops.GATHER_ELEMENTS, x, indices, axis=ctx.axis(x, dim))
+
+
 def _mask_of(x: Value, indices: Sequence[Value | None]) -> tuple[Value | None, int]:
     """A mask that is the only index, and the axis that it begins at."""
     given = [(i, n) for n, i in enumerate(indices) if i is not None]
@@ -121,7 +127,7 @@ def _scatter(ctx: Context, x: Value, dim: int, indices: Value, source: Operand, 
 def _kth(ctx: Context, x: Value, k: Any, dim: int = -1, keepdim: bool = False) -> tuple[Value, ...]:
     """The k-th smallest element along an axis, counted from 1, and where it is."""
     if not x.shape:
-        return x, ctx.constant(0, "int64")
+        return x, ctx.number(0, "int64")
     axis = ctx.axis(x, dim)
     found = ctx.results(ops.TOP_K, x, k=x.shape[axis], axis=axis, largest=False)
     return tuple(ctx.reshape(ctx.cut(v, axis, as_dim(as_expr(k) - 1), 1), ctx.shape) for v in found)
@@ -129,7 +135,7 @@ def _kth(ctx: Context, x: Value, k: Any, dim: int = -1, keepdim: bool = False) -
 
 def _sort(ctx: Context, x: Value, dim: int = -1, descending: bool = False) -> tuple[Value, ...]:
     if not x.shape:
-        return x, ctx.constant(0, "int64")
+        return x, ctx.number(0, "int64")
     axis = ctx.axis(x, dim)
     return ctx.results(ops.TOP_K, x, k=x.shape[axis], axis=axis, largest=descending)
 
@@ -147,5 +153,5 @@ TABLE: Table = {
     aten.index_put: _index_put, aten.scatter: _scatter, aten.scatter_add: partial(_scatter, reduce="add"), aten.scatter_reduce: _scatter,
     aten.kthvalue: _kth, aten.sort: _stable_sort, aten.topk: _topk,
     aten.embedding: lambda ctx, weight, indices, *rest: ctx.add(ops.GATHER, weight, indices, axis=0),
-    aten.gather: lambda ctx, x, dim, indices, sparse_grad=False: ctx.add(ops.GATHER_ELEMENTS, x, indices, axis=ctx.axis(x, dim)),
+    aten.gather: _gather,
 }  # fmt: skip

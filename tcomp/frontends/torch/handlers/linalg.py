@@ -25,8 +25,8 @@ def _permutation(ctx: Context, factors: Value, pivots: Value, *wanted: bool) -> 
     """The matrix P of x = P L U alone."""
     m = int(factors.shape[-2])
     rows = ctx.add(ROW_ORDER, pivots, rows=m)
-    order = ctx.add(EQUAL, ctx.reshape(rows, (*rows.shape[:-1], 1, m)), ctx.constant(np.arange(m)[:, None], "int64"))
-    return ctx.cast(order, factors.dtype), *[ctx.constant(0, factors.dtype, (0,))] * 2
+    order = ctx.add(EQUAL, ctx.reshape(rows, (*rows.shape[:-1], 1, m)), ctx.number(np.arange(m)[:, None], "int64"))
+    return ctx.cast(order, factors.dtype), *[ctx.number(0, factors.dtype, (0,))] * 2
 
 
 def _triangular(ctx: Context, a: Value, b: Value, *, upper: bool, left: bool = True, unitriangular: bool = False) -> Value:

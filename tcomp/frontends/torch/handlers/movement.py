@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import partial
+from itertools import accumulate
 from typing import Any
 
 import numpy as np
@@ -16,7 +17,6 @@ from tcomp.ir.expr import Dim, Expr, as_expr, maximum, minimum
 from tcomp.ir.graph import Value
 from tcomp.ir.simplify import as_dim
 from tcomp.ops import movement as ops
-from tcomp.ops.elementwise import ADD, MUL
 
 aten = torch.ops.aten
 
@@ -38,7 +38,7 @@ def _expand(ctx: Context, x: Value, *rest: Any, **others: Any) -> Value:
     return ctx.expand(x, ctx.shape)
 
 
-def start_of(ctx: Context, x: Value, axis: int, start: int | Expr | None) -> Dim:
+def _start(x: Value, axis: int, start: int | Expr | None) -> Dim:
     """Where a slice begins, with negative numbers counted from the end, kept inside."""
     size, begin = as_expr(x.shape[axis]), as_expr(0 if start is None else start)
     begin = begin + size if isinstance(start, int) and start < 0 else begin
@@ -48,29 +48,12 @@ def start_of(ctx: Context, x: Value, axis: int, start: int | Expr | None) -> Dim
 def _slice(ctx: Context, x: Value, dim: int = 0, start: Any = None, end: Any = None, step: int = 1) -> Value:
     axis = ctx.axis(x, dim)
     count = ctx.shape[axis]
-    return x if count == x.shape[axis] and step == 1 else ctx.cut(x, axis, 0 if count == 0 else start_of(ctx, x, axis, start), count, step)
+    return x if count == x.shape[axis] and step == 1 else ctx.cut(x, axis, 0 if count == 0 else _start(x, axis, start), count, step)
 
 
 def _select(ctx: Context, x: Value, dim: int, index: Any) -> Value:
     axis = ctx.axis(x, dim)
-    return ctx.reshape(ctx.cut(x, axis, start_of(ctx, x, axis, index), 1), ctx.shape)
-
-
-def _slice_scatter(ctx: Context, x: Value, part: Value, dim: int = 0, start: Any = None, end: Any = None, step: int = 1) -> Value:
-    """`x` with elements along an axis replaced by those of `part`."""
-    if step != 1:
-        raise ctx.unsupported("its step is not 1")
-    axis = ctx.axis(x, dim)
-    first = start_of(ctx, x, axis, start)
-    after = as_dim(as_expr(first) + part.shape[axis])
-    rest = as_dim(as_expr(x.shape[axis]) - after)
-    parts = [ctx.cut(x, axis, 0, first), ctx.cast(part, x.dtype), ctx.cut(x, axis, after, rest)]
-    return ctx.add(ops.CONCAT, *(p for p in parts if p.shape[axis] != 0), axis=axis)
-
-
-def _select_scatter(ctx: Context, x: Value, part: Value, dim: int, index: Any) -> Value:
-    axis = ctx.axis(x, dim)
-    return _slice_scatter(ctx, x, ctx.reshape(part, (*x.shape[:axis], 1, *x.shape[axis + 1 :])), axis, index)
+    return ctx.reshape(ctx.cut(x, axis, _start(x, axis, index), 1), ctx.shape)
 
 
 def _cat(ctx: Context, parts: Sequence[Value], dim: int = 0) -> Value:
@@ -80,7 +63,7 @@ def _cat(ctx: Context, parts: Sequence[Value], dim: int = 0) -> Value:
 
 def _pad(ctx: Context, x: Value, pads: Sequence[int], value: float = 0) -> Value:
     before, after = ([0] * (len(x.shape) - len(pads) // 2) + list(pads[n::2])[::-1] for n in (0, 1))
-    return ctx.add(ops.PAD, x, ctx.constant(value, x.dtype), before=tuple(before), after=tuple(after), mode="constant")
+    return ctx.add(ops.PAD, x, ctx.number(value, x.dtype), before=tuple(before), after=tuple(after), mode="constant")
 
 
 def _repeat(ctx: Context, x: Value, repeats: Sequence[int]) -> Value:
@@ -96,29 +79,6 @@ def _full(ctx: Context, size: Any, value: Operand, **others: Any) -> Value:
         return ctx.expand(ctx.tensor(value, ctx.dtype), ctx.shape)
     assert not isinstance(value, Value)
     return ctx.full((bool if ctx.dtype == "bool" else float if is_float(ctx.dtype) else int)(value), ctx.dtype, ctx.shape)
-
-
-def _arange(ctx: Context, *numbers: Any, **others: Any) -> Value:
-    """Of (end), (start, end) or (start, end, step)."""
-    start, step = numbers[0] if len(numbers) > 1 else 0, numbers[2] if len(numbers) > 2 else 1
-    if not any(isinstance(n, float) for n in (start, step)):
-        return ctx.add(ops.ARANGE, start=start, step=step, count=ctx.shape[0], dtype=ctx.dtype)
-    places = ctx.add(ops.ARANGE, start=0, step=1, count=ctx.shape[0], dtype="float64")
-    scaled = ctx.add(MUL, places, ctx.constant(step, "float64"))
-    return ctx.cast(ctx.add(ADD, scaled, ctx.constant(start, "float64")), ctx.dtype)
-
-
-def _unfold(ctx: Context, x: Value, dim: int, size: int, step: int) -> Value:
-    if not x.shape:
-        return ctx.reshape(x, (1,))
-    axis = ctx.axis(x, dim)
-    count = ctx.shape[axis]
-    if not isinstance(count, int):
-        raise ctx.unsupported("the number of windows is symbolic")
-    places = ctx.constant(np.arange(count)[:, None] * step + np.arange(size), "int64")
-    windows = ctx.add(ops.GATHER, x, places, axis=axis)
-    rest = [n for n in range(len(windows.shape)) if n != axis + 1]
-    return ctx.transpose(windows, [*rest, axis + 1])
 
 
 def _lies_in(tensor: Any, memory: torch.UntypedStorage) -> bool:
@@ -140,15 +100,12 @@ def _as_strided(ctx: Context, x: Value, size: Sequence[int], stride: Sequence[in
         np.asarray(view.meta["val"].storage_offset() if offset is None else offset),
     )
     in_order = ctx.transpose(stored, sorted(range(base.ndim), key=lambda n: (-base.stride(n), base.shape[n] > 1)))  # as in memory
-    return ctx.add(ops.GATHER, ctx.reshape(in_order, (base.numel(),)), ctx.constant(np.broadcast_to(places, tuple(size)), "int64"), axis=0)
+    return ctx.add(ops.GATHER, ctx.reshape(in_order, (base.numel(),)), ctx.number(np.broadcast_to(places, tuple(size)), "int64"), axis=0)
 
 
 def _split(ctx: Context, x: Value, sizes: Sequence[Any], dim: int = 0) -> tuple[Value, ...]:
-    axis, parts, start = ctx.axis(x, dim), list[Value](), as_expr(0)
-    for size in sizes:
-        parts.append(ctx.cut(x, axis, as_dim(start), size))
-        start = start + size
-    return tuple(parts)
+    axis, starts = ctx.axis(x, dim), accumulate(sizes, lambda start, size: as_expr(start) + size, initial=as_expr(0))
+    return tuple(ctx.cut(x, axis, as_dim(start), size) for start, size in zip(starts, sizes, strict=False))
 
 
 def _diagonal(ctx: Context, x: Value, offset: int = 0, dim1: int = 0, dim2: int = 1) -> Value:
@@ -170,11 +127,11 @@ TABLE: Table = {
     **dict.fromkeys((aten.ones, aten.ones_like), lambda ctx, *given, **others: _full(ctx, None, 1)),
     **dict.fromkeys((aten.full, aten.full_like), _full),
     aten.copy: lambda ctx, x, y, non_blocking=False: ctx.expand(ctx.cast(y, x.dtype), x.shape),
-    aten.unfold: _unfold, aten.as_strided: _as_strided, aten.slice: _slice, aten.select: _select, aten.cat: _cat,
+    aten.as_strided: _as_strided, aten.slice: _slice, aten.select: _select, aten.cat: _cat,
     aten.constant_pad_nd: _pad, aten.repeat: _repeat, aten.tril: partial(_triangle, False), aten.triu: partial(_triangle, True),
-    aten.arange: _arange, aten.diagonal: _diagonal,
-    aten.split_with_sizes: _split, aten.slice_scatter: _slice_scatter, aten.select_scatter: _select_scatter,
-    aten.t: lambda ctx, x: ctx.transpose(x, (1, 0)) if len(x.shape) == 2 else x,
+    aten.diagonal: _diagonal, aten.split_with_sizes: _split,
+    "prims.iota": lambda ctx, count, *, start, step, **others: ctx.add(
+        ops.ARANGE, start=start, step=step, count=ctx.shape[0], dtype=ctx.dtype),
     aten.flip: lambda ctx, x, dims: ctx.flip(x, tuple(sorted(ctx.axes(x, dims)))) if dims and x.shape else x,
     aten.scalar_tensor: lambda ctx, value, **others: ctx.tensor(value, ctx.dtype),
 }  # fmt: skip

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from tcomp.frontends.torch.context import Context, Handler, Table, widened
+from tcomp.frontends.torch.context import Context, Table, widened
 from tcomp.frontends.torch.definitions.windows import per_axis
 from tcomp.ir.dtypes import integer_range, is_float
 from tcomp.ir.expr import Dim, as_expr
@@ -29,7 +29,7 @@ def _padded(ctx: Context, x: Value, before: Ints, after: Ints, value: float = 0)
     """Spatial axes with elements around."""
     if not any(before) and not any(after):
         return x
-    filling = ctx.constant(value, x.dtype)
+    filling = ctx.number(value, x.dtype)
     return ctx.add(movement.PAD, x, filling, before=(0, 0, *before), after=(0, 0, *after), mode="constant")
 
 
@@ -110,24 +110,10 @@ def _grid_sample_backward(ctx: Context, grad: Value, x: Value, grid: Value, *set
     return tuple(next(found) if asked else None for asked in mask)
 
 
-def _batched(handler: Handler, rank: int) -> Handler:
-    """A handler for inputs of `rank` axes, applied to one without a batch as well."""
-
-    def handle(ctx: Context, x: Value, *rest: Any, **others: Any) -> Any:
-        if len(x.shape) == rank:
-            return handler(ctx, x, *rest, **others)
-        found = handler(ctx, ctx.reshape(x, (1, *x.shape)), *rest, **others)
-        several = [ctx.reshape(v, v.shape[1:]) for v in (found if isinstance(found, tuple) else (found,))]
-        return tuple(several) if isinstance(found, tuple) else several[0]
-
-    return handle
-
-
 TABLE: Table = {
     aten.convolution: widened(_convolution),
-    **{op: _batched(handler, rank) for op, handler, rank in (
-        (aten.max_pool2d_with_indices, _max_pool, 4), (aten.max_pool3d_with_indices, _max_pool, 5), (aten.avg_pool2d, _avg_pool, 4),
-        (aten.avg_pool3d, _avg_pool, 5))},
+    **dict.fromkeys((aten.max_pool2d_with_indices, aten.max_pool3d_with_indices), _max_pool),
+    **dict.fromkeys((aten.avg_pool2d, aten.avg_pool3d), _avg_pool),
     **dict.fromkeys((aten.grid_sampler_2d, aten.grid_sampler_3d), _grid_sample),
     **dict.fromkeys((aten.grid_sampler_2d_backward, aten.grid_sampler_3d_backward), _grid_sample_backward),
 }  # fmt: skip

@@ -29,18 +29,9 @@ def _logical(op: Operator, ctx: Context, x: Value, axes: Axes = None, keepdim: b
     return ctx.add(op, x, axes=chosen, keepdims=keepdim) if chosen else x
 
 
-def _extreme(op: Operator, arg: Operator, ctx: Context, x: Value, axis: int | None = None, keepdim: bool = False) -> Any:
-    if axis is None:
-        return ctx.add(op, x, axes=ctx.axes(x, None), keepdims=False) if x.shape else x
-    if not x.shape:
-        return x, ctx.constant(0, "int64")
-    n = ctx.axis(x, axis)
-    return ctx.add(op, x, axes=(n,), keepdims=keepdim), ctx.add(arg, x, axis=n, keepdims=keepdim, last=False)
-
-
 def _position(op: Operator, ctx: Context, x: Value, axis: int | None = None, keepdim: bool = False) -> Value:
     if not x.shape:
-        return ctx.constant(0, "int64")
+        return ctx.number(0, "int64")
     flat, n = (ctx.reshape(x, (movement.product(x.shape),)), 0) if axis is None else (x, ctx.axis(x, axis))
     return ctx.reshape(ctx.add(op, flat, axis=n, keepdims=keepdim, last=False), ctx.shape)
 
@@ -58,7 +49,7 @@ def _cumulative(op: Operator, ctx: Context, x: Value, axis: int, dtype: Any = No
 def _running(op: Operator, ctx: Context, x: Value, axis: int) -> tuple[Value, Value]:
     """Running extremes, and where the last of equal ones is so far: the largest place of an element that is the extreme so far."""
     if not x.shape:
-        return x, ctx.constant(0, "int64")
+        return x, ctx.number(0, "int64")
     n = ctx.axis(x, axis)
     wide = ctx.cast(x, "int32") if x.dtype == "bool" else x
     found = ctx.add(op, wide, axis=n, exclusive=False, reverse=False)
@@ -66,7 +57,7 @@ def _running(op: Operator, ctx: Context, x: Value, axis: int) -> tuple[Value, Va
     hit = ctx.add(OR, hit, ctx.add(ISNAN, wide)) if is_float(wide.dtype) else hit
     places = ctx.add(movement.ARANGE, start=0, step=1, count=x.shape[n], dtype="int64")
     places = ctx.reshape(places, [d if k == n else 1 for k, d in enumerate(x.shape)])
-    hits = ctx.add(WHERE, hit, places, ctx.constant(0, "int64"))
+    hits = ctx.add(WHERE, hit, places, ctx.number(0, "int64"))
     return ctx.cast(found, x.dtype), ctx.add(ops.CUM_MAX, hits, axis=n, exclusive=False, reverse=False)
 
 
@@ -80,52 +71,24 @@ def _group_norm(
     centred = ctx.add(SUB, grouped, mean)
     variance = ctx.add(ops.REDUCE_MEAN, ctx.add(MUL, centred, centred), axes=(2,), keepdims=False)
     y = ctx.add(ops.GROUP_NORM, x, *_affine(ctx, x, weight, bias), groups=groups, epsilon=epsilon)
-    return y, ctx.reshape(mean, variance.shape), _inverse_deviation(ctx, variance, epsilon)
+    inverse = ctx.add(RSQRT, ctx.add(ADD, variance, ctx.number(epsilon, variance.dtype)))
+    return y, ctx.reshape(mean, variance.shape), inverse
 
 
 def _affine(ctx: Context, x: Value, weight: Value | None, bias: Value | None) -> tuple[Value, Value]:
     """The factor and the summand of each channel."""
-    factor, summand = ((ctx.constant(n, x.dtype, (int(x.shape[1]),)) if v is None else v) for n, v in ((1, weight), (0, bias)))
+    factor, summand = ((ctx.number(n, x.dtype, (int(x.shape[1]),)) if v is None else v) for n, v in ((1, weight), (0, bias)))
     return factor, summand
 
 
-def _inverse_deviation(ctx: Context, variance: Value, epsilon: float) -> Value:
-    return ctx.add(RSQRT, ctx.add(ADD, variance, ctx.constant(epsilon, variance.dtype)))
-
-
 def _batch_norm(
-    ctx: Context, x: Value, weight: Value | None, bias: Value | None, old_mean: Value | None, old_variance: Value | None, training: bool,
-    momentum: float, epsilon: float,
-) -> tuple[Value | None, ...]:  # fmt: skip
-    """(y, mean, 1 / deviation, the running mean, the running variance); without training those of running ones are empty"""
+    ctx: Context, x: Value, weight: Value | None, bias: Value | None, mean: Value, variance: Value, momentum: float, epsilon: float
+) -> tuple[Value, ...]:
+    """By these moments; `definitions/moments.py` computes those of training."""
     scale, shift = _affine(ctx, x, weight, bias)
-    mean, variance = ctx.results(ops.BATCH_MOMENTS, x) if training else (old_mean, old_variance)
-    assert mean is not None and variance is not None
     factor = ctx.add(ops.BATCH_SCALE, scale, variance, epsilon=epsilon)
     y = ctx.add(ops.SCALE_SHIFT, x, factor, ctx.add(ops.BATCH_SHIFT, shift, mean, factor))
-    if not training:
-        empty = ctx.constant(0, mean.dtype, (0,))
-        return y, empty, empty, old_mean, old_variance
-    count = movement.product([d for n, d in enumerate(x.shape) if n != 1])
-    if not isinstance(count, int):
-        raise ctx.unsupported("the number of rows is symbolic")
-
-    def running(old: Value | None, new: Value, factor: float) -> Value | None:
-        if old is None:
-            return None
-        kept, added = (ctx.add(MUL, v, ctx.constant(f, v.dtype)) for v, f in ((old, 1 - momentum), (new, momentum * factor)))
-        return ctx.add(ADD, kept, ctx.cast(added, old.dtype))
-
-    inverse = _inverse_deviation(ctx, variance, epsilon)
-    return y, mean, inverse, running(old_mean, mean, 1), running(old_variance, variance, count / max(1, count - 1))
-
-
-def _without_training(ctx: Context, x: Value, weight: Any, bias: Any, mean: Value, variance: Value, *settings: float) -> Any:
-    return _batch_norm(ctx, x, weight, bias, mean, variance, False, *settings)[:3]
-
-
-def _without_statistics(ctx: Context, x: Value, weight: Any, bias: Any, training: bool, *settings: float) -> Any:
-    return _batch_norm(ctx, x, weight, bias, None, None, training, *settings)[:3]
+    return y, *[ctx.number(0, mean.dtype, (0,))] * 2
 
 
 TABLE: Table = {
@@ -133,16 +96,13 @@ TABLE: Table = {
     aten.prod: partial(_reduced, ops.REDUCE_PROD), aten.amax: partial(_reduced, ops.REDUCE_MAX),
     aten.amin: partial(_reduced, ops.REDUCE_MIN),
     aten.any: partial(_logical, ops.REDUCE_MAX), aten.all: partial(_logical, ops.REDUCE_MIN),
-    aten.max: partial(_extreme, ops.REDUCE_MAX, ops.ARG_MAX), aten.min: partial(_extreme, ops.REDUCE_MIN, ops.ARG_MIN),
     aten.argmax: partial(_position, ops.ARG_MAX), aten.argmin: partial(_position, ops.ARG_MIN),
     aten._softmax: partial(_softmax, ops.SOFTMAX), aten._log_softmax: partial(_softmax, ops.LOG_SOFTMAX),
     aten._safe_softmax: partial(_softmax, ops.SAFE_SOFTMAX),
     aten.cumsum: partial(_cumulative, ops.CUM_SUM), aten.cumprod: partial(_cumulative, ops.CUM_PROD),
     aten.logcumsumexp: partial(_cumulative, ops.CUM_LOG_SUM_EXP),
     aten.cummax: partial(_running, ops.CUM_MAX), aten.cummin: partial(_running, ops.CUM_MIN), aten.native_group_norm: _group_norm,
-    aten._native_batch_norm_legit_no_training: widened(_without_training),
-    aten._native_batch_norm_legit: widened(_without_statistics),
-    aten._native_batch_norm_legit_functional: widened(_batch_norm),
+    aten._native_batch_norm_legit_no_training: widened(_batch_norm),
     aten.native_layer_norm: lambda ctx, x, shape, weight, bias, epsilon: ctx.results(
         ops.LAYER_NORM, x, weight, bias, axis=len(x.shape) - len(shape), epsilon=epsilon),
 }  # fmt: skip
