@@ -111,12 +111,13 @@ class While(Stmt):
 
 @dataclass(frozen=True, eq=False, slots=True)
 class Store(Stmt):
-    """`buffer[indices] = value`. `non_temporal` is a hint: the element is not needed soon, so it need not enter any cache."""
+    """`buffer[indices] = value`. `streamed_above` is a hint: where the buffer has more bytes than that, the element is not needed soon, so
+    that it need not enter any cache."""
 
     buffer: Buffer
     indices: tuple[Expr, ...]
     value: Expr
-    non_temporal: bool = False
+    streamed_above: int | None = None
 
 
 @dataclass(frozen=True, eq=False, slots=True)
@@ -293,6 +294,16 @@ def expressions(stmt: Stmt) -> tuple[Expr, ...]:
     return ()
 
 
+def bytes_of(buffer: Buffer) -> Dim:
+    """The size of a buffer in bytes."""
+    return as_dim(prod(map(as_expr, buffer.shape), start=as_expr(itemsize(buffer.dtype))))
+
+
+def is_streamed(store: Store) -> bool:
+    """Whether what is stored certainly need not enter any cache."""
+    return store.streamed_above is not None and (E.bounds(bytes_of(store.buffer))[0] or 0) > store.streamed_above
+
+
 def walk(stmt: Stmt) -> Iterator[Stmt]:
     """The statement and all inner ones, outermost first, in program order."""
     return iter(_statements(stmt) if children(stmt) else (stmt,))
@@ -316,8 +327,8 @@ def map_expressions(stmt: Stmt, function: Callable[[Expr], Expr]) -> Stmt:
             return For(v, as_dim(function(as_expr(extent))), body, kind)
         case If(cond=cond) | While(cond=cond):
             return replace(stmt, cond=function(cond))
-        case Store(buffer, indices, value, non_temporal):
-            return Store(buffer, tuple(map(function, indices)), function(value), non_temporal)
+        case Store(buffer, indices, value, above):
+            return Store(buffer, tuple(map(function, indices)), function(value), above)
         case Accumulate(buffer, indices, value, reducer):
             return Accumulate(buffer, tuple(map(function, indices)), function(value), reducer)
         case Prefetch(_, indices):
@@ -431,8 +442,9 @@ class LoopPrinter(Printer):
                 return lines
             case While(cond, body):
                 return self.braced(f"{indent}while {self.expression(cond, indent)}", body, indent)
-            case Store(b, indices, value, non_temporal):
-                return [f"{indent}{'stream ' if non_temporal else ''}{self.place(b, indices)} = {self.expression(value, indent)}"]
+            case Store(b, indices, value, above):
+                hint = "" if above is None else f"stream({above}) " if above else "stream "
+                return [f"{indent}{hint}{self.place(b, indices)} = {self.expression(value, indent)}"]
             case Accumulate(b, indices, value, reducer):
                 sign = "+=" if reducer == standard_reducers(value.dtype)["sum"] else f"{self.reducer(reducer)}="
                 return [f"{indent}{self.place(b, indices)} {sign} {self.expression(value, indent)}"]

@@ -119,8 +119,8 @@ class Function(CountedLoops):
                 self.conditional(self.fold(cond), then, otherwise)
             case L.While(cond, body):
                 self.repeat(cond, body)
-            case L.Store(buffer, indices, value, non_temporal):
-                self.store(s, buffer, indices, value, non_temporal)
+            case L.Store():
+                self.store(s)
             case L.Accumulate(buffer, indices, value, reducer):
                 self.accumulate(s, buffer, indices, value, reducer)
             case L.Allocate(buffer, body):

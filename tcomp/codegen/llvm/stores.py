@@ -12,8 +12,8 @@ from tcomp.codegen.llvm.expressions import Expressions
 from tcomp.codegen.llvm.kernel_module import KernelModule
 from tcomp.ir import expr as E
 from tcomp.ir.dtypes import itemsize
-from tcomp.ir.expr import Expr
-from tcomp.ir.loops import Buffer, Stmt
+from tcomp.ir.expr import Expr, as_expr
+from tcomp.ir.loops import Buffer, Stmt, Store, bytes_of
 from tcomp.ir.reducers import Reducer
 
 
@@ -29,25 +29,29 @@ class Stores(Expressions):
     def statement(self, s: Stmt) -> None:
         """Emit a statement."""
 
-    def store(self, s: Stmt, buffer: Buffer, indices: tuple[Expr, ...], value: Expr, non_temporal: bool) -> None:
+    def store(self, s: Store) -> None:
         """Store a value, in all lanes."""
-        address, stored = self.address(buffer, indices), self.value(value)
+        buffer, value, address, stored = s.buffer, s.value, self.address(s.buffer, s.indices), self.value(s.value)
         if self.lane is not None and address.shared and (stored.lanes > 1 or self.mask is not None):
             return self.lane_by_lane(s)
         dense = address.dense and self.mask is None and buffer not in self.private
         if self.first_lanes and address.dense and self.is_split(buffer, value):
             self.write_first(buffer, address, stored)
-        elif non_temporal and dense and 8 * itemsize(buffer.dtype) * self.lanes % self.target.vector_bits == 0:  # whole vector registers
-            self.store_non_temporal(buffer, address, stored)
+        elif s.streamed_above is not None and dense and 8 * itemsize(buffer.dtype) * self.lanes % self.target.vector_bits == 0:
+            self.store_non_temporal(buffer, address, stored, s.streamed_above)
         else:
             self.write(buffer, address, stored)
         self.forget((buffer,))
 
-    def store_non_temporal(self, buffer: Buffer, address: Address, value: Value) -> None:
-        """A non-temporal store, where the address is aligned to whole vectors, as such stores have to be."""
+    def store_non_temporal(self, buffer: Buffer, address: Address, value: Value, above: int) -> None:
+        """A non-temporal store, where the buffer has more bytes than `above`, and the address is aligned to whole vectors, as such stores
+        have to be."""
         self.has_non_temporal, value = True, Value(self.spread(value, self.lanes), value.dtype, self.lanes)
         size, start = self.target.vector_bits // 8, self.op(f"ptrtoint ptr {address.pointer} to i64")
         aligned = self.op(f"icmp eq i64 {self.op(f'and i64 {start}, {size - 1}')}, 0")
+        large = self.fold(E.binary("lt", above, as_expr(bytes_of(buffer))))
+        if above and large.op != "const":
+            aligned = self.op(f"and i1 {self.value(large).ref}, {aligned}")
         yes, no, end = self.labels("aligned", "unaligned", "end")
         self.branch(aligned, yes, no)
         for label, place, how in ((yes, address._replace(align=size), ", !nontemporal !{i32 1}"), (no, address, "")):

@@ -170,8 +170,9 @@ class _Parser(ExpressionParser):
             case "prefetch":
                 return L.Prefetch(*self.place(), self.cache_level() if self.accept("in") else 1)
             case "stream":
+                above = self.sequence(self.integer, ")")[0] if self.accept("(") else 0
                 (b, indices), value = self.sequence(self.place, "=", self.expression)
-                return L.Store(b, indices, value, True)
+                return L.Store(b, indices, value, above)
         if keyword == "for" or keyword in L.KINDS:
             with self.scope():
                 v, extent = self.binding()

@@ -67,8 +67,10 @@ def _form(kernel: L.Kernel, sizes: Mapping[Expr, int], shared: dict[Form, L.Buff
             case L.If(cond, then, None):
                 cond = value(cond)
                 return form(then) if cond.op == "const" and cond.attr else ("if", cond, form(then))
-            case L.Store(b, indices, stored, non_temporal):
-                return "store", *access(b, indices), value(stored), non_temporal
+            case L.Store(b, indices, stored, above):
+                space = size(L.bytes_of(b))
+                streamed = space > above if isinstance(space, int) and above is not None else above
+                return "store", *access(b, indices), value(stored), streamed or None
             case L.Accumulate(b, indices, added, reducer):
                 return "accumulate", *access(b, indices), value(added), reducer
         return "other", id(stmt)  # equal to nothing else

@@ -24,11 +24,11 @@ def reusable_in_place(kernel: Kernel) -> list[tuple[Buffer, Buffer]]:
     """Pairs (input, output) of a kernel's buffers: the output may lie where the input lies, which has its shape and dtype. Not if its
     stores bypass the caches: these need no room there."""
     found = accesses(kernel.body)
-    non_temporal = {s.buffer for s in L.walk(kernel.body) if isinstance(s, L.Store) and s.non_temporal}
+    streamed = {s.buffer for s in L.walk(kernel.body) if isinstance(s, L.Store) and L.is_streamed(s)}
     return [
         (source, output)
         for output in kernel.outputs
-        if output not in non_temporal
+        if output not in streamed
         for source in kernel.buffers
         if source not in kernel.outputs and (source.shape, source.dtype) == (output.shape, output.dtype)
         if _elementwise(found, source, output) or _read_before(kernel.body, source, output)

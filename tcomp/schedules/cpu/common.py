@@ -11,7 +11,7 @@ from tcomp.errors import ScheduleError
 from tcomp.ir import expr as E
 from tcomp.ir.access import stride
 from tcomp.ir.dtypes import is_float, itemsize
-from tcomp.ir.loops import VECTORIZED, Accumulate, Buffer, For, If, expressions, walk
+from tcomp.ir.loops import UNROLLED, VECTORIZED, Accumulate, Buffer, For, If, Store, expressions, walk
 from tcomp.ir.simplify import as_dim, simplify
 from tcomp.schedules.analysis.access_patterns import Nest, extent_of
 from tcomp.schedules.knobs import Knobs
@@ -23,7 +23,7 @@ from tcomp.target import CpuTarget
 MAX_LANES = 64  # elements of a vectorized loop: bytes of a vector of 512 bits, as wide as code generators accept
 MIN_PARALLEL_ELEMENTS = 1 << 15  # with fewer elements threads cost more than they save: a parallel region takes half a microsecond
 MIN_ITERATIONS = 64  # of the loop over threads, if outer loops have as many: enough for an even partition among any number of cores
-STREAM_CACHES = 8  # second-level caches that a result exceeds, where it is to be stored past them: no reader finds it there
+STREAM_CACHES = 16  # second-level caches that a result exceeds, where it is to be stored past them: no reader finds it there
 
 
 def lanes_of(target: CpuTarget, buffers: Iterable[Buffer]) -> int:
@@ -152,11 +152,33 @@ def most_of(b: Buffer) -> float:
 
 
 def is_streamed(s: Schedule, b: Buffer, target: CpuTarget, knobs: Knobs) -> bool:
-    """Whether a buffer is a result that is stored past the caches: the last-level cache is shared, and on a virtual machine often slower
-    than its size promises, hence the limit by the core's own. Rows have to begin with a whole vector: such stores are aligned."""
-    size = size_of(b) if b.name in {result.name for result in s.kernel.outputs} else 0
+    """Whether a buffer is a result that is stored past the caches, where its size is symbolic in runs in which it exceeds `stream_bytes`.
+    Rows have to begin with a whole vector: such stores are aligned."""
+    size = most_of(b) if b.name in {result.name for result in s.kernel.outputs} else 0
     aligned = size > target.l2 and (len(b.shape) == 1 or divides(target.vector_bits // 8 // itemsize(b.dtype), b.shape[-1]))
-    return aligned and knobs.flag((b.name, "stream"), size > min(target.l3 // 2, STREAM_CACHES * target.l2))
+    return aligned and _fills_lines(s, b, target) and knobs.flag((b.name, "stream"), size > stream_bytes(target))
+
+
+def _fills_lines(s: Schedule, b: Buffer, target: CpuTarget) -> bool:
+    """Whether the vectors of one cache line of a buffer are stored one after the other: the few buffers that collect stores past the caches
+    write lines that are not complete to memory in parts, which takes several times as long."""
+    vectors = target.core.line * 8 // target.vector_bits
+    stores = [x for x in walk(s.kernel.body) if isinstance(x, Store) and x.buffer is b]
+    return vectors <= 1 or all(_walks_along(s, x, target.vector_bits // 8 // itemsize(b.dtype), vectors) for x in stores)
+
+
+def _walks_along(s: Schedule, store: Store, lanes: int, vectors: int) -> bool:
+    """Whether the innermost loop that moves a vectorized store moves it by its lanes, for a multiple of so many vectors."""
+    place = E.read(store.buffer, store.indices)
+    around = [x for x in editing.enclosing(s.kernel, store) if x.kind != VECTORIZED and x.extent != 1]
+    inner = next((x for x in reversed(around) if x.var in E.variables(*store.indices)), None)
+    return inner is None or (stride(place, inner.var) == lanes and (inner.kind != UNROLLED or divides(vectors, inner.extent)))
+
+
+def stream_bytes(target: CpuTarget) -> int:
+    """Bytes beyond which results are stored past the caches: with smaller ones, the next kernel finds some in the last-level cache, which
+    is shared, and on a virtual machine often slower than its size promises, hence the limit by the core's own."""
+    return min(target.l3 // 4, STREAM_CACHES * target.l2)
 
 
 def vectors_of_page(target: CpuTarget) -> int:

@@ -15,7 +15,7 @@ from tcomp.ir.access import stride
 from tcomp.ir.dtypes import is_float, itemsize
 from tcomp.ir.layout import Layout, Piece
 from tcomp.ir.linear import known_factor
-from tcomp.ir.loops import SERIAL, UNROLLED, Accumulate, Buffer, For, If, walk
+from tcomp.ir.loops import SERIAL, UNROLLED, VECTORIZED, Accumulate, Buffer, For, If, walk
 from tcomp.schedules.analysis import access_patterns as patterns
 from tcomp.schedules.analysis.access_patterns import Nest, bytes_of, extent_of, is_product, reduction_nest, result_nest, row_axis
 from tcomp.schedules.cost.register_tiles import MAX_TILE_ROWS, Tile, choose_tile, outer_row_counts, tiles
@@ -23,6 +23,7 @@ from tcomp.schedules.cpu import common, elementwise, panel_blocking, work_partit
 from tcomp.schedules.cpu.common import divides, extent, nest_lanes, threads, whole_tiles
 from tcomp.schedules.cpu.int8_dot_products import group_loop, summed_bytes
 from tcomp.schedules.knobs import Knobs
+from tcomp.schedules.primitives import editing
 from tcomp.schedules.primitives.memory_latency import MAX_TOGETHER
 from tcomp.schedules.schedule import Schedule
 from tcomp.schedules.tiles import unroll
@@ -33,6 +34,7 @@ UNROLL_FACTORS = (2, 4, 8)  # steps of a reduction that may be unrolled, where t
 PANEL_SHARE = 0.6  # of a cache, for the panel of an operand that is to stay there: the rest is for the other operand and the result
 PREFETCHED_SHARE = 1 / 2  # of the second-level cache: what takes more is prefetched for the next tile by default; it may be evicted before,
 PREFETCHABLE_SHARE = 1 / 8  # what takes more than this, if the tuner says so
+PREFETCH_INSTRUCTIONS = 16  # for the addresses of an operand's next cache lines, in each iteration that prefetches some
 PRODUCT_LATENCIES = 24  # how many times fewer elements that are not products are summed up one after the other than products
 MIN_PACKED_ROWS = 6  # rows that share a strided operand, which is copied first; with fewer, dot products (measured for 4 and 7)
 MIN_PACKED_PAGE_ROWS = 8  # the same for one that is not strided, but whose rows of lanes lie on different pages
@@ -119,13 +121,13 @@ def schedule(s: Schedule, result: str, acc: str, target: CpuTarget, knobs: Knobs
                     del sizes[out.writes]
                 row_bytes = max(sizes.values(), default=0) / prod(common.size(s, x) for x in around[:-2])
                 ahead = around[-3] if len(around) > 2 and row_bytes <= target.l2 * ROW_SHARE else around[-2]
-                _prefetch_next(s, sizes, ahead, [column], target.l2, common.STREAM_CACHES * target.l2, knobs, WINDOW_LINES, 2)
+                _prefetch_next(s, sizes, ahead, [column], target.l2, common.stream_bytes(target), knobs, WINDOW_LINES, 2)
     if rest:
         tiles = dict(zip(cut, cuts, strict=False)).get(of_part, of_part)
         _smaller_part(s, around[len(batch) :], cuts, tiles, cut.get(of_part, 1), rest)
     shared = common.partition_tails(s, around, cuts)
     if next_tile:  # the last tile, which has a nest of its own now, needs no next one
-        _prefetch_next_tile(s, nest, out, next_tile, loops, target, knobs)
+        _prefetch_next_tile(s, nest, out, next_tile, loops, tile, target, knobs)
     common.unguard_lanes(s)
     for name in _tested_steps(s):
         s.set_kind(name, SERIAL)
@@ -221,9 +223,12 @@ def _prefetch_vectors(s: Schedule, nest: Nest, walked: str, loop: str, target: C
             s.prefetch(r.attr.name, loop, distance)
 
 
-def _prefetch_next_tile(s: Schedule, nest: Nest, out: Nest, loop: str, loops: Sequence[str], target: CpuTarget, knobs: Knobs) -> None:
-    """While a tile is summed up, prefetch what the next one stores and adds there, and its rows, where caches do not hold these. (Not
-    where vectors are loaded once for several steps: LLVM takes it that what is prefetched may change.)"""
+def _prefetch_next_tile(
+    s: Schedule, nest: Nest, out: Nest, loop: str, loops: Sequence[str], tile: Tile, target: CpuTarget, knobs: Knobs
+) -> None:
+    """While a tile is summed up, prefetch what the next one stores and adds there, and its rows, where caches do not hold these, and the
+    multiply-adds leave time for the addresses. (Not where vectors are loaded once for several steps: LLVM takes it that what is prefetched
+    may change.)"""
     if not all(isinstance(extent(s, x), int) for x in loops) or extent(s, loop) == 1:
         return
     sizes: dict[Buffer, float] = {}
@@ -234,7 +239,19 @@ def _prefetch_next_tile(s: Schedule, nest: Nest, out: Nest, loop: str, loops: Se
     sizes |= {r.attr: common.most_of(r.attr) for r in out.reads if out.loops[-1].var in E.variables(*r.args) and r.attr is not nest.writes}
     if not common.is_streamed(s, out.writes, target, knobs):  # such stores would have to evict what was prefetched
         sizes[out.writes] = common.most_of(out.writes)
-    _prefetch_next(s, sizes, loop, loops, target.l2 * PREFETCHABLE_SHARE, target.l2 * PREFETCHED_SHARE, knobs)
+    least, usual = target.l2 * PREFETCHABLE_SHARE, target.l2 * PREFETCHED_SHARE
+    needed = PREFETCH_INSTRUCTIONS * sum(size > usual for size in sizes.values())
+    places = [x for x in loops if _spare_instructions(s, x, tile, target) >= needed]
+    _prefetch_next(s, sizes, loop, places, least, usual, knobs)
+
+
+def _spare_instructions(s: Schedule, loop: str, tile: Tile, target: CpuTarget) -> float:
+    """How many instructions a core can issue beside those of an iteration of a reduction loop, in the time of its multiply-adds."""
+    x, rows = editing.find_loop(s.kernel, loop), tile.outer_rows * tile.rows
+    update = next(y for y in walk(x.body) if isinstance(y, Accumulate))
+    inside = (y for y in editing.enclosing(s.kernel, update) if y is not x and y in set(walk(x.body)) and y.kind != VECTORIZED)
+    fmas, loads = prod(extent_of(y.extent) for y in inside), (rows + tile.vectors) / (rows * tile.vectors)
+    return fmas * (target.core.issue / target.core.fma - 1 - loads)
 
 
 def _prefetch_next(

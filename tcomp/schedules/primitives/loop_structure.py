@@ -284,9 +284,6 @@ def _check_extents_fixed(*loops: L.For) -> None:
         refuse_if(editing.writes(x.body, r.attr), f"the extent of `{x.var.name}` reads `{r.attr.name}`, which is written inside the loop")
 
 
-_TILES = (2, 4, 8, 16, 32, 64)  # elements, of the tiles that schedules cut
-
-
 def _size(kernel: L.Kernel, extent: Dim) -> Expr:
     """The number of iterations: the extent, or 0 where it may be negative."""
     dims = [as_expr(d) for b in editing.buffers_of(kernel).values() for d in b.shape]  # no buffer has a negative size
@@ -294,8 +291,10 @@ def _size(kernel: L.Kernel, extent: Dim) -> Expr:
     def counts(e: Expr) -> bool:
         if e.op == "floordiv" and e.args[1].op == "const" and e.args[1].attr > 0:
             return counts(e.args[0])
-        known = prove(e >= 0) or (e.op == "mul" and all(map(counts, e.args))) or any(prove(e >= d) for d in dims)
-        return known or any(simplify(d // n) is e for d in dims for n in _TILES)  # whole tiles, of which constants were taken out
+        if prove(e >= 0) or (e.op == "mul" and all(map(counts, e.args))) or any(prove(e >= d) for d in dims):
+            return True
+        divisors = {x.args[1].attr for x in E.walk(e) if x.op == "floordiv" and x.args[1].op == "const"}
+        return any(simplify(d // n) is e for d in dims for n in divisors)  # whole tiles, of which constants were taken out
 
     e = as_expr(extent)
     return e if counts(e) else simplify(E.maximum(e, 0))

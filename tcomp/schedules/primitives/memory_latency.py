@@ -253,8 +253,9 @@ def _share(around: Sequence[L.For], walks: Sequence[_Walk], most: int, name: str
     return _Share(found, each, repeats)
 
 
-def stream(kernel: L.Kernel, buffer: Stage) -> L.Kernel:
+def stream(kernel: L.Kernel, buffer: Stage, above: int = 0) -> L.Kernel:
     """Stores to `buffer` in whole vectors bypass the caches (non-temporal stores), where the machine has such stores; accumulations do not.
+    With `above`, only in runs in which the buffer, whose size is symbolic, has more bytes than that.
 
     Always legal. Good for results that no cache could hold until they are read: a line is then not fetched before it is overwritten, a
     third of the traffic of an addition, and nothing else is evicted for it. Costs more than it saves where the next kernel would have
@@ -274,4 +275,4 @@ def stream(kernel: L.Kernel, buffer: Stage) -> L.Kernel:
     stored = find_buffer(kernel, buffer)
     stores = [s for s in L.walk(kernel.body) if isinstance(s, L.Store) and s.buffer is stored]
     refuse_if(not stores, f"nothing is stored to `{buffer}`", "accumulations read what is there before")
-    return replaced(kernel, {s: replace(s, non_temporal=True) for s in stores})
+    return replaced(kernel, {s: replace(s, streamed_above=above) for s in stores})

@@ -11,8 +11,11 @@ from tcomp.ir import te
 from tcomp.ir.loops import Kernel, Store, walk
 from tcomp.ir.text.parser import parse_kernel
 from tcomp.schedules import Schedule
+from tcomp.schedules.analysis.in_place import reusable_in_place
 from tcomp.schedules.cost.cpu import estimate
 from tcomp.schedules.cpu import default as cpu
+from tcomp.schedules.cpu.common import is_streamed, stream_bytes
+from tcomp.schedules.knobs import Knobs
 from tcomp.schedules.lowering import lower
 from tcomp.target import CpuTarget
 from tests.codegen.jit import HOST, compile_kernel
@@ -20,6 +23,7 @@ from tests.schedules.programs import Program
 from tests.schedules.running import expected, interpreted, native
 
 SKYLAKE = CpuTarget.parse("cpu -march=x86_64 -mcpu=skylake-avx512 -l2=1M -l3=32M")
+HASWELL = CpuTarget.parse("cpu -march=x86_64 -mcpu=haswell -l2=256K -l3=32M")
 
 
 def addition(rows: int, columns: int) -> Program:
@@ -41,7 +45,7 @@ def scheduled(p: Program, threads: bool = False) -> Schedule:
 
 
 def streamed(kernel: Kernel) -> list[bool]:
-    return [x.non_temporal for x in walk(kernel.body) if isinstance(x, Store)]
+    return [x.streamed_above == 0 for x in walk(kernel.body) if isinstance(x, Store)]
 
 
 @pytest.mark.parametrize("threads", [False, True])
@@ -55,6 +59,25 @@ def test_a_hint_changes_nothing(columns: int, threads: bool) -> None:
     for found in (interpreted(p, s.kernel), native(p, s.kernel, threads=threads)):
         for got, want in zip(found, expected(p), strict=True):
             p.same(got, want)
+
+
+@pytest.mark.parametrize("above", [0, 4 * 64 * 5, 1 << 40])
+def test_the_size_decides_in_a_run(above: int) -> None:
+    """With free rows, the code has both stores, and takes one of them by the bytes of the result."""
+    n = te.var("n")
+    a, b = te.placeholder((n, 64), name="A"), te.placeholder((n, 64), name="B")
+    p = Program((a, b), (te.compute((n, 64), lambda i, j: a[i, j] + b[i, j], name="C"),), {n: 1})
+    s = Schedule(lower("p", p.inputs, p.outputs))
+    s.vectorize(s.split("C.j", HOST.lanes(32))[1])
+    s.stream("C", above)
+    assert (f"stream({above}) C" if above else "stream C") in str(s.kernel) and str(parse_kernel(str(s.kernel))) == str(s.kernel)
+    assert str(Schedule(s.source).replay(s.trace)) == str(s.kernel)
+    assert emit_kernel(s.kernel, HOST).count("!nontemporal") == 1
+    for rows in (1, 5, 6, 9):
+        sized = Program(p.inputs, p.outputs, {n: rows})
+        for found in (interpreted(sized, s.kernel), native(sized, s.kernel, threads=True)):
+            for got, want in zip(found, expected(sized), strict=True):
+                p.same(got, want)
 
 
 def test_machine_code() -> None:
@@ -98,6 +121,34 @@ def test_default_schedules_stream_what_no_cache_holds() -> None:
         p = addition(rows, 1 << 10)
         s = cpu.schedule(lower("p", p.inputs, p.outputs), SKYLAKE)
         assert streamed(s.kernel) == [wanted]
+    p = addition(1 << 10, 1 << 10)
+    assert streamed(cpu.schedule(lower("p", p.inputs, p.outputs), SKYLAKE).kernel) == [False]
+    assert streamed(cpu.schedule(lower("p", p.inputs, p.outputs), SKYLAKE, Knobs({"C.stream": True})).kernel) == [True]  # as a tuner found
+
+
+def test_by_size_where_sizes_are_free() -> None:
+    """The result of a run may then still take the memory of an input: that the store passes the caches by is not certain."""
+    n = te.var("n")
+    a, b = te.placeholder((n, 64), name="A"), te.placeholder((n, 64), name="B")
+    s = cpu.schedule(lower("p", (a, b), (te.compute((n, 64), lambda i, j: a[i, j] + b[i, j], name="C"),)), SKYLAKE)
+    assert [x.streamed_above for x in walk(s.kernel.body) if isinstance(x, Store)] == [stream_bytes(SKYLAKE)]
+    assert len(reusable_in_place(s.kernel)) == 2
+
+
+def test_lines_are_stored_whole() -> None:
+    """Where a vector is half of a line, its other half has to follow at once: 16 results side by side, each of them in rows of its own,
+    would be 16 lines of which a half is stored."""
+    x = te.placeholder((1 << 12, 256), name="x")
+    points = te.compute((16, 1 << 12, 256), lambda p, i, j: x[i, j] * te.cast(p, "float32"), name="y")
+    kernel = lower("p", (x,), (points,))
+    for target, wanted in ((SKYLAKE, True), (HASWELL, False)):
+        s = Schedule(kernel)
+        _, lanes = s.split("y.j", target.lanes(32))
+        s.reorder("y.i", "y.j.o", "y.p", lanes)
+        s.vectorize(lanes)
+        assert is_streamed(s, s.kernel.outputs[0], target, Knobs()) is wanted
+        s.reorder("y.p", "y.i", "y.j.o", lanes)
+        assert is_streamed(s, s.kernel.outputs[0], target, Knobs())
 
 
 def test_the_model_counts_no_fetch() -> None:
