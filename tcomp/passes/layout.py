@@ -74,6 +74,11 @@ def choose_layouts(
     constants, names, nodes = dict(graph.constants), {v.name for v in graph.values()}, list[Node]()
     chosen, copies = dict[Value, Value](), dict[tuple[Value, Layout], Value]()
 
+    def append(node: Node) -> None:
+        """Add a kernel, whose layouts are final."""
+        nodes.append(node)
+        decided(node.bodies[0])
+
     def copied(inputs: tuple[Value | None, ...], layouts: Mapping[int, Layout], suffix: str) -> tuple[Value | None, ...]:
         """The inputs of a kernel, some of them, given by number, as copies in other layouts: packed constants, or what kernels copy."""
         found = list(inputs)
@@ -85,7 +90,7 @@ def choose_layouts(
                 if source in constants:
                     constants[copy] = constants[source]
                 else:
-                    nodes.append(_copy(source, copy))
+                    append(_copy(source, copy))
             found[n] = copies[source, layout]
         return tuple(found)
 
@@ -118,10 +123,9 @@ def choose_layouts(
             inputs, body = copied(inputs, short, "rows"), with_layouts(body, short)
         panels = operand_layouts(body, known)
         inputs, body = copied(inputs, panels, "packed"), with_layouts(body, panels)
-        nodes.append(replace(node, inputs=inputs, outputs=outputs, bodies=(body,)))
-        decided(body)
+        append(replace(node, inputs=inputs, outputs=outputs, bodies=(body,)))
         if copied_out:
-            nodes.append(_copy(outputs[0], result))
+            append(_copy(outputs[0], result))
     used = {v for n in nodes for v in n.inputs} | set(graph.outputs)
     return replace(graph, nodes=tuple(nodes), constants={v: a for v, a in constants.items() if v in used})
 

@@ -268,15 +268,15 @@ def misfit(inputs: Sequence[str], what: str, value: int, lo: int | None, hi: int
 def check_sizes(workspace: int, shapes: Sequence[Shape], dims: Mapping[str, int], checks: Sequence[str] = ()) -> None:
     """Check the sizes that the code of a model tells for these dims, since memory depends on them. Raises InputError or ArtifactError."""
     known = ", ".join(f"{name} = {size}" for name, size in dims.items() if size != UNKNOWN)
-    if workspace == -1:
-        raise InputError("the inputs are too small for the model", where=known, why="an intermediate result would have a negative size")
+    if workspace == -1 or (workspace >= 0 and any(extent < 0 for shape in shapes for extent in shape)):
+        raise InputError("the inputs are too small for the model", where=known, why="a result would have a negative size")
     if workspace == -2 or workspace > MEMORY_LIMIT:
         raise InputError("the inputs are too large for the model", where=known, why="an intermediate result would be beyond all memory")
     if 0 <= -3 - workspace < len(checks):
         hint = "run with inputs of sizes that fit together, or compile for the sizes that you have, by --dim or --shape"
         raise InputError(f"the sizes of the inputs contradict each other: {checks[-3 - workspace]}", where=known, hint=hint)
-    if workspace < 0 or any(extent < 0 for shape in shapes for extent in shape):
-        raise ArtifactError(f"the code asks for impossible sizes: {workspace} bytes of workspace, outputs {list(shapes)}")
+    if workspace < 0:
+        raise ArtifactError(f"the code asks for an impossible size: {workspace} bytes of workspace")
 
 
 def _refuse_shape(spec: TensorSpec, shape: Shape, why: str, hint: str = "") -> NoReturn:

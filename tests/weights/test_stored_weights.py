@@ -14,7 +14,7 @@ from tcomp.pipeline import graph_passes
 from tcomp.target import CpuTarget
 
 RNG = np.random.default_rng(5)
-VNNI, PLAIN = CpuTarget.parse("cpu -mcpu=icelake-server"), CpuTarget.parse("cpu -mcpu=haswell")
+VNNI, PLAIN = CpuTarget.parse("cpu -mcpu=icelake-server"), CpuTarget.parse("cpu -mcpu=x86-64-v2")
 
 
 def operators(proto, target):

@@ -242,7 +242,8 @@ def _prefetch_next_tile(
     least, usual = target.l2 * PREFETCHABLE_SHARE, target.l2 * PREFETCHED_SHARE
     needed = PREFETCH_INSTRUCTIONS * sum(size > usual for size in sizes.values())
     places = [x for x in loops if _spare_instructions(s, x, tile, target) >= needed]
-    _prefetch_next(s, sizes, loop, places, least, usual, knobs)
+    if places:
+        _prefetch_next(s, sizes, loop, places, least, usual, knobs)
 
 
 def _spare_instructions(s: Schedule, loop: str, tile: Tile, target: CpuTarget) -> float:

@@ -249,7 +249,7 @@ def partition(kernel: L.Kernel, loop: Loop, point: Size) -> tuple[L.Kernel, str,
     around = {x.var for x in editing.enclosing(kernel, target)}
     for v in E.variables(as_expr(point)):
         refuse_if(v not in around and v not in kernel.scalars, f"`{v.name}` is neither a size nor a loop around `{loop}`")
-    inside = _size(kernel, point) is as_expr(point) and _at_most(as_expr(point), as_expr(target.extent))
+    inside = _size(kernel, point) is as_expr(point) and _at_most(_positive(as_expr(point)), as_expr(target.extent))
     refuse_if(not inside, f"cannot prove that {point} lies between 0 and the extent of `{loop}`, {target.extent}")
     return _parted(kernel, target, point)
 
@@ -291,13 +291,15 @@ def _size(kernel: L.Kernel, extent: Dim) -> Expr:
     def counts(e: Expr) -> bool:
         if e.op == "floordiv" and e.args[1].op == "const" and e.args[1].attr > 0:
             return counts(e.args[0])
-        if prove(e >= 0) or (e.op == "mul" and all(map(counts, e.args))) or any(prove(e >= d) for d in dims):
-            return True
-        divisors = {x.args[1].attr for x in E.walk(e) if x.op == "floordiv" and x.args[1].op == "const"}
-        return any(simplify(d // n) is e for d in dims for n in divisors)  # whole tiles, of which constants were taken out
+        return prove(e >= 0) or (e.op == "mul" and all(map(counts, e.args))) or any(prove(e >= d) for d in dims)
 
     e = as_expr(extent)
     return e if counts(e) else simplify(E.maximum(e, 0))
+
+
+def _positive(point: Expr) -> Expr:
+    """What a point is unless it is 0: of max(a, 0), a. Where the extent of a loop is negative, it has as few iterations as one of 0."""
+    return next((a for a, b in (point.args, point.args[::-1]) if b is as_expr(0)), point) if point.op == "max" else point
 
 
 def _at_most(a: Expr, b: Expr) -> bool:

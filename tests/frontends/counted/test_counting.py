@@ -199,8 +199,9 @@ def test_what_was_counted_may_be_too_small(make_model):
     module = tcomp.compile(make_model(nodes, {"x": (F, ["n"])}, {"y": F}, constants=constants))
     assert module.run({"x": np.array([1, -1, 2, 3, 5, 4], F)})["y"].tolist() == [[[5, 5]]]
     assert module.run({"x": np.array([1, 2, 3], F)})["y"].shape == (1, 1, 0)
-    with pytest.raises(InputError, match="too small"):
-        module.run({"x": np.array([1, -1, -2], F)})
+    for few in ([1, -1, -2], [1, 2], [1], [-1, -1, -1, -1]):  # what is found, or already what is looked through
+        with pytest.raises(InputError, match="too small"):
+            module.run({"x": np.array(few, F)})
 
 
 def test_counts_of_no_rows(make_model):

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from tcomp.ir import te
 from tcomp.ir.expr import Expr
 from tcomp.ir.loops import Kernel, Prefetch, walk
 from tcomp.ops.reduction import layer_norm, softmax_of
+from tcomp.schedules import Schedule
 from tcomp.schedules.cpu import default as cpu
+from tcomp.schedules.knobs import Knobs
 from tcomp.schedules.lowering import lower
 from tcomp.target import CpuTarget
 from tests.codegen.jit import HOST
@@ -65,14 +69,26 @@ def asked(kernel: Kernel) -> list[str]:
     [
         (elementwise(40_000), ["a", "b"]), (elementwise(40_003), ["a", "b"]), (elementwise(700), []), (softmax(100, 128), ["a"]),
         (softmax(67, 131), ["a"]), (softmax(4, 128), []), (norm(100, 128), ["a"]), (norm(90, 77), ["a"]), (softmax(3, 8192), []),
-        (windows(0, 3, 130, 130), ["a"]), (windows(0, 2, 131, 137), ["a", "r"]), (windows(0, 3, 20, 21), []),
+        (windows(0, 3, 130, 130), ["a", "r"]), (windows(0, 2, 131, 137), ["a", "r"]), (windows(0, 3, 20, 21), []),
         (windows(1, 3, 129, 131), ["a", "r"]), (windows(1, 3, 128, 128), ["a", "r"]), (windows(1, 2, 19, 17), []),
-        (product(301, 60, 8), ["a", "r"]), (product(301, 60, 24), ["a", "b"]), (product(10, 60, 8), []),
+        (product(301, 60, 8), []), (product(301, 60, 24), ["b"]), (product(10, 60, 8), []),
     ],
     ids=lambda x: "",
 )  # fmt: skip
 def test_what_is_asked_for(program: Program, operands: list[str]) -> None:
-    s = cpu.schedule(lower("p", program.inputs, program.outputs), SMALL_CACHES)
+    asks(program, operands, cpu.schedule(lower("p", program.inputs, program.outputs), SMALL_CACHES))
+
+
+@pytest.mark.skipif(not SMALL_CACHES.runs_on(HOST), reason="needs an x86 processor with AVX2")
+@pytest.mark.parametrize(("columns", "steps", "operands"), [(8, 1, ["a"]), (24, 1, ["b"]), (24, 4, ["a", "b", "r"])])
+def test_the_next_tile_is_asked_for_where_steps_leave_time(columns: int, steps: int, operands: list[str]) -> None:
+    """One step of a product has too few multiply-adds for the addresses of two operands' next lines; several steps have enough."""
+    p, wide = product(301, 60, columns), replace(SMALL_CACHES, cpu="znver3")
+    asks(p, operands, cpu.schedule(lower("p", p.inputs, p.outputs), wide, Knobs({"r.acc.unroll": steps})))
+
+
+def asks(program: Program, operands: list[str], s: Schedule) -> None:
+    """Whether the schedule of a program prefetches these operands, and computes what the program means."""
     assert asked(s.kernel) == operands
     runs = [native(program, s.kernel, target=SMALL_CACHES, threads=threads) for threads in (False, True)]
     for found in (interpreted(program, s.kernel, shuffle=1), *runs):

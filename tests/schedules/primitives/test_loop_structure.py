@@ -221,3 +221,16 @@ def test_refused(program: str, step: str, arguments: tuple[Any, ...], why: str) 
         s.apply(step, *arguments)
     assert why in refusal.value.why
     assert s.kernel is s.source and not s.trace
+
+
+def test_fewer_iterations_than_none() -> None:
+    """A window may be larger than what a run counts: n - 3 is negative then, and no tile is whole. As many as min(0, ...) would leave a tail
+    that begins before the array."""
+    n = te.var("n", 0)
+    x, k = te.placeholder((n,), name="x"), te.reduce_axis(4, "k")
+    s = Schedule(te.compute((n - 3,), lambda i: te.max(x[i + k], k), name="y"))
+    s.split("y.i", 48)
+    with pytest.raises(ScheduleError, match="cannot prove"):
+        s.partition("y.i.o", "(n + 45) // 48 - 1")
+    s.partition("y.i.o", "max((n + 45) // 48 - 1, 0)")
+    assert str(s.loops["y.i.o"].extent) == "max(0, (n + 45) // 48 - 1)"
