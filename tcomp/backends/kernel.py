@@ -17,7 +17,7 @@ from tcomp.ir.expr import Expr, as_expr, maximum
 from tcomp.ir.fallback import FallbackKind
 from tcomp.ir.graph import Graph, Node, canonical_graph_text, with_sizes
 from tcomp.ir.layout import Layout
-from tcomp.ir.loops import Buffer, Kernel, bytes_of, hoist_temporaries
+from tcomp.ir.loops import Buffer, Kernel, buffer_size, hoist_temporaries
 from tcomp.ir.simplify import as_dim
 from tcomp.ir.text.parser import parse_graph, parse_layout
 from tcomp.schedules.analysis.equality import same_loops
@@ -108,12 +108,12 @@ def compile_loops(schedule: Schedule, backend: Backend, versions: Sequence[tuple
     from tcomp.schedules.cost.roofline import work
 
     kernel, temporaries = hoist_temporaries(schedule.kernel)
-    pairs, sizes = list(backend.reusable_in_place(schedule)), [*map(bytes_of, temporaries)]
+    pairs, sizes = list(backend.reusable_in_place(schedule)), [*map(buffer_size, temporaries)]
     others = list[tuple[Mapping[Expr, int], Kernel]]()
     for known, version in versions:
         loops, needed = hoist_temporaries(version.kernel)
         others.append((known, loops))
-        sizes = [as_dim(maximum(as_expr(a), as_expr(b))) for a, b in zip_longest(sizes, map(bytes_of, needed), fillvalue=0)]
+        sizes = [as_dim(maximum(as_expr(a), as_expr(b))) for a, b in zip_longest(sizes, map(buffer_size, needed), fillvalue=0)]
         also = {(a.name, b.name) for a, b in backend.reusable_in_place(version)}
         pairs = [pair for pair in pairs if (pair[0].name, pair[1].name) in also]
     if more := [Buffer(f"temporary{n}", "uint8", (size,)) for n, size in enumerate(sizes) if n >= len(temporaries)]:

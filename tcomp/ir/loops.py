@@ -294,14 +294,14 @@ def expressions(stmt: Stmt) -> tuple[Expr, ...]:
     return ()
 
 
-def bytes_of(buffer: Buffer) -> Dim:
+def buffer_size(buffer: Buffer) -> Dim:
     """The size of a buffer in bytes."""
     return as_dim(prod(map(as_expr, buffer.shape), start=as_expr(itemsize(buffer.dtype))))
 
 
-def is_streamed(store: Store) -> bool:
+def bypasses_caches(store: Store) -> bool:
     """Whether what is stored certainly need not enter any cache."""
-    return store.streamed_above is not None and (E.bounds(bytes_of(store.buffer))[0] or 0) > store.streamed_above
+    return store.streamed_above is not None and (E.bounds(buffer_size(store.buffer))[0] or 0) > store.streamed_above
 
 
 def walk(stmt: Stmt) -> Iterator[Stmt]:

@@ -18,7 +18,7 @@ from tcomp.errors import CodegenError, ScheduleError, TargetError
 from tcomp.ir import loops as L
 from tcomp.ir.expr import Expr, as_expr, dim, evaluate_int, variables
 from tcomp.ir.layout import LINE
-from tcomp.ir.loops import bytes_of
+from tcomp.ir.loops import buffer_size
 from tcomp.ir.simplify import as_dim
 from tcomp.ir.text.parser import parse_kernel
 from tcomp.schedules.knobs import Decisions, decode, encode
@@ -91,7 +91,7 @@ def built(kernel: L.Kernel, source: L.Kernel, arguments: list[list[Any]], dims: 
     sizes = {v: dims[v.name] for v in extended.scalars}
     return {
         "status": "ok", "code": base64.b64encode(backend.link_kernel(extended, sizes)).decode(), "arguments": arguments,
-        "temporaries": [evaluate_int(bytes_of(b), sizes) for b in temporaries], "scalars": [sizes[v] for v in extended.scalars],
+        "temporaries": [evaluate_int(buffer_size(b), sizes) for b in temporaries], "scalars": [sizes[v] for v in extended.scalars],
         "reduction_size": _reduction_size(source.body, {v: dims[v.name] for v in source.scalars}),
     }  # fmt: skip
 

@@ -13,7 +13,7 @@ from tcomp.codegen.llvm.kernel_module import KernelModule
 from tcomp.ir import expr as E
 from tcomp.ir.dtypes import itemsize
 from tcomp.ir.expr import Expr, as_expr
-from tcomp.ir.loops import Buffer, Stmt, Store, bytes_of
+from tcomp.ir.loops import Buffer, Stmt, Store, buffer_size
 from tcomp.ir.reducers import Reducer
 
 
@@ -49,8 +49,7 @@ class Stores(Expressions):
         self.has_non_temporal, value = True, Value(self.spread(value, self.lanes), value.dtype, self.lanes)
         size, start = self.target.vector_bits // 8, self.op(f"ptrtoint ptr {address.pointer} to i64")
         aligned = self.op(f"icmp eq i64 {self.op(f'and i64 {start}, {size - 1}')}, 0")
-        large = self.fold(E.binary("lt", above, as_expr(bytes_of(buffer))))
-        if above and large.op != "const":
+        if above and (large := self.fold(E.binary("lt", above, as_expr(buffer_size(buffer))))).op != "const":
             aligned = self.op(f"and i1 {self.value(large).ref}, {aligned}")
         yes, no, end = self.labels("aligned", "unaligned", "end")
         self.branch(aligned, yes, no)

@@ -68,7 +68,7 @@ def _form(kernel: L.Kernel, sizes: Mapping[Expr, int], shared: dict[Form, L.Buff
                 cond = value(cond)
                 return form(then) if cond.op == "const" and cond.attr else ("if", cond, form(then))
             case L.Store(b, indices, stored, above):
-                space = size(L.bytes_of(b))
+                space = size(L.buffer_size(b))
                 streamed = space > above if isinstance(space, int) and above is not None else above
                 return "store", *access(b, indices), value(stored), streamed or None
             case L.Accumulate(b, indices, added, reducer):

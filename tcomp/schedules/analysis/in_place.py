@@ -24,7 +24,7 @@ def reusable_in_place(kernel: Kernel) -> list[tuple[Buffer, Buffer]]:
     """Pairs (input, output) of a kernel's buffers: the output may lie where the input lies, which has its shape and dtype. Not if its
     stores bypass the caches: these need no room there."""
     found = accesses(kernel.body)
-    streamed = {s.buffer for s in L.walk(kernel.body) if isinstance(s, L.Store) and L.is_streamed(s)}
+    streamed = {s.buffer for s in L.walk(kernel.body) if isinstance(s, L.Store) and L.bypasses_caches(s)}
     return [
         (source, output)
         for output in kernel.outputs

@@ -25,7 +25,7 @@ from tcomp.ir.access import Access, Loops, accesses, by_buffer, coefficient, ins
 from tcomp.ir.dtypes import BITS, itemsize
 from tcomp.ir.expr import Expr
 from tcomp.ir.layout import LINE
-from tcomp.ir.loops import Accumulate, Buffer, For, Kernel, Stmt, Store, is_streamed
+from tcomp.ir.loops import Accumulate, Buffer, For, Kernel, Stmt, Store, bypasses_caches
 from tcomp.ir.simplify import simplify
 from tcomp.machines import Core
 from tcomp.schedules.analysis.footprint import Footprints, at_sizes, instances
@@ -335,7 +335,7 @@ class _Model:
                     size[level] += touched.lines * LINE * max(1.0, gcd(row, span) / piece if touched.rows > 1 and piece else 1.0)
                 size["memory"] += touched.lines * LINE
                 size["pages"] += max(ceil(touched.lines * LINE / page), ceil(touched.rows * min(row, page) / page))
-                fetched = any(a.writes and not (isinstance(a.statement, Store) and is_streamed(a.statement)) for a in group)
+                fetched = any(a.writes and not (isinstance(a.statement, Store) and bypasses_caches(a.statement)) for a in group)
                 size["moved"] += touched.lines * LINE * (2 if fetched else 1)
             self.sets[stmt] = size
         return self.sets[stmt]

@@ -159,6 +159,13 @@ def is_streamed(s: Schedule, b: Buffer, target: CpuTarget, knobs: Knobs) -> bool
     return aligned and _fills_lines(s, b, target) and knobs.flag((b.name, "stream"), size > stream_bytes(target))
 
 
+def stream(s: Schedule, b: Buffer, target: CpuTarget, knobs: Knobs) -> None:
+    """Store a buffer past the caches if `is_streamed` says so: always, or where its size is known in a run alone, by that."""
+    if is_streamed(s, b, target, knobs):
+        limit = stream_bytes(target)
+        s.stream(b.name, limit if size_of(b) <= limit < most_of(b) else 0)
+
+
 def _fills_lines(s: Schedule, b: Buffer, target: CpuTarget) -> bool:
     """Whether the vectors of one cache line of a buffer are stored one after the other: the few buffers that collect stores past the caches
     write lines that are not complete to memory in parts, which takes several times as long."""

@@ -250,7 +250,8 @@ def _spare_instructions(s: Schedule, loop: str, tile: Tile, target: CpuTarget) -
     """How many instructions a core can issue beside those of an iteration of a reduction loop, in the time of its multiply-adds."""
     x, rows = editing.find_loop(s.kernel, loop), tile.outer_rows * tile.rows
     update = next(y for y in walk(x.body) if isinstance(y, Accumulate))
-    inside = (y for y in editing.enclosing(s.kernel, update) if y is not x and y in set(walk(x.body)) and y.kind != VECTORIZED)
+    around = editing.enclosing(s.kernel, update)
+    inside = [y for y in around[around.index(x) + 1 :] if y.kind != VECTORIZED]
     fmas, loads = prod(extent_of(y.extent) for y in inside), (rows + tile.vectors) / (rows * tile.vectors)
     return fmas * (target.core.issue / target.core.fma - 1 - loads)
 

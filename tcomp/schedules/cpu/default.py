@@ -21,7 +21,7 @@ from tcomp.ir.layout import Layout
 from tcomp.ir.loops import Kernel, Store, walk
 from tcomp.schedules.analysis import access_patterns as patterns
 from tcomp.schedules.cpu import block_dot_products, contraction, elementwise, flash_attention, row_reductions, stencils
-from tcomp.schedules.cpu.common import is_streamed, most_of, nest_lanes, size_of, stream_bytes
+from tcomp.schedules.cpu.common import nest_lanes, stream
 from tcomp.schedules.cpu.int8_dot_products import add_up_groups, grouped, multiplies_bytes, split_groups
 from tcomp.schedules.cpu.work_partition import split_row_sums
 from tcomp.schedules.groups import Group, attachments, in_one_pass
@@ -62,9 +62,8 @@ def schedule(kernel: Kernel, target: CpuTarget, knobs: Knobs | None = None) -> S
                 row_reductions.schedule(s, group, target, knobs)
     for result in s.kernel.outputs:
         stored = any(isinstance(x, Store) and x.buffer is result for x in walk(s.kernel.body))
-        if stored and is_streamed(s, buffer := editing.find_buffer(s.kernel, result.name), target, knobs):
-            by_size = size_of(buffer) <= (limit := stream_bytes(target)) < most_of(buffer)
-            s.stream(result.name, limit if by_size else 0)
+        if stored:
+            stream(s, editing.find_buffer(s.kernel, result.name), target, knobs)
     s.clean()
     if multiplies_bytes(target):
         add_up_groups(s, target)

@@ -226,9 +226,9 @@ def fuse(kernel: L.Kernel, outer: Loop, inner: Loop) -> tuple[L.Kernel, str]:
 def partition(kernel: L.Kernel, loop: Loop, point: Size) -> tuple[L.Kernel, str, LoopCopy]:
     """The first `point` iterations and the rest become two loops, each simplified for its range: `i` and `i.t` (tail).
 
-    Legal where 0 <= point <= extent can be proved (a size is >= 0); the point may depend on sizes and on loops around. Good for guards,
-    which vanish where they always hold: borders and tails are separated from the many iterations in the middle. Returns the names of the
-    two loops; the second knows the `copies` of the loops inside (they get `.t` as well).
+    Legal where 0 <= point <= extent can be proved (a size is >= 0; of max(a, 0), that a <= extent); the point may depend on sizes and on
+    loops around. Good for guards, which vanish where they always hold: borders and tails are separated from the many iterations in the
+    middle. Returns the names of the two loops; the second knows the `copies` of the loops inside (they get `.t` as well).
 
     >>> A = te.placeholder((8,), name="A")
     >>> s = Schedule(te.compute((10,), lambda i: te.select(i < 8, A[i], 0.0), name="B"))
