@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Hashable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass, fields, replace
 from functools import cache, lru_cache
@@ -25,7 +25,7 @@ from tcomp.ir import loops as L, program as P, te
 from tcomp.ir.dims import SolvedDims, solved_dims, upper_bound
 from tcomp.ir.expr import INDEX, Dim, Expr, as_expr, bounds, loop_var, maximum, select, substitute, var, variables, walk, with_sources
 from tcomp.ir.fallback import Fallback
-from tcomp.ir.graph import APPEND, IF, KERNEL, LOOP, SIZE, Application, Constant, Graph, Node, Value, application
+from tcomp.ir.graph import APPEND, IF, KERNEL, LOOP, SIZE, Application, Constant, Graph, LazyConstant, Node, Value, application
 from tcomp.ir.layout import Layout
 from tcomp.ir.shape_operands import elements_of, sizes_in
 from tcomp.ir.simplify import as_dim, prove
@@ -66,9 +66,14 @@ class Weight:
 def collect_weights(graph: Graph) -> tuple[list[tuple[str, Weight]], dict[Value, int]]:
     """All constants of a graph and its control-flow bodies, named, in the order of the weights section; and each value's offset there."""
     values = {v: array for g in _graphs(graph, kernels=False) for v, array in g.constants.items()}
-    weights = [Weight(array, v.layout or Layout.identity(len(array.shape))) for v, array in values.items()]
-    named = [(f"{number}:{v.name}", w) for number, (v, w) in enumerate(zip(values, weights, strict=True))]
-    return named, dict(zip(values, plan_weights([w.nbytes for w in weights]), strict=True))
+    numbers, number, named = dict[Hashable, int](), dict[Value, int](), list[tuple[str, Weight]]()
+    for v, array in values.items():  # versions of a graph share what both read
+        key = array.key if isinstance(array, LazyConstant) else id(array), v.dtype, v.layout
+        number[v] = numbers.setdefault(key, len(named))
+        if number[v] == len(named):
+            named.append((f"{len(named)}:{v.name}", Weight(array, v.layout or Layout.identity(len(array.shape)))))
+    offsets = plan_weights([w.nbytes for _, w in named])
+    return named, {v: offsets[n] for v, n in number.items()}
 
 
 def assemble(graph: Graph, dims: SolvedDims, kernels: Kernels, plan: Plan, weights: Mapping[Value, int]) -> P.Program:

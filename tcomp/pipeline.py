@@ -26,7 +26,7 @@ from tcomp.backends.workers import Compilation
 from tcomp.errors import InputError, UnsupportedError
 from tcomp.garbage import seldom_collected
 from tcomp.ir.dims import SolvedDims, upper_bound
-from tcomp.ir.graph import IF, KERNEL, LOOP, Graph, Node, Value, canonical_graph_text
+from tcomp.ir.graph import IF, KERNEL, LOOP, STRUCTURAL, Graph, Node, Value, canonical_graph_text
 from tcomp.ir.layout import Layout
 from tcomp.ir.simplify import as_dim
 from tcomp.ir.text.expression_parser import parse_expr
@@ -49,7 +49,7 @@ from tcomp.passes import (
     stored_weights,
 )
 from tcomp.passes.memory_plan import overwritten, plan_memory
-from tcomp.passes.runner import run_passes
+from tcomp.passes.runner import each_version, run_passes, versions
 from tcomp.runtime import Artifact, read_artifact, write_artifact
 from tcomp.runtime.artifact import scratch_file
 from tcomp.schedules.knobs import Decisions, Knobs
@@ -185,8 +185,16 @@ def graph_passes(
         return operand_layouts(body, constants, backend, Knobs(decide(body, constants).decisions) if decide else None)
 
     def choose_algorithms(g: Graph) -> Graph:
-        assert wanted.algorithms_for is not None
-        return algorithms.choose_algorithms(g, wanted.algorithms_for, notes, choose, options.direct)
+        """In two versions, where that for many rows pays; not for language models: most of their runs have one row, weights are large."""
+        target = wanted.algorithms_for
+        assert target is not None
+        free: list[algorithms.FreeRows] = []
+        chosen = algorithms.choose_algorithms(g, target, notes, choose, options.direct, free)
+        enough = algorithms.enough_rows(g, free, target) if free and options.state is None else None
+        if enough is None or any(node.op in STRUCTURAL for node in g.nodes):
+            return chosen
+        condition, least = enough
+        return versions(condition, algorithms.choose_algorithms(g, target, notes, choose, least=least), chosen)
 
     def fewer_bits(g: Graph) -> Graph:
         assert options.weights is not None
@@ -223,11 +231,11 @@ def graph_passes(
         ("fold-again", lambda g: fold.fold_constants(g, notes)),
         ("merge-equal", cse.merge_equal),
         ("eliminate-dead", dce.eliminate_dead),
-        *([("algorithms", choose_algorithms), ("merge-again", cse.merge_equal)] if wanted.algorithms_for else []),
-        ("attention", lambda g: algorithms.join_attention(g, wanted.attention_bytes, notes, wanted.attention_blocks)),
+        *([("algorithms", choose_algorithms), ("merge-again", each_version(cse.merge_equal))] if wanted.algorithms_for else []),
+        ("attention", each_version(lambda g: algorithms.join_attention(g, wanted.attention_bytes, notes, wanted.attention_blocks))),
         *([("append", lambda g: state.append_rows(g, pairs))] if options.state is not None else []),
-        ("partition", lambda g: partition.partition(g, report.not_fused, halos)),
-        ("layout", lambda g: layout.choose_layouts(g, weight_layouts, halos, predict, decided)),
+        ("partition", each_version(lambda g: partition.partition(g, report.not_fused, halos))),
+        ("layout", each_version(lambda g: layout.choose_layouts(g, weight_layouts, halos, predict, decided))),
     ]
 
 

@@ -24,8 +24,10 @@ otherwise.
 
 from __future__ import annotations
 
+from collections import Counter, defaultdict
 from collections.abc import Callable, Container, Mapping, Sequence
 from dataclasses import dataclass
+from functools import reduce
 from math import prod
 
 import numpy as np
@@ -53,6 +55,8 @@ MIN_KEYS = 256  # elements of a row of scores: two blocks of the schedule; a sho
 TYPICAL = 256  # elements of an axis of unknown size: pixels of an image; a power of two, so that no algorithm has a tile too many
 UNBOUNDED = 1 << 20  # elements of a symbolic extent: where it may be larger, its bound says nothing about likely sizes
 MAX_ZEROS = 4  # elements of a filter, zeros included, for each element of it: with more, multiplying by zeros takes longest
+MIN_PAIRED = 16  # rows of a matrix that are added in pairs: of fewer, a row without another one takes too much of the time
+MIN_SAVED = 0.02  # of the multiplications of a model: code for two ranges of sizes takes twice as long to plan, and stores weights twice
 MAX_TIME = 0.95  # of the time of the direct sum: smaller differences are within the error of the model
 
 
@@ -96,12 +100,34 @@ Choose = Callable[[Sizes, int], int]
 model suggests; 0 for the direct sum."""
 
 
+@dataclass(frozen=True, slots=True)
+class FreeRows:
+    """The sizes of a product with a known matrix, depth x columns, of rows whose number (of each matrix, and of all) is not known."""
+
+    rows: Dim
+    total: Expr
+    depth: int
+    columns: int
+
+    def product(self, total: int) -> Product:
+        """The sizes where there are so many rows."""
+        rows = min(self.rows, total) if isinstance(self.rows, int) else total
+        return Product(total // rows, rows, self.depth, self.columns)
+
+
 def choose_algorithms(
-    graph: Graph, target: CpuTarget, notes: Notes | None = None, choose: Choose | None = None, direct: bool = False
+    graph: Graph,
+    target: CpuTarget,
+    notes: Notes | None = None,
+    choose: Choose | None = None,
+    direct: bool = False,
+    free: list[FreeRows] | None = None,
+    least: Mapping[Expr, int] | None = None,
 ) -> Graph:
     """The graph with other algorithms where these are faster, by the model or as `choose` says: Winograd's for convolutions of stride 1 or
     2 in float32, and Strassen's for products and single pixels, unless all are to be `direct`; a product for transposed convolutions with
-    few outputs."""
+    few outputs. `free` receives the products that have too few rows for Strassen's algorithm at some sizes, and `least` says how many rows
+    there are all the same, by the number of all rows: see `enough_rows`."""
     lanes, sample = target.lanes(32), typical_dims(graph)
 
     def chosen(sizes: Sizes) -> int:
@@ -158,15 +184,21 @@ def choose_algorithms(
         (x, w), transposed = node.inputs, form.transpose_right
         if x is None or w is None or (matrix := rewriter.array(w)) is None or matrix.ndim != 2 or len(x.shape) < 2:
             return None
+        depth, columns = matrix.shape[::-1] if transposed else matrix.shape
         *batch, rows = (max(1, bounds(as_expr(d))[0] or 1) for d in x.shape[:-1])  # for few rows it would take up to 7/4 of the time
-        sizes = Product(prod(batch), rows, *(matrix.shape[::-1] if transposed else matrix.shape))
-        known = isinstance(x.shape[-2], int)
-        if len(algorithm_costs(sizes, target)) == 1:
-            return None if known or rows > 1 else "there may be one row only"
-        if not chosen(sizes):
-            return "the direct sum is faster" if known else f"the direct sum is faster where there are {rows} rows"
+        sizes, known = Product(prod(batch), rows, depth, columns), isinstance(x.shape[-2], int)
+        total = as_dim(prod(map(as_expr, x.shape[:-1]), start=as_expr(1)))
+        doubtful = FreeRows(x.shape[-2], total, depth, columns) if isinstance(total, Expr) else None
+        if doubtful is not None and least and doubtful.total in least:
+            sizes = doubtful.product(least[doubtful.total])
+        if len(algorithm_costs(doubtful.product(MIN_PAIRED) if doubtful else sizes, target)) == 1:
+            return None
         if not bilinear.similar_columns(matrix, transposed):
             return "columns of the matrix differ too much in size"
+        if len(algorithm_costs(sizes, target)) == 1 or not chosen(sizes):
+            if free is not None and doubtful is not None:
+                free.append(doubtful)
+            return "the direct sum is faster" if known else f"there may be too few rows: {rows}"
         (row_sizes,) = rewriter.add(bilinear.STRASSEN_ROWS, [x], {}, f"{node.name}.rows")
         (factors,) = rewriter.add(bilinear.STRASSEN_INPUT, [x, row_sizes], {}, f"{node.name}.factors")
         weights = halves(w, matrix, transposed, len(x.shape), rewriter)
@@ -311,6 +343,38 @@ def _phase_weights(rewriter: Rewriter, w: Value, shape: Sequence[int], strides: 
     for op, attrs in steps:
         (w,) = rewriter.add(op, [w, None] if op is PAD else [w], attrs, f"{w.name}.phases")
     return w
+
+
+def enough_rows(graph: Graph, free: Sequence[FreeRows], target: CpuTarget) -> tuple[Expr, Mapping[Expr, int]] | None:
+    """(a condition on the dims of a graph, the least number of rows of its `free` products where that holds, by the number of all rows):
+    from there on Strassen's algorithm is faster. None where that would save less than `MIN_SAVED` of the model at likely sizes."""
+    sample = typical_dims(graph)
+    saved, needed, rows = Counter[Expr](), dict[Expr, int](), defaultdict[Expr, dict[Dim, None]](dict)
+    for product in free:
+        likely = min(typical_size(product.total, sample), TYPICAL)
+        totals = range(MIN_PAIRED, likely + 1, MIN_PAIRED // 2)
+        if not (faster := [n for n in totals if fastest(product.product(n), target)]):
+            continue
+        costs, typical = algorithm_costs(product.product(totals[-1]), target), typical_size(product.total, sample)
+        saved[product.total] += int(typical * product.depth * product.columns * (1 - costs[1] / costs[0]))
+        needed[product.total] = max(needed.get(product.total, 0), faster[0])
+        rows[product.total][product.rows] = None
+    worthwhile = MIN_SAVED * sum(_multiplications(node, sample) for node in graph.nodes)
+    if not (least := {total: needed[total] for total, n in saved.items() if n >= worthwhile}):
+        return None
+    paired = {d: MIN_PAIRED for total in least for d in rows[total] if isinstance(d, Expr) and d not in least}
+    return reduce(lambda a, b: a & b, (d >= n for d, n in (least | paired).items())), least
+
+
+def _multiplications(node: Node, sample: Mapping[Expr, int]) -> int:
+    """Those of a product or convolution, at likely sizes; 0 for other nodes."""
+    product, convolution = structure.matrix_product(node), structure.convolution(node)
+    if product is None and convolution is None:
+        return 0
+    (x, w), output = node.inputs[:2], node.outputs[0]
+    assert x is not None and w is not None
+    summed = w.shape[1:] if product is None else (x.shape[-2 if product.transpose_left else -1],)
+    return prod(typical_size(d, sample) for d in (*output.shape, *summed))
 
 
 def typical_dims(graph: Graph) -> dict[Expr, int]:

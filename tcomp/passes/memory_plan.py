@@ -11,7 +11,7 @@ Finding the smallest arena is "dynamic storage allocation" (NP-hard; Garey & Joh
 The body of a structural node runs between its beginning and end and shares the arena. Some values live in the storage of another
 (`Plan.storage`):
 
-    RESHAPE outside of a kernel: the output in that of the input; the input in that of an output of the graph
+    RESHAPE outside of a kernel: the output in that of the input; the input in that of an output of the graph or of its version
     IF      body inputs in the node's inputs; body outputs in the node's outputs, written in place
     LOOP    carried body inputs in the node's carried outputs, which the driver initialises and, after each iteration, overwrites with the
             body's outputs; scanned (one slice at a time) and captured body inputs in the node's inputs; stacked body outputs (one slice at
@@ -140,7 +140,7 @@ def _liveness(
     """(all blocks, those of temporaries, `Plan.storage`). Time runs over the nodes in order; bodies of one run one after the other."""
     storage, begin, end, body_end = dict[Value, Value](), dict[Node, int](), dict[Node, int](), dict[Graph, int]()
     last_use, block_of = dict[Value, int](), dict[Value, _Block]()  # `block_of`: of every value that has storage in the arena
-    external = {*graph.inputs, *graph.outputs, *graph.constants}
+    external, results = {*graph.inputs, *graph.outputs, *graph.constants}, {*graph.outputs}
 
     def number(graph: Graph, clock: int) -> int:
         for node in graph.nodes:
@@ -149,6 +149,7 @@ def _liveness(
             begin[node] = clock = clock + 1
             for body in _bodies(node):
                 external.update(body.constants)
+                results.update(body.outputs)
                 clock = body_end[body] = number(body, clock) + 1
             end[node] = clock
         return clock
@@ -169,7 +170,7 @@ def _liveness(
         elif node.op is RESHAPE:
             (source, *_), (result,) = node.inputs, node.outputs
             assert source is not None
-            pairs.append((source, result) if result in graph.outputs else (result, source))
+            pairs.append((source, result) if result in results else (result, source))
         storage.update({inner: outer for inner, outer in pairs if outer is not None})
 
     def use(values: Iterable[Value | None], time: int) -> None:

@@ -1,18 +1,26 @@
-"""The pass runner: applies passes in order; times, verifies and dumps each."""
+"""The pass runner: applies passes in order; times, verifies and dumps each.
+
+A graph may be two versions of one, for sizes where a condition holds, and for others: an IF (with the attribute `versions`) in which all of
+the graph stands twice. Passes see each version as the whole graph that it is (`each_version`). Kernels and weights that both have in common
+are compiled and stored once."""
 
 from __future__ import annotations
 
 import difflib
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from tcomp.errors import IRError, TcompError, UnsupportedError
-from tcomp.ir.graph import Graph
+from tcomp.ir.expr import Expr
+from tcomp.ir.graph import IF, KERNEL, Graph, GraphBuilder, Node, Value, with_sizes
+from tcomp.ir.text.printer import unused
 from tcomp.ir.verify.graph import verify_graph
+from tcomp.ops.movement import DIMS
 
 GraphPass = Callable[[Graph], Graph]
+VERSIONS = "versions"  # the attribute of an IF whose bodies are versions of the whole graph
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,6 +72,32 @@ def run_passes(
                 raise error.restated(IRError, what=what, hint=hint) from error
         on_pass(reports[-1])
     return graph, reports
+
+
+def versions(condition: Expr, then: Graph, otherwise: Graph) -> Graph:
+    """One graph of two that have the same inputs and outputs: `then` runs where a condition on the dims of the inputs holds."""
+    inputs, outputs = then.inputs, tuple(Value(v.name, v.dtype, v.shape) for v in then.outputs)
+    holds = GraphBuilder("condition")
+    (result,) = holds.add(DIMS, (), {"dims": (condition,), "shape": (), "dtype": "bool"})
+    decision = Value(unused("enough", {v.name for v in (*inputs, *outputs)}), "bool", ())
+    bodies = tuple(with_sizes(replace(body, checks={}, host=None), {}) for body in (then, otherwise))  # with values of their own
+    nodes = (
+        Node(KERNEL, (), (decision,), name="enough", bodies=(holds.build([result]),)),
+        Node(IF, (decision, *inputs), outputs, {VERSIONS: True}, "versions", bodies),
+    )
+    return Graph(then.name, inputs, outputs, nodes, {}, then.checks, then.host)
+
+
+def each_version(function: GraphPass) -> GraphPass:
+    """A pass over each version of a graph that has such."""
+
+    def apply(graph: Graph) -> Graph:
+        if not (graph.nodes and VERSIONS in graph.nodes[-1].attrs):
+            return function(graph)
+        *others, node = graph.nodes
+        return replace(graph, nodes=(*others, replace(node, bodies=tuple(map(function, node.bodies)))))
+
+    return apply
 
 
 def count_nodes(graph: Graph) -> int:

@@ -1,5 +1,8 @@
 """Strassen's algorithm for products and for convolutions of single pixels: where it is chosen, and that nothing changes in value."""
 
+from dataclasses import replace
+from math import prod
+
 import numpy as np
 import pytest
 from onnx import TensorProto, helper, numpy_helper
@@ -9,19 +12,23 @@ import tcomp
 from tcomp.ir import te
 from tcomp.ir.expr import dim
 from tcomp.ir.graph import GraphBuilder
+from tcomp.ir.interpreters.graph import evaluate_graph
 from tcomp.ops.elementwise import ADD, RELU
 from tcomp.ops.matmul import MATMUL
 from tcomp.ops.nn import CONV
+from tcomp.ops.reduction import REDUCE_MEAN
 from tcomp.options import CompileOptions, Report
+from tcomp.packaging import collect_weights
 from tcomp.passes import algorithms
 from tcomp.passes.algorithms import Product, algorithm_costs, choose_algorithms, fastest
 from tcomp.passes.rewrite import Notes
 from tcomp.passes.runner import run_passes
-from tcomp.pipeline import compile_model, graph_passes
+from tcomp.pipeline import compile_graph, compile_model, graph_passes
+from tcomp.runtime import Module
 from tcomp.target import CpuTarget
 
 RNG = np.random.default_rng(7)
-TARGET, ZEN5 = CpuTarget.parse("cpu -mcpu=skylake-avx512"), CpuTarget.parse("cpu -mcpu=znver5")
+TARGET, ZEN4, ZEN5 = (CpuTarget.parse(f"cpu -mcpu={name}") for name in ("skylake-avx512", "znver4", "znver5"))
 
 
 def array(*shape):
@@ -96,7 +103,7 @@ def test_products_with_a_symbolic_batch(unchanged, monkeypatch):
     assert operators(unchanged(before, choose_algorithms(before, TARGET), rtol=1e-4))[:4] == STRASSEN
     notes = Notes()
     assert "matmul" in operators(choose_algorithms(product_of((te.var("n"), 32), array(32, 32)), TARGET, notes))
-    assert notes.lines == {"matmul": ["strassen: there may be one row only"]}
+    assert notes.lines == {"matmul": ["strassen: there may be too few rows: 1"]}
 
 
 def test_products_with_many_rows_at_least(unchanged):
@@ -105,7 +112,52 @@ def test_products_with_many_rows_at_least(unchanged):
     assert operators(unchanged(many, choose_algorithms(many, TARGET), rtol=1e-4, dims={dim("n", 512, 4096): 513}))[:4] == STRASSEN
     notes = Notes()
     assert "matmul" in operators(choose_algorithms(few, TARGET, notes))
-    assert notes.lines == {"matmul": ["strassen: the direct sum is faster where there are 2 rows"]}
+    assert notes.lines == {"matmul": ["strassen: there may be too few rows: 2"]}
+
+
+def dense_pair(*shape):
+    """relu(x @ w + b) @ v + x, for x of this shape."""
+    b, k = GraphBuilder(), shape[-1]
+    x = b.input("x", "float32", shape)
+    (wide,) = b.add(ADD, [*b.add(MATMUL, [x, b.constant(array(k, 2 * k))]), b.constant(array(2 * k))])
+    (narrow,) = b.add(MATMUL, [*b.add(RELU, [wide]), b.constant(array(2 * k, k))])
+    return b.build(b.add(ADD, [narrow, x]))
+
+
+def prepared(graph, **options):
+    return run_passes(graph, graph_passes(CompileOptions(ZEN4, **options), Report()), verify=True)[0]
+
+
+def test_free_rows_get_a_version_for_many():
+    """Strassen's algorithm runs from the number of rows on from which it pays, none at fewer; what both versions read is stored once."""
+    n, s = dim("n", 1, 64), dim("s", 1, 4096)
+    before = dense_pair(n, s, 256)
+    graph = prepared(before)
+    decision, versions = graph.nodes
+    many, few = ([node.op.name for kernel in body.nodes for node in kernel.bodies[0].nodes] for body in versions.bodies)
+    assert many.count("strassen_input") == 2 and "strassen_input" not in few and few.count("matmul") == 2
+    weights, offsets = collect_weights(graph)
+    assert len(offsets) == 6 and len(weights) == 5  # two matrices, each in two forms; one bias
+    least = next(n for n in range(16, 256, 8) if fastest(Product(1, n, 256, 512), ZEN4) and fastest(Product(1, n, 512, 256), ZEN4))
+    model = Module.load(compile_graph(before, CompileOptions(threads=1)))
+    for sizes in ((1, 1), (5, 15), (1, least - 1), (1, least), (2, 33), (1, 257)):
+        x = array(*sizes, 256)
+        (want,) = evaluate_graph(before, {"x": x}).values()
+        (enough,) = evaluate_graph(replace(graph, nodes=graph.nodes[:1], outputs=decision.outputs), {"x": x}).values()
+        assert enough == (prod(sizes) >= least and sizes[1] >= 16), sizes
+        for result in (*evaluate_graph(graph, {"x": x}).values(), *model.run({"x": x}).values()):
+            np.testing.assert_allclose(result, want, rtol=1e-4, atol=1e-4 * np.abs(want).max())
+
+
+def test_where_free_rows_get_one_version_only():
+    """Where it would save little of the whole, as in a classifier behind convolutions, and for language models."""
+    b, n = GraphBuilder(), dim("n", 1, 64)
+    image, attrs = b.input("x", "float32", (n, 64, 32, 32)), {"strides": (1, 1), "dilations": (1, 1), "group": 1}
+    (pixels,) = b.add(CONV, [image, b.constant(array(256, 64, 5, 5))], attrs)
+    (pooled,) = b.add(REDUCE_MEAN, [pixels], {"axes": (2, 3), "keepdims": False})
+    assert len(prepared(b.build(b.add(MATMUL, [pooled, b.constant(array(256, 256))]))).nodes) > 2
+    assert [node.op.name for node in prepared(dense_pair(n, 256), state={}).nodes] == ["kernel"] * 2
+    assert [node.op.name for node in prepared(dense_pair(n, 256), direct=True).nodes] == ["kernel"] * 2
 
 
 @pytest.mark.parametrize("shape, weights, options", [
