@@ -185,13 +185,14 @@ def graph_passes(
         return operand_layouts(body, constants, backend, Knobs(decide(body, constants).decisions) if decide else None)
 
     def choose_algorithms(g: Graph) -> Graph:
-        """In two versions, where that for many rows pays; not for language models: most of their runs have one row, weights are large."""
+        """In two versions, where that for many rows pays; not with state: language models mostly run one row, with large weights."""
         target = wanted.algorithms_for
         assert target is not None
         free: list[algorithms.FreeRows] = []
         chosen = algorithms.choose_algorithms(g, target, notes, choose, options.direct, free)
-        enough = algorithms.enough_rows(g, free, target) if free and options.state is None else None
-        if enough is None or any(node.op in STRUCTURAL for node in g.nodes):
+        if not free or options.state is not None or state.state_pairs(g, "auto") or any(node.op in STRUCTURAL for node in g.nodes):
+            return chosen
+        if (enough := algorithms.enough_rows(g, free, target)) is None:
             return chosen
         condition, least = enough
         return versions(condition, algorithms.choose_algorithms(g, target, notes, choose, least=least), chosen)

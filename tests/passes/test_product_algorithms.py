@@ -15,6 +15,7 @@ from tcomp.ir.graph import GraphBuilder
 from tcomp.ir.interpreters.graph import evaluate_graph
 from tcomp.ops.elementwise import ADD, RELU
 from tcomp.ops.matmul import MATMUL
+from tcomp.ops.movement import CONCAT
 from tcomp.ops.nn import CONV
 from tcomp.ops.reduction import REDUCE_MEAN
 from tcomp.options import CompileOptions, Report
@@ -158,6 +159,12 @@ def test_where_free_rows_get_one_version_only():
     assert len(prepared(b.build(b.add(MATMUL, [pooled, b.constant(array(256, 256))]))).nodes) > 2
     assert [node.op.name for node in prepared(dense_pair(n, 256), state={}).nodes] == ["kernel"] * 2
     assert [node.op.name for node in prepared(dense_pair(n, 256), direct=True).nodes] == ["kernel"] * 2
+    b = GraphBuilder()
+    new, past = b.input("x", "float32", (n, 256)), b.input("past", "float32", (dim("m", 0, 64), 256))
+    (rows,) = b.add(MATMUL, [new, b.constant(array(256, 512))])
+    (present,) = b.add(CONCAT, [past, new], {"axis": 0})
+    present.name = "present"
+    assert "if" not in operators(prepared(b.build([rows, present])))
 
 
 @pytest.mark.parametrize("shape, weights, options", [

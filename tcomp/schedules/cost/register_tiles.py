@@ -6,6 +6,8 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from math import log
 
+from tcomp.ir.expr import Dim, as_expr
+from tcomp.ir.linear import known_factor, linear
 from tcomp.machines import Core
 
 MAX_TILE_ROWS = 32  # rows of a register tile: as many as any machine has vector registers
@@ -14,7 +16,7 @@ MAX_OUTER_ROWS = 4  # rows of a tile along the outer of two axes: bounds the sea
 LOAD_CONTENTION = 1.1  # factor by which loads take longer than their ports alone would: other instructions use these (an estimate)
 STEP_OVERHEAD = 0.5  # cycles of a step of the reduction that nothing hides: its share of the loop's counter and branch (an estimate)
 OUTER_ROWS_GAIN = 0.97  # share of the cycles of the best tile so far that one with more outer rows may take: its code is longer
-FEW_ROWS = 8  # from where on a number of rows that is not known may be, each power of two as likely as another
+FEW_ROWS = 8  # from where on a free dim may be, each power of two as likely as another
 TILE_GAIN = 0.999  # the same for any other tile: of equal ones, the first
 
 
@@ -48,14 +50,14 @@ def choose_tile(
     loading: Callable[[int], tuple[float, float]] = lambda vectors: (0.0, 0.0),
     multiple: int = 0,
     panel: int = 0,
-    free: bool = False,
+    free: int = 0,
 ) -> Tile:
     """The register tile with the least modelled cycles (`Tile.cycles`) for an outer_rows x rows x columns result, among the tiles whose
     number of outer rows is one of `outer_options`, whose rows divide `multiple`, and which fit panels of `panel` vectors (see `tiles`).
 
     More rows than `cached_rows` evict each other from the first-level cache. `loading(vectors)` is (minimum, additional) cycles for
-    loading a step's vectors of the operand again for other rows. Where the number of rows is `free`, it is between `FEW_ROWS` and
-    `rows`, and the last rows take as long as a whole tile, as each of them is tested."""
+    loading a step's vectors of the operand again for other rows. Where the number of rows is not known, it is between
+    `free` and `rows`, and the last rows take as long as a whole tile, as each of them is tested."""
     vector_count = max(1, -(-columns // lanes))
 
     def step(outer: int, r: int, v: int) -> float:
@@ -67,7 +69,7 @@ def choose_tile(
     def cycles(tile: Tile, outer: int) -> float:
         full_v, rest_v = divmod(vector_count, tile.vectors)
         if free:
-            return tiles_of_a_row(tile.rows, rows) * (full_v * step(outer, tile.rows, tile.vectors) + step(outer, tile.rows, rest_v))
+            return tiles_of_a_row(tile.rows, rows, free) * (full_v * step(outer, tile.rows, tile.vectors) + step(outer, tile.rows, rest_v))
         full_r, rest_r = divmod(rows, tile.rows)
         inside, right = full_r * full_v * step(outer, tile.rows, tile.vectors), full_r * step(outer, tile.rows, rest_v)
         return inside + right + full_v * step(outer, rest_r, tile.vectors) + step(outer, rest_r, rest_v)
@@ -82,10 +84,16 @@ def choose_tile(
     return best
 
 
-def tiles_of_a_row(tile_rows: int, most: int) -> float:
+def tiles_of_a_row(tile_rows: int, most: int, least: int = FEW_ROWS) -> float:
     """Tiles that are computed for each row, the last one as a whole: the mean over what their number may be."""
-    inverse = (1 / FEW_ROWS - 1 / most) / log(most / FEW_ROWS) if most > FEW_ROWS else 1 / max(most, 1)  # the mean of 1 / their number
+    inverse = (1 / least - 1 / most) / log(most / least) if most > least else 1 / max(most, 1)  # the mean of 1 / their number
     return (1 + (tile_rows - 1) / 2 * inverse) / tile_rows
+
+
+def least_rows(extent: Dim) -> int:
+    """From where on a number of rows that is not known may be: one of several free dims is a batch, which may be 1."""
+    terms = linear(as_expr(extent))
+    return max(FEW_ROWS, known_factor(extent) * FEW_ROWS ** (max(map(len, terms), default=0) - 1))
 
 
 def outer_row_counts(outer_rows: int) -> range:

@@ -18,7 +18,7 @@ from tcomp.ir.linear import known_factor
 from tcomp.ir.loops import SERIAL, UNROLLED, VECTORIZED, Accumulate, Buffer, For, If, walk
 from tcomp.schedules.analysis import access_patterns as patterns
 from tcomp.schedules.analysis.access_patterns import Nest, bytes_of, extent_of, is_product, reduction_nest, result_nest, row_axis
-from tcomp.schedules.cost.register_tiles import MAX_TILE_ROWS, Tile, choose_tile, outer_row_counts, tiles
+from tcomp.schedules.cost.register_tiles import MAX_TILE_ROWS, Tile, choose_tile, least_rows, outer_row_counts, tiles
 from tcomp.schedules.cpu import common, elementwise, panel_blocking, work_partition
 from tcomp.schedules.cpu.common import divides, extent, nest_lanes, threads, whole_tiles
 from tcomp.schedules.cpu.int8_dot_products import group_loop, summed_bytes
@@ -365,10 +365,11 @@ def tile_of(nest: Nest, target: CpuTarget, knobs: Knobs) -> Tile:
     part = work_partition.row_parts(nest, target, knobs)
     rows, outer_rows = (1 if x is None else extent_of(x.extent) if part is None or part[0] is not x else part[1] for x in (row, outer))
     multiple, outer_multiple = (part[1] if part is not None and part[0] is x else 0 for x in (row, outer))  # what tiles divide
+    free = 0  # how many rows there are at least, where their number is not known
     if row is not None and not isinstance(row.extent, int):  # for example, the rows of several images: whole tiles only
-        known = known_factor(row.extent)
+        known, exact = known_factor(row.extent), row.extent.op == "var" and row.extent.attr.exact
         multiple = known if any(known % n == 0 for n in work_partition.TILE_ROWS) else 0
-    free = row is not None and isinstance(row.extent, E.Expr) and not multiple and not (row.extent.op == "var" and row.extent.attr.exact)
+        free = 0 if multiple or exact else least_rows(row.extent)
     # Rows whose distance is a multiple of `Core.l1_span` share one set of the first-level cache, of half of it two: more evict each other.
     step = 0 if row is None else max((abs(stride(r, row.var) or 0) * itemsize(r.attr.dtype) for r in nest.reads), default=0)
     in_sets = int(target.l1 // gcd(step, target.core.l1_span) * OPERAND_WAYS)

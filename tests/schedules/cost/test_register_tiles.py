@@ -6,7 +6,7 @@ import pytest
 
 from tcomp.ir import te
 from tcomp.ir.loops import UNROLLED
-from tcomp.schedules.cost.register_tiles import Tile, choose_tile, outer_row_counts, tiles
+from tcomp.schedules.cost.register_tiles import Tile, choose_tile, least_rows, outer_row_counts, tiles
 from tcomp.schedules.cpu.default import schedule
 from tcomp.schedules.knobs import Knobs
 from tcomp.schedules.lowering import lower
@@ -47,11 +47,16 @@ def test_panels_stay_in_a_cache() -> None:
 def test_rows_of_unknown_number_have_small_tiles() -> None:
     """The last tile takes as long as a whole one; taller tiles pay where the other operand comes from further away for each of them."""
 
-    def rows(on_top: float, free: bool) -> int:
+    def rows(on_top: float, free: int) -> int:
         """Of the tile, where loading a vector again takes `on_top` cycles more than one from the first-level cache."""
         return choose_tile(512, 512, 16, 32, SKYLAKE.core, loading=lambda vectors: (0.0, on_top * vectors), free=free).rows
 
-    assert rows(0.0, True) < rows(0.5, True) < rows(0.5, False) == rows(2.0, True)
+    assert rows(0.0, 8) < rows(0.5, 8) < rows(0.5, 0) == rows(2.0, 8) and rows(0.0, 8) < rows(0.0, 256)
+
+
+def test_several_free_dims_make_more_rows() -> None:
+    n, h, w = (te.var(name) for name in "nhw")
+    assert [least_rows(d) for d in (n, n * h, n * 16, n * h * w, n * (h * 2 + 1) * (w + 3) * 2)] == [8, 8, 16, 64, 128]
 
 
 def depthwise(size: int) -> Knobs:
