@@ -4,13 +4,14 @@
     python -m benchmarks.serving [--models resnet18,minilm] [--clients 1,8,64] [--seconds 10] [--rounds 3] [--json FILE]
     python -m venv mls && mls/bin/pip install mlserver onnxruntime 'uvloop<0.22'           # MLServer 1.7.1 needs an older uvloop
     python -m benchmarks.serving --mlserver mls/bin/python
+    python -m benchmarks.serving --perf-analyzer "$(command -v perf_analyzer)"             # of PyPI's perf-analyzer, which needs glibc 2.38
     python -m benchmarks.serving --overhead            # of a request over the run of a tiny model
 
-Clients run in a closed loop in this process, on the same cores. Beside FastAPI, tensors are bytes: in the binary extension of the Open
-Inference Protocol for tcomp, as the bare body for FastAPI. Beside MLServer, which lacks that extension, they are JSON, and bytes by gRPC. In
-every round each server has its turn for so many seconds; of the round in which other processes took the smallest share of the machine,
-printed are requests per second, latencies, the time of the processor that the server took for a request (which says most where the machine
-has other work, too), that share, and the ratios of tcomp to the other.
+Clients run in a closed loop, on the same cores, in this process or in that of perf_analyzer. Beside FastAPI, tensors are bytes, in the
+binary extension of the Open Inference Protocol. Beside MLServer, which lacks that extension, they are JSON (not with perf_analyzer, which
+asks MLServer for what it does not have by HTTP), and bytes by gRPC. In every round each server has its turn for so many seconds; of the round in which other processes took the smallest share of the machine,
+printed are requests per second, latencies, the time of the processor that the server took for a request (which says most where the
+machine has other work, too), that share, and the ratios of tcomp to the other.
 """
 
 from __future__ import annotations
@@ -18,17 +19,19 @@ from __future__ import annotations
 import argparse
 import asyncio
 import json
+import os
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
 
-from benchmarks.serving.clients import Elements
+from benchmarks.serving.clients import Elements, Outcome
 from benchmarks.serving.models import obtain, sample
 from benchmarks.serving.overhead import overhead
+from benchmarks.serving.perf_analyzer import perf_analyzer
 from benchmarks.serving.servers import THREADS, Server, busy_seconds, cpu_seconds, fastapi_server, mlserver, tcomp_server
 
 WARM = 2.0  # seconds of load before the first turn
@@ -51,46 +54,52 @@ async def ready(server: Server) -> Elements:
     end = time.monotonic() + 120
     while True:
         try:
-            return (await server.load(1, WARM)).answer
+            return (await asyncio.wait_for(server.load(1, WARM), 30)).answer  # MLServer leaves some early requests without one
         except (OSError, RuntimeError):  # nobody is there, or says that the model is not
             if time.monotonic() > end:
                 raise
             await asyncio.sleep(0.2)
 
 
-def turn(model: str, server: Server, clients: int, seconds: float) -> Result:
-    def clocks() -> tuple[float, float]:
-        """Of the server, and of all others but this process."""
-        of_server = cpu_seconds(server.process)
-        return of_server, busy_seconds() - of_server - time.process_time()
+def turn(model: str, server: Server, clients: int, seconds: float, client: Callable[[Server, int, float], Outcome]) -> Result:
+    def clocks() -> tuple[float, float, float]:
+        """Of the server, of all others but this process and what it has ended, and of the wall."""
+        of_server, of_client = cpu_seconds(server.process), os.times()
+        return of_server, busy_seconds() - of_server - sum(of_client[:4]), time.monotonic()
 
     before = clocks()
-    latencies, took, _ = asyncio.run(server.load(clients, seconds))
-    cpu, others = (now - then for now, then in zip(clocks(), before, strict=True))
-    latencies.sort()
-    p50, p99 = (latencies[int(share * (len(latencies) - 1))] for share in (0.5, 0.99))
-    rate, share = len(latencies) / took, max(0.0, others / took / THREADS)
-    return Result(model, clients, server.label, server.protocol, rate, p50, p99, cpu / len(latencies), share)
+    rate, p50, p99, _ = client(server, clients, seconds)
+    cpu, others, took = (now - then for now, then in zip(clocks(), before, strict=True))
+    return Result(model, clients, server.label, server.protocol, rate, p50, p99, cpu / took / rate, max(0.0, others / took / THREADS))
 
 
-def compare(name: str, counts: Sequence[int], seconds: float, rounds: int, options: Sequence[str], python: Path | None) -> list[Result]:
+def compare(
+    name: str, counts: Sequence[int], seconds: float, rounds: int, options: Sequence[str], python: Path | None, analyzer: Path | None
+) -> list[Result]:
     """All servers of one model, in turns."""
     onnx_path, artifact = obtain(name)
     inputs = sample(name)
     results = []
+
+    def client(server: Server, clients: int, seconds: float) -> Outcome:
+        if analyzer is None:
+            return asyncio.run(server.load(clients, seconds))
+        protocol = "grpc" if server.protocol == "gRPC" else "http"
+        return perf_analyzer(analyzer, protocol, server.port, server.model, inputs, clients, seconds)
+
     with ExitStack() as stack:
         ours = {server.protocol: server for server in stack.enter_context(tcomp_server(artifact, inputs, *options))[0]}
         theirs = stack.enter_context(fastapi_server(onnx_path, inputs))
         if python is not None:
             theirs += stack.enter_context(mlserver(python, onnx_path, inputs))
-        pairs = [(ours[server.protocol], server) for server in theirs]
+        pairs = [(ours[server.protocol], server) for server in theirs if analyzer is None or server.protocol != "JSON"]
         for pair in pairs:
             expected, found = (asyncio.run(ready(server)) for server in reversed(pair))
             error = float(np.max(np.abs(found - expected)) / np.max(np.abs(expected)))
             if not error < 1e-3:
                 raise RuntimeError(f"{name}: {pair[1].label} and tcomp disagree, by {error}")
         for clients in counts:
-            turns = [[[turn(name, server, clients, seconds) for server in pair] for pair in pairs] for _ in range(rounds)]
+            turns = [[[turn(name, server, clients, seconds, client) for server in pair] for pair in pairs] for _ in range(rounds)]
             for number in range(len(pairs)):
                 both = [min((t[number][n] for t in turns), key=lambda r: r.others) for n in range(2)]
                 for r in both:
@@ -111,6 +120,7 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--options", default="", help="of tcomp serve, as in '--instances 2'")
     parser.add_argument("--mlserver", type=Path, metavar="PYTHON", help="the Python of an environment that has MLServer and ONNX Runtime")
+    parser.add_argument("--perf-analyzer", type=Path, metavar="PROGRAM", help="NVIDIA's, to be the client")
     parser.add_argument("--json", type=Path)
     parser.add_argument("--overhead", action="store_true")
     arguments = parser.parse_args()
@@ -122,7 +132,9 @@ def main() -> None:
     results = []
     for name in arguments.models.split(","):
         counts = [int(n) for n in arguments.clients.split(",")]
-        results += compare(name, counts, arguments.seconds, arguments.rounds, arguments.options.split(), arguments.mlserver)
+        results += compare(
+            name, counts, arguments.seconds, arguments.rounds, arguments.options.split(), arguments.mlserver, arguments.perf_analyzer
+        )
     if arguments.json is not None:
         arguments.json.write_text(json.dumps([r._asdict() for r in results], indent=1))
 

@@ -19,11 +19,19 @@ Elements: TypeAlias = npt.NDArray[Any]
 
 
 class Outcome(NamedTuple):
-    """What became of a load: latencies (seconds) of all requests, the time that they took together, and the elements of an answer."""
+    """What became of a load: requests per second, two percentiles of their latencies (seconds), and the elements of an answer."""
 
-    latencies: list[float]
-    seconds: float
+    requests_per_second: float
+    p50: float
+    p99: float
     answer: Elements
+
+
+def outcome(latencies: list[float], seconds: float, answer: Elements) -> Outcome:
+    """Of requests that took so many seconds together."""
+    latencies.sort()
+    p50, p99 = (latencies[int(share * (len(latencies) - 1))] for share in (0.5, 0.99))
+    return Outcome(len(latencies) / seconds, p50, p99, answer)
 
 
 Load: TypeAlias = Callable[[int, float], Coroutine[Any, Any, Outcome]]
@@ -91,7 +99,7 @@ def by_http(port: int, request: bytes, elements: Callable[[bytes, bytes], Elemen
         for client in made:
             await loop.create_connection(lambda client=client: client, "127.0.0.1", port)
         await asyncio.gather(*(client.done for client in made))
-        return Outcome(latencies, time.perf_counter() - start, elements(made[0].head, made[0].body))
+        return outcome(latencies, time.perf_counter() - start, elements(made[0].head, made[0].body))
 
     return load
 
@@ -118,6 +126,6 @@ def by_grpc(port: int, message: bytes) -> Load:
             answers = await asyncio.gather(*(client(channel.unary_unary(METHOD)) for _ in range(clients)))
         took = time.perf_counter() - start
         (content,) = MESSAGES["ModelInferResponse"].FromString(answers[0]).raw_output_contents
-        return Outcome(latencies, took, np.frombuffer(content, np.float32))
+        return outcome(latencies, took, np.frombuffer(content, np.float32))
 
     return load

@@ -62,7 +62,7 @@ def overhead(requests: int = 2000) -> dict[str, float]:
         found["module.run"] = median(lambda: module.run({"x": x}))
         with tcomp_server(Path(folder) / "tiny.tcomp", {"x": x}) as (servers, port):
             by_bytes = next(server for server in servers if server.protocol == "bytes")
-            found["HTTP"] = statistics.median(asyncio.run(by_bytes.load(1, 2.0)).latencies) * 1e6
+            found["HTTP"] = asyncio.run(by_bytes.load(1, 2.0)).p50 * 1e6
             found |= {f"gRPC, {client}": us for client, us in by_clients(port).items()}
     with echo() as port:
         found |= {f"echo by grpcio, {client}": us for client, us in by_clients(port).items()}
