@@ -149,7 +149,7 @@ def example(c: CInterface) -> str:
     name, sizes = c.name, _chosen(c)
     count = len(sizes)
     body = [f"  {name} model = {{0}};"]
-    body += [f"  int64_t {s} = argc > {n} ? strtoll(argv[{n}], NULL, 10) : {value};" for n, (s, value) in enumerate(sizes, 1)]
+    body += [f'  int64_t {s} = argc > {n} ? extent("{s}", argv[{n}]) : {value};' for n, (s, value) in enumerate(sizes, 1)]
     body += [f"  size_t {t.name}_count = {_count(t, c)};" for t in c.inputs]
     for n, t in enumerate(c.inputs, count + 1):
         body.append(f"  {t.type} *{t.name} = load(argc > {n} ? argv[{n}] : NULL, {t.name}_count, sizeof *{t.name});")
@@ -180,6 +180,16 @@ def example(c: CInterface) -> str:
         body.append(f'  for (size_t i_ = 0; i_ < {t.name}_count && i_ < 8; i_++) printf(" %g", (double){t.name}[i_]);\n  printf("\\n");')
     body += [f"  free({t.name});" for t in (*c.inputs, *c.outputs)]
     usage = " ".join([*(f"[{s}]" for s, _ in sizes), *(f"[{t.name}.bin]" for t in c.inputs)])
+    extent = f"""\
+
+static int64_t extent(const char *name, const char *text) {{
+  char *end;
+  int64_t value = strtoll(text, &end, 10);
+  if (end != text && !*end && value >= 0) return value;
+  fprintf(stderr, "%s is not a size (%s); usage: main {usage}\\n", text, name);
+  exit(2);
+}}
+""" * bool(sizes)
     product = """\
 
 static size_t product(const int64_t *shape, int rank) {
@@ -207,7 +217,7 @@ static void check(int status) {{
   fprintf(stderr, "{name}: %s\\n", {name}_message(status));
   exit(1);
 }}
-{product}
+{extent}{product}
 /* Memory for some values, zero or read from a file. */
 static void *load(const char *path, size_t count, size_t size) {{
   FILE *file = path ? fopen(path, "rb") : NULL;

@@ -92,6 +92,9 @@ def test_the_example_computes_the_bits_of_python(name: str, modules, tmp_path: P
         assert (tmp_path / f"{tensor.name}.bin").read_bytes() == wanted.tobytes()
         assert f"{tensor.name} ({wanted.size} values)" in printed
     run(folder / "main", folder=tmp_path)  # with inputs that it makes up
+    if EXAMPLES[name]:
+        for wrong in ("x.bin", "-1", "3x", ""):
+            assert f"{wrong} is not a size (" in run(folder / "main", wrong, folder=tmp_path, status=2)
     if name == "residual":
         assert "none.bin: No such file" in run(folder / "main", "none.bin", folder=tmp_path, status=2)
         (tmp_path / "short.bin").write_bytes(bytes(100))
