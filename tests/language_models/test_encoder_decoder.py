@@ -38,6 +38,8 @@ CASES = {
         TOKENS,
     ),
     "mt5": ({**T5, "model_type": "mt5"}, TOKENS),
+    "umt5": ({**T5, "model_type": "umt5"}, TOKENS),
+    "umt5 without scaled outputs": ({**T5, "model_type": "umt5", "tie_word_embeddings": False}, TOKENS),
     "whisper": (WHISPER, FEATURES),
     "whisper with another activation": ({**WHISPER, "activation_function": "relu"}, FEATURES),
 }

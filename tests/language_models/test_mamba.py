@@ -6,6 +6,7 @@ import pytest
 import tcomp
 from tcomp.errors import ImportModelError, InputError, UnsupportedError
 from tcomp.frontends.language_models.mamba import mamba_config, mamba_graph
+from tcomp.frontends.language_models.mamba2 import mamba2_config
 from tcomp.generation import Generator
 from tcomp.ir.interpreters.graph import evaluate_graph
 from tcomp.options import CompileOptions
@@ -13,6 +14,7 @@ from tcomp.pipeline import compile_graph
 
 SIZES = {"vocab_size": 96, "hidden_size": 24, "state_size": 8, "num_hidden_layers": 2, "conv_kernel": 3, "time_step_rank": 5}
 CONFIG = {**SIZES, "model_type": "mamba", "tie_word_embeddings": False, "use_bias": True}
+HEADS = {"num_heads": 6, "head_dim": 8}  # of Mamba-2
 INNER = 48
 PROMPT = [5, 17, 93, 0, 17]
 
@@ -152,13 +154,29 @@ def test_other_configs_are_refused(change, kind, what):
         mamba_config({**CONFIG, **change}, "config.json")
 
 
-@pytest.mark.parametrize("family", ["mamba", "falcon_mamba"])
-def test_folders_give_the_text_of_transformers(family, tmp_path):
+@pytest.mark.parametrize(
+    ("change", "what"), [({"n_groups": 4}, "in 4 groups"), ({"head_dim": 7}, "6 heads"), ({"time_step_limit": 3}, "time_step_limit")]
+)
+def test_other_heads_are_refused(change, what):
+    with pytest.raises(ImportModelError, match=what):
+        mamba2_config({**CONFIG, **HEADS, "n_groups": 2, **change}, "config.json")
+
+
+@pytest.mark.parametrize(
+    ("family", "more"),
+    [
+        ("mamba", {}),
+        ("falcon_mamba", {}),
+        ("mamba2", {**HEADS, "n_groups": 2}),
+        ("mamba2", {**HEADS, "n_groups": 1, "tie_word_embeddings": True, "use_bias": True, "use_conv_bias": False}),
+    ],
+)
+def test_folders_give_the_text_of_transformers(family, more, tmp_path):
     transformers = pytest.importorskip("transformers", reason="pip install transformers")
     torch = pytest.importorskip("torch", reason="pip install torch")
     pytest.importorskip("safetensors", reason="pip install 'tcomp[generate]'")
     torch.manual_seed(0)
-    config = transformers.AutoConfig.for_model(family, **SIZES, eos_token_id=95, pad_token_id=95)
+    config = transformers.AutoConfig.for_model(family, **SIZES, **more, eos_token_id=95, pad_token_id=95)
     theirs = transformers.AutoModelForCausalLM.from_config(config).eval()
     with torch.no_grad():
         for parameter in theirs.parameters():

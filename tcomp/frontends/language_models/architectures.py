@@ -11,6 +11,7 @@ from tcomp.frontends.language_models.decoder import decoder_graph
 from tcomp.frontends.language_models.families import FAMILIES, stored_weights
 from tcomp.frontends.language_models.layers import Weights
 from tcomp.frontends.language_models.mamba import MAMBAS, mamba_graph
+from tcomp.frontends.language_models.mamba2 import mamba2_graph
 from tcomp.frontends.language_models.t5 import T5S, t5_graph
 from tcomp.frontends.language_models.whisper import whisper_graph
 from tcomp.ir.expr import Dim
@@ -19,6 +20,7 @@ from tcomp.ir.graph import Graph
 # Those that are no decoder with a cache alone: (config, weights, the names that there are, where it is) -> graph.
 OTHERS: Mapping[str, Callable[[Mapping[str, Any], Weights, Mapping[str, object], str], Graph]] = {
     **dict.fromkeys(MAMBAS, mamba_graph),
+    "mamba2": mamba2_graph,
     **dict.fromkeys(T5S, t5_graph),
     "whisper": whisper_graph,
 }

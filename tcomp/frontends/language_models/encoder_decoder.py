@@ -11,7 +11,7 @@ encoder has nothing to do. With `state` all rows stay where they are.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 
@@ -45,6 +45,7 @@ class EncoderDecoder(Layers, ABC):
     encoder_layers: int
     decoder_layers: int
     positions: int
+    own_biases: bool = field(default=False, kw_only=True)
 
     @abstractmethod
     def source(self) -> Value:
@@ -71,8 +72,9 @@ class EncoderDecoder(Layers, ABC):
         """What the last part of a layer adds to x [..., hidden]."""
 
     @abstractmethod
-    def bias(self, half: str, queries: Value, keys: Value) -> Value | None:
-        """What is added to scores [heads, queries, keys] of what stands at these places, int64 [queries, 1] and [keys]."""
+    def bias(self, half: str, layer: int, queries: Value, keys: Value) -> Value | None:
+        """What is added to scores [heads, queries, keys] of what stands at these places, int64 [queries, 1] and [keys], in a layer: the
+        first, whose biases are those of the others, unless each layer has `own_biases`."""
 
     @abstractmethod
     def logits(self, x: Value) -> Value:
@@ -100,18 +102,19 @@ class EncoderDecoder(Layers, ABC):
         queries = self.reshaped(places, tokens, 1)
         zero, hidden = (g.constant(np.array(n, np.float32), name) for n, name in ((0, "zero"), (HIDDEN, "hidden")))
         mask = self.add(ew.WHERE, [self.add(ew.LESS_EQUAL, [keys, queries], "seen"), zero, hidden], "mask")
-        bias = self.bias("decoder", queries, keys)
-        mask = mask if bias is None else self.add(ew.ADD, [bias, mask], "biases")
-        x, present = self.embedded(self.reshaped(ids, tokens), places), list[Value]()
+        x, present, scored = self.embedded(self.reshaped(ids, tokens), places), list[Value](), mask
         for n, cache in enumerate(caches):
             itself, across = self.parts("decoder", n)
+            if n == 0 or self.own_biases:
+                bias = self.bias("decoder", n, queries, keys)
+                scored = mask if bias is None else self.add(ew.ADD, [bias, mask], "biases")
             h = self.norm(x, itself.norm)
             new = [self.by_heads(h, itself, "k"), self.by_heads(h, itself, "v")]
             new += [self.by_heads(encoded, across, "k"), self.by_heads(encoded, across, "v")]
             grown = [
                 self.add(CONCAT, [old, rows], f"present.{n}.{kind}", axis=0) for old, rows, kind in zip(cache, new, KINDS, strict=True)
             ]
-            x = self.attended(x, h, itself, grown[0], grown[1], mask)
+            x = self.attended(x, h, itself, grown[0], grown[1], scored)
             x = self.attended(x, self.norm(x, across.norm), across, grown[2], grown[3], None)
             x = self.add(ew.ADD, [x, self.mlp(x, "decoder", n)], f"decoder.{n}")
             present += grown
@@ -121,8 +124,10 @@ class EncoderDecoder(Layers, ABC):
         """What the encoder makes of vectors [rows, hidden]."""
         rows = x.shape[0]
         places = self.add(ARANGE, [], "source_places", start=0, step=1, count=rows, dtype="int64")
-        bias = self.bias("encoder", self.reshaped(places, rows, 1), places)
+        queries, bias = self.reshaped(places, rows, 1), None
         for n in range(self.encoder_layers):
+            if n == 0 or self.own_biases:
+                bias = self.bias("encoder", n, queries, places)
             (itself,) = self.parts("encoder", n)
             h = self.norm(x, itself.norm)
             keys, values = self.by_heads(h, itself, "k"), self.by_heads(h, itself, "v")

@@ -1,4 +1,5 @@
-"""T5 (Raffel et al. 2020): `source` int64 [1, source] are tokens; positions are biases of scores by distance."""
+"""T5 (Raffel et al. 2020), and mT5 and UMT5: `source` int64 [1, source] are tokens; positions are biases of scores by distance, in UMT5
+(Chung et al. 2023) other ones in each layer."""
 
 from __future__ import annotations
 
@@ -18,7 +19,7 @@ from tcomp.ir.graph import Graph, GraphBuilder, Value
 from tcomp.ops import elementwise as ew
 from tcomp.ops.movement import GATHER
 
-T5S = ("t5", "mt5")
+T5S = ("t5", "mt5", "umt5")
 _TABLE = "shared.weight"
 _ATTENTIONS = {"encoder": ("SelfAttention",), "decoder": ("SelfAttention", "EncDecAttention")}
 
@@ -73,12 +74,12 @@ class _T5(EncoderDecoder):
         h = self.add(ew.MUL, [h, self.linear(x, f"{dense}.wi_1", c.inner)]) if c.gated else h
         return self.linear(h, f"{dense}.wo", c.hidden)
 
-    def bias(self, half: str, queries: Value, keys: Value) -> Value | None:
+    def bias(self, half: str, layer: int, queries: Value, keys: Value) -> Value | None:
         c = self.config
-        found = self.array(f"{half}.block.0.layer.0.SelfAttention.relative_attention_bias.weight", c.buckets, self.heads)
+        found = self.array(f"{half}.block.{layer}.layer.0.SelfAttention.relative_attention_bias.weight", c.buckets, self.heads)
         away = np.arange(-c.distance, c.distance + 1)
         of_distance = found.astype(np.float32)[_buckets(away, c.buckets, c.distance, half == "encoder")].T
-        table = self.g.constant(np.ascontiguousarray(of_distance), f"{half}.biases")
+        table = self.g.constant(np.ascontiguousarray(of_distance), f"{half}.{layer}.biases")
         middle = self.g.constant(np.array(c.distance), "middle")
         place = self.add(ew.ADD, [self.add(ew.SUB, [keys, queries]), middle], f"{half}.distances")
         place = self.add(ew.CLIP_CONST, [place], low=0, high=2 * c.distance)
@@ -111,8 +112,8 @@ def t5_graph(given: Mapping[str, Any], weights: Weights, names: Container[str], 
     what `weights` raises."""
     values = Values({key: value for key, value in given.items() if value is not None}, where)
     heads, layers = values.number("num_heads", 8), values.number("num_layers", 6, MAX_LAYERS)
-    multilingual = given.get("model_type") == "mt5"
-    form = given.get("feed_forward_proj", "gated-gelu" if multilingual else "relu")
+    kind = given.get("model_type")
+    form = given.get("feed_forward_proj", "relu" if kind == "t5" else "gated-gelu")
     first, _, last = str(form).rpartition("-")
     if first not in ("", "gated"):
         raise ImportModelError(f"`feed_forward_proj` is {form!r:.40}", where=where)
@@ -120,11 +121,11 @@ def t5_graph(given: Mapping[str, Any], weights: Weights, names: Container[str], 
     buckets, distance = values.number("relative_attention_num_buckets", 32), values.number("relative_attention_max_distance", 128)
     if buckets < 4 or buckets % 4 or distance <= buckets // 2 or distance > MAX_TOKENS:
         raise ImportModelError(f"{buckets} buckets for distances up to {distance}", where=where)
-    scaled = not multilingual and values.flag("scale_decoder_outputs", given.get("tie_word_embeddings") is not False)
+    scaled = kind != "mt5" and values.flag("scale_decoder_outputs", given.get("tie_word_embeddings") is not False)
     config = T5Config(
         values.number("vocab_size"), values.number("d_model"), values.number("d_ff"), buckets, distance, first == "gated", activation,
         scaled, "lm_head.weight" in names,
     )  # fmt: skip
     decoder_layers = values.number("num_decoder_layers", layers, MAX_LAYERS)
     sizes = heads, values.number("d_kv", 64), layers, decoder_layers, MAX_TOKENS
-    return _T5(weights, values.real("layer_norm_epsilon", 1e-6), *sizes, config, g=GraphBuilder("t5")).graph()
+    return _T5(weights, values.real("layer_norm_epsilon", 1e-6), *sizes, config, own_biases=kind == "umt5", g=GraphBuilder("t5")).graph()

@@ -78,7 +78,7 @@ class _Whisper(EncoderDecoder):
         h = self.linear(self.norm(x, f"{prefix}.final_layer_norm"), f"{prefix}.fc1", c.inner[half], True)
         return self.linear(self.activated(h, c.activation), f"{prefix}.fc2", c.hidden, True)
 
-    def bias(self, half: str, queries: Value, keys: Value) -> Value | None:
+    def bias(self, half: str, layer: int, queries: Value, keys: Value) -> Value | None:
         return None
 
     def logits(self, x: Value) -> Value:
