@@ -13,6 +13,7 @@ from tcomp.errors import InputError, printable
 
 _FOLDER = "A Hugging Face folder: config.json, tokenizer.json, safetensors."
 _ARTIFACT = "The artifact that `tcomp compile FOLDER --state auto` wrote. Default: compile the folder."
+_AUDIO = "A WAV file for a Whisper to write down, instead of a prompt."
 _KIND = "Store weights as int8, int4, w8a8, w4a8, bf16 or fp16 when the folder is compiled."
 
 
@@ -20,6 +21,7 @@ def generate(
     folder: Annotated[Path, opt.argument("FOLDER", _FOLDER)],
     *,
     prompt: Annotated[str, opt.option("--prompt", "TEXT", "The text to continue; - reads it from stdin.")] = "-",
+    audio: Annotated[Path | None, opt.option("--audio", "FILE", _AUDIO)] = None,
     artifact: Annotated[Path | None, opt.option("--artifact", "FILE", _ARTIFACT)] = None,
     weights: Annotated[str | None, opt.option("--weights", "KIND", _KIND)] = None,
     max_tokens: Annotated[
@@ -50,7 +52,7 @@ def generate(
     The prompt is continued as it is, unless it is a message of a chat.
     """
     from tcomp.api import compile
-    from tcomp.generation import Generator, Grammar, Sampling, SequenceToSequence
+    from tcomp.generation import Generator, Grammar, LogMel, Sampling, SequenceToSequence, read_wave
     from tcomp.generation.sequence_to_sequence import reads_source
     from tcomp.runtime import LoadedModel, Module
 
@@ -60,6 +62,8 @@ def generate(
         opt.check_file(artifact, "--artifact")
         if weights is not None:
             raise InputError("--weights is for folders that are compiled", hint="leave out --artifact")
+    if audio is not None:
+        opt.check_file(audio, "--audio")
     if schema is not None:
         opt.check_file(schema, "--json-schema")
     grammar = None if schema is None else Grammar("json_schema", schema.read_text("utf-8", errors="replace"))
@@ -76,9 +80,11 @@ def generate(
             generator: Generator | SequenceToSequence = SequenceToSequence.load(folder, model)
         else:
             generator = Generator.load(folder, model)
-    given = sys.stdin.read() if prompt == "-" else prompt
+    if audio is not None and not isinstance(generator, SequenceToSequence):
+        raise InputError("this model hears nothing", hint="leave out --audio")
+    given = "" if audio is not None else sys.stdin.read() if prompt == "-" else prompt
     loaded = time.perf_counter()
-    text: str | list[int] = given
+    text: Any = given if audio is None else LogMel.load(folder).features(*read_wave(audio))
     if chat and isinstance(generator, Generator):
         text = generator.chat_prompt([{"role": "user", "content": given}])
     options: dict[str, Any] = {"sampling": sampling, "stop": tuple(stop or ()), **({} if grammar is None else {"grammar": grammar})}

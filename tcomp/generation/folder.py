@@ -41,6 +41,11 @@ def start_tokens(folder: Path) -> list[int]:
     return _tokens(folder, "decoder_start_token_id") or [0]
 
 
+def features_config(folder: Path) -> dict[str, Any]:
+    """What preprocessor_config.json says; {} where there is none."""
+    return _object(folder / "preprocessor_config.json")
+
+
 def _tokens(folder: Path, key: str) -> list[int]:
     for name in _CONFIGS:
         value = _object(folder / name).get(key)
