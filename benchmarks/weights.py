@@ -34,9 +34,12 @@ from rich.table import Table
 import tcomp
 from tcomp.frontends.language_models.config import DecoderConfig
 from tcomp.frontends.language_models.decoder import decoder_graph
+from tcomp.frontends.language_models.stored import StoredBlocks
 from tcomp.generation.slots import checked_model, new_state, run_tokens
 from tcomp.ir.expr import Dim, dim
+from tcomp.ops.quantization import packed
 from tcomp.options import CompileOptions
+from tcomp.passes.quantized_weights import quantized
 from tcomp.pipeline import compile_graph
 from tcomp.runtime import LoadedModel, Module, State
 
@@ -47,6 +50,7 @@ SIZES = {  # hidden, intermediate, layers, heads, kv heads, tied
     "1.5B": (1536, 8960, 28, 12, 2, True),
     "3B": (2048, 11008, 36, 16, 2, True),
 }
+BITS = {"int4": 4, "int8": 8}
 VOCABULARY = 151936
 STREAMED = 1 << 28  # bytes that no cache holds
 BLOCK = 32
@@ -122,8 +126,17 @@ def _numbers() -> np.ndarray:
 
 def decoder(size: str, kind: str | None, layers: int | None, path: Path, batch: Dim = 1) -> LoadedModel:
     """A decoder with random weights, compiled once into a file, for so many sequences at a time."""
+
+    def given(name: str, shape: tuple[int, ...]) -> np.ndarray | StoredBlocks:  # matrices in few bits one by one: never all as floats
+        found = random_weights(name, shape)
+        if kind not in BITS or found.ndim == 1 or "embed" in name:
+            return found
+        numbers, scales = quantized(found, BITS[kind])
+        zeros = np.full(scales.shape, 1 << (BITS[kind] - 1), np.uint8)
+        return StoredBlocks(packed(numbers, BITS[kind]), scales, zeros, BITS[kind], BLOCK)
+
     if not path.exists():
-        graph = decoder_graph(config_of(size, layers), random_weights, batch)
+        graph = decoder_graph(config_of(size, layers), given, batch)
         compile_graph(graph, CompileOptions(weights=kind, state="auto")).save(path)
     return Module.load(path)
 

@@ -12,15 +12,16 @@ from __future__ import annotations
 import numpy as np
 
 from tcomp.ir.dtypes import NARROW_INTEGERS, integer_range, is_float
-from tcomp.ir.graph import Graph, Node
+from tcomp.ir.graph import Graph, Node, Value
 from tcomp.ops.matmul import MATMUL
-from tcomp.ops.movement import RESHAPE, TRANSPOSE, product
+from tcomp.ops.movement import RESHAPE, SLICE, TRANSPOSE, product
 from tcomp.ops.quantization import BLOCK_PRODUCT, DEQUANTIZE, MANY_ROWS, UNPACK, packed
 from tcomp.ops.stored_weights import BYTE_BLOCK_PRODUCT, BYTE_BLOCKS, LARGEST
 from tcomp.passes.quantized import GROUP
 from tcomp.passes.rewrite import Notes, Replacement, Rewriter, rewrite_graph, rule_for
 from tcomp.passes.structure import matrix_product
 
+PANEL = 4  # vectors of columns whose weights lie together
 LARGEST_SUM = {8: 1 << 24, 16: 1 << 31}  # integers up to this are exact in float32, or fit into 32 bits
 _BITS = {**NARROW_INTEGERS, "int8": 8, "uint8": 8}
 
@@ -81,9 +82,14 @@ def multiply_blocks(graph: Graph, lanes: int, notes: Notes | None = None, words:
         each, allowed = 8 // bits, node.attrs.get("rounded", 0)
         allowed = 16 if allowed and words else allowed
         own, count = block // each, stored * each // block
-        fits = lanes > 0 and own % GROUP == 0 and out % lanes == 0
+        fits = lanes > 0 and own % GROUP == 0
         fits = fits and allowed in LARGEST and block * LARGEST[allowed] * ((1 << bits) - 1) < LARGEST_SUM[allowed]
+        extra = -out % lanes and -out % (PANEL * lanes) if lanes else 0  # columns more, so that all of them are in whole panels
+        parts = [w, scales, zeros]
+        fits = fits and (not extra or all(rewriter.array(v) is not None for v in parts))
         if allowed and fits and w in rewriter.constants:
+            if extra:
+                w, scales, zeros = (_with_rows(v, extra, rewriter) for v in parts)
             attrs = {"bits": bits, "zero": 0, "dtype": x.dtype}
             points, point = rewriter.array(zeros), None
             if points is not None and (points == points.flat[0]).all() and points.flat[0] == int(points.flat[0]):
@@ -92,10 +98,14 @@ def multiply_blocks(graph: Graph, lanes: int, notes: Notes | None = None, words:
                 point = rewriter.constant(points.astype(np.uint8), zeros.name)
             else:
                 point = zeros
-            (weights,) = rewriter.add(RESHAPE, [w], {"shape": (out, count, own)}, f"{w.name}.blocks")
+            (weights,) = rewriter.add(RESHAPE, [w], {"shape": (out + extra, count, own)}, f"{w.name}.blocks")
             how = {"block": block, "each": each, "bits": allowed, **({"whole": True} if words else {})}
             rounded = rewriter.add(BYTE_BLOCKS, [x], how, f"{node.name}.bytes")
-            return rewriter.add(BYTE_BLOCK_PRODUCT, [*rounded, weights, scales, point], attrs, node.name)
+            if not extra:
+                return rewriter.add(BYTE_BLOCK_PRODUCT, [*rounded, weights, scales, point], attrs, node.name)
+            (whole,) = rewriter.add(BYTE_BLOCK_PRODUCT, [*rounded, weights, scales, point], attrs, f"{node.name}.panels")
+            axes = len(whole.shape)
+            return rewriter.add(SLICE, [whole], {"starts": (0,) * axes, "steps": (1,) * axes, "shape": (*whole.shape[:-1], out)}, node.name)
         if isinstance(rows, int) and rows > MANY_ROWS and is_float(x.dtype):
             numbers = w if bits == 8 else rewriter.add(UNPACK, [w], {"bits": bits, "count": stored * each})[0]
             attrs = {"axis": 1, "block": block, "dtype": x.dtype}
@@ -104,3 +114,10 @@ def multiply_blocks(graph: Graph, lanes: int, notes: Notes | None = None, words:
         return "activations may not be rounded" if not allowed else "no vectors multiply such bytes" if not fits else None
 
     return rewrite_graph(graph, (rounded_activations,), notes)
+
+
+def _with_rows(value: Value, extra: int, rewriter: Rewriter) -> Value:
+    """A constant with so many more rows, copies of its last one."""
+    array = rewriter.array(value)
+    assert array is not None
+    return rewriter.constant(np.pad(array, ((0, extra), (0, 0)), mode="edge"), value.name)

@@ -62,6 +62,17 @@ def test_activations_are_rounded_where_that_is_allowed(bits, zeros):
         assert np.abs(y - wanted).max() < 2e-2 * np.abs(wanted).max()
 
 
+@pytest.mark.parametrize("zeros", [False, True])
+@pytest.mark.parametrize("columns", [5, 50, 91])
+def test_columns_that_fill_no_vectors_are_filled_up(columns, zeros):
+    proto, weights = nbits(2, 64, columns, 4, zeros)
+    found, _ = operators(proto, VNNI)
+    assert "byte_block_product" in found and "block_product" not in found
+    x = RNG.normal(size=(2, 64)).astype(np.float32)
+    wanted, y = x @ weights.T, tcomp.compile(proto).run({"x": x})["y"]
+    assert y.shape == wanted.shape and np.abs(y - wanted).max() < 2e-2 * np.abs(wanted).max()
+
+
 def test_activations_stay_floats_otherwise():
     found, _ = operators(nbits(5, 128, 64, 0)[0], VNNI)
     assert "block_product" in found and "byte_blocks" not in found

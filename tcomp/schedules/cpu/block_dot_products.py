@@ -16,16 +16,17 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from math import prod
 
 from tcomp.errors import ScheduleError
 from tcomp.ir import expr as E
 from tcomp.ir.expr import as_expr
 from tcomp.ir.fallback import FallbackKind
-from tcomp.ir.layout import Layout, Piece
+from tcomp.ir.layout import LINE, Layout, Piece
 from tcomp.ir.loops import SERIAL, Accumulate, Kernel, perfect, walk
 from tcomp.ir.simplify import as_dim, difference, simplify
 from tcomp.schedules.analysis import access_patterns as patterns
-from tcomp.schedules.analysis.access_patterns import Nest, nests, reduction_nest, result_nest
+from tcomp.schedules.analysis.access_patterns import Nest, extent_of, nests, reduction_nest, result_nest
 from tcomp.schedules.cost.register_tiles import tiles_of_a_row
 from tcomp.schedules.cpu.common import divides, extent, most, size, size_of, threads
 from tcomp.schedules.cpu.int8_dot_products import GROUP, WORDS, byte_lanes, word_lanes
@@ -43,6 +44,8 @@ ROW_COST = 0.5  # of a step for another row: its activations are loaded
 MAX_UNROLLED = 8  # steps of four elements of a block
 MAX_ROWS = 12  # of a tile: with two vectors of columns and more, fewer fit into the registers of any machine
 UNKNOWN_ROWS = 1 << 12  # rows to choose a tile for, where no limit of their number is known
+AHEAD_BYTES = 6 << 10  # of weights of one row that are prefetched
+AHEAD_PRODUCTS = 3  # instructions that multiply a line of weights; with fewer, those under way in a core load enough at a time
 _FACTORS = [("int8", "uint8", "uint8"), ("int16", "uint8", "uint8"), ("int16", "int16", "uint8")]  # activations, numbers, what holds them
 MIN_PARALLEL_BYTES = 1 << 15  # of weights; threads cost more than they save with fewer
 
@@ -121,7 +124,7 @@ def operand_layouts(kernel: Kernel, constants: frozenset[int], target: CpuTarget
         column = second.spatial[-1]
         if not isinstance(column.extent, int):
             continue
-        panel = PANEL_VECTORS * lanes if column.extent >= PANEL_VECTORS * lanes else lanes
+        panel = next((n * lanes for n in (PANEL_VECTORS, 2) if column.extent % (n * lanes) == 0), lanes)
         for r in (product.weights, *second.reads):
             number = names.get(r.attr.name, -1)
             if number not in constants or len(r.args) < 2:
@@ -174,7 +177,9 @@ def _tile(rows: int, vectors: int, parts: int, target: CpuTarget, known: bool = 
 def schedule(s: Schedule, product: BlockProduct, target: CpuTarget, knobs: Knobs) -> None:
     """Schedule a result and its sums by tiles in registers. Raises `ScheduleError` where sizes or layouts do not fit."""
     lanes, result, weights = product.lanes(target), product.result, product.weights
-    panel = _panel(weights, reduction_nest(s.kernel, product.integers).spatial[-2].var, product.group)
+    integers = reduction_nest(s.kernel, product.integers)
+    each = prod(extent_of(x.extent) for x in integers.reduction_loops if x.var not in E.variables(*weights.args))  # numbers of a byte
+    panel = _panel(weights, integers.spatial[-2].var, product.group)
     out = result_nest(s.kernel, result) if product.sums != result else reduction_nest(s.kernel, result)
     if not panel or panel % lanes or not divides(panel, out.spatial[-1].extent):
         raise ScheduleError("weights are in no panels", why=f"`{weights.attr.name}` has the shape {list(weights.attr.shape)}")
@@ -199,16 +204,19 @@ def schedule(s: Schedule, product: BlockProduct, target: CpuTarget, knobs: Knobs
     s.reorder(*around, part, *inside, lane)
     unroll(s, inside, lane)
     s.compute_at(sums, part, "register")
-    _shape(s, sums, product, lanes)
+    steps = _shape(s, sums, product, lanes)
     if row is not None and not divides(height, whole):
         s.partition(tiles, as_dim(as_expr(whole) // height))
     s.clean()
     _multiply(s, lanes)
+    if rows == 1 and each * product.parts * LINE >= AHEAD_PRODUCTS * lanes * product.group:
+        bytes_of_block = size_of(weights.attr) // (weights.attr.shape[0] * weights.attr.shape[1])
+        s.prefetch(weights.attr.name, product.block.name, -(-AHEAD_BYTES // bytes_of_block), steps, MAX_UNROLLED)
     threads(s, [x for x in around if x in s.loops], size_of(weights.attr) >= MIN_PARALLEL_BYTES, knobs)
 
 
-def _shape(s: Schedule, sums: str, product: BlockProduct, lanes: int) -> None:
-    """The nests that clear and update the sums of a tile, in lanes; in the latter, integers of a block."""
+def _shape(s: Schedule, sums: str, product: BlockProduct, lanes: int) -> str:
+    """The nests that clear and update the sums of a tile, in lanes; in the latter, integers of a block. Returns the loop over its steps."""
     for is_reduction in (False, True):
         axes = patterns.stage_axes(s.kernel, sums, is_reduction)
         loops = [product.block.name] if is_reduction else []
@@ -239,6 +247,7 @@ def _shape(s: Schedule, sums: str, product: BlockProduct, lanes: int) -> None:
     unroll(s, activations.loads[:-1], activations.loads[-1])
     vector, lane = s.split(s.fuse(*numbers.loads), lanes * product.group)
     unroll(s, [vector], lane)
+    return steps
 
 
 def _multiply(s: Schedule, lanes: int) -> None:

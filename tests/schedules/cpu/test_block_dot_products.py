@@ -13,7 +13,7 @@ from tcomp.ir.expr import dim
 from tcomp.ir.graph import GraphBuilder
 from tcomp.ir.interpreters.graph import evaluate_graph
 from tcomp.ir.interpreters.loops import run_kernel
-from tcomp.ir.loops import Call, hoist_temporaries, walk
+from tcomp.ir.loops import Call, Prefetch, hoist_temporaries, walk
 from tcomp.ops.elementwise import ADD
 from tcomp.ops.stored_weights import BYTE_BLOCK_PRODUCT, BYTE_BLOCKS, LARGEST
 from tcomp.passes.layout import with_layouts
@@ -184,3 +184,18 @@ def test_a_few_rows_of_unknown_number_are_whole_tiles():
     few, many = (scheduled(product(dim("rows", 1, most), 128, 2, parts=parts), VNNI)[0] for most, parts in ((16, 2), (4096, 1)))
     assert "alloc total: int32[4, 2, 32, 1] register" in str(few.kernel)
     assert calls(many)[0] == "vpdpbusd_unsigned(6, 2, 1, 512)"
+
+
+@pytest.mark.parametrize(("given", "ahead"), [({"parts": 2}, 6), ({"parts": 1}, 0), ({"parts": 2, "bits": 8}, 0), ({"rows": 4}, 0)])
+def test_weights_of_a_row_are_prefetched_where_much_is_computed_with_them(given, ahead):
+    schedule, _ = scheduled(product(**{"rows": 1, "columns": 128, "blocks": 9, "parts": 2, **given}), VNNI)
+    hints = [x for x in walk(schedule.kernel.body) if isinstance(x, Prefetch)]
+    assert bool(hints) == bool(ahead)
+    for hint in hints:
+        assert hint.buffer.name == "w" and hint.indices[1].op == "add" and hint.indices[1].args[1].attr == ahead
+
+
+@pytest.mark.parametrize("columns", [96, 80, 16])
+def test_panels_are_as_wide_as_columns_allow(columns):
+    schedule, wanted = scheduled(product(1, columns, 2, parts=2), VNNI)
+    assert calls(schedule) == [f"vpdpbusd_unsigned(2, {2 if columns == 96 else 1}, 1, 512)"] and wanted
