@@ -48,10 +48,15 @@ _idle: list[Workspace] = []  # those used last at the end
 
 
 def take(size: int) -> Workspace:
-    """A workspace of at least `size` bytes: the smallest of those idle, or a new one. Raises InputError if there is no memory."""
+    """A workspace of at least `size` bytes: the smallest of those idle, or a new one, which takes the place of one half as large. Raises
+    InputError if there is no memory."""
     while True:
         found = min((w for w in reversed(_idle) if w.size >= size), key=lambda w: w.size, default=None)
         if found is None:
+            nearly = max(_idle.copy(), key=lambda w: w.size, default=None)
+            if nearly is not None and 2 * nearly.size > size:  # a size that grows from call to call leaves no trail of workspaces
+                with suppress(ValueError):
+                    _idle.remove(nearly)
             return Workspace(size)
         with suppress(ValueError):  # another thread was faster
             _idle.remove(found)

@@ -110,6 +110,14 @@ def test_a_signal_handler_runs_the_module_that_is_running(affine: bytes, threads
 # ---- memory -----------------------------------------------------------------------------------
 
 
+def test_sizes_that_grow_leave_one_workspace(affine: bytes, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(workspace, "_idle", [])
+    module = Module.load(affine, threads=1)
+    for rows in (50_000, 60_000, 70_000, 130_000, 100_000):
+        module(random(rows), ONE)
+    assert [w.size for w in workspace._idle] == [130_000 * 16]
+
+
 def test_workspaces_are_shared_and_do_not_pile_up(affine: bytes, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(workspace, "_idle", [])
     monkeypatch.setattr(workspace, "IDLE_BYTES", 1 << 20)
