@@ -13,7 +13,7 @@ from tcomp.errors import InputError, printable
 
 _FOLDER = "A Hugging Face folder: config.json, tokenizer.json, safetensors."
 _ARTIFACT = "The artifact that `tcomp compile FOLDER --state auto` wrote. Default: compile the folder."
-_AUDIO = "A WAV file for a Whisper to write down, instead of a prompt."
+_AUDIO = "A WAV file that a Whisper model transcribes, instead of a prompt."
 _KIND = "Store weights as int8, int4, w8a8, w4a8, bf16 or fp16 when the folder is compiled."
 
 
@@ -81,7 +81,7 @@ def generate(
         else:
             generator = Generator.load(folder, model)
     if audio is not None and not isinstance(generator, SequenceToSequence):
-        raise InputError("this model hears nothing", hint="leave out --audio")
+        raise InputError("this model takes no sound", hint="leave out --audio")
     given = "" if audio is not None else sys.stdin.read() if prompt == "-" else prompt
     loaded = time.perf_counter()
     text: Any = given if audio is None else LogMel.load(folder).features(*read_wave(audio))

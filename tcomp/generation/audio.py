@@ -1,4 +1,4 @@
-"""What Whisper hears: sound as the logarithms of a mel spectrogram, and sound of WAV files."""
+"""Inputs of Whisper: the logarithms of the mel spectrogram of sound, and the samples of WAV files."""
 
 from __future__ import annotations
 
@@ -17,13 +17,14 @@ from tcomp.generation.folder import features_config
 Samples = np.ndarray[Any, Any]
 _FLOOR = 1e-10  # of a power, before its logarithm
 _RANGE = 8.0  # powers of ten below the loudest that are kept
+_WIDEST = 4  # bytes of a sample
 _TOP = 8000.0  # Hz, the highest frequency that filters reach
 _MOST = {"feature_size": 1 << 10, "sampling_rate": 1 << 20, "n_fft": 1 << 16, "hop_length": 1 << 16, "chunk_length": 1 << 10}
 
 
 @dataclass(frozen=True)
 class LogMel:
-    """How sound becomes features, as Whisper has it (Radford et al. 2022): `mels` bands of frames of `window` samples, `hop` apart, of
+    """How samples become features for Whisper (Radford et al. 2022): `mels` bands of frames of `window` samples, `hop` apart, of
     `seconds` of sound with `rate` samples a second. Defaults are those of all models but the large one of the third version (128 mels)."""
 
     mels: int = 80
@@ -49,7 +50,7 @@ class LogMel:
         `InputError` for another rate, other shapes, numbers that are not finite, and longer sound."""
         x, count = np.asarray(samples, np.float64), self.seconds * self.rate
         if rate is not None and rate != self.rate:
-            raise InputError(f"sound of {rate} samples a second", why=f"the model hears {self.rate}", hint="resample it")
+            raise InputError(f"sound of {rate} samples a second", why=f"the model takes {self.rate}", hint="resample it")
         if x.ndim != 1 or not 0 < x.size <= count or not np.isfinite(x).all():
             why = f"from 1 to {count} finite numbers, {self.seconds} seconds, are one piece"
             raise InputError(f"sound of the shape {list(x.shape)}", why=why, hint="mix channels, and cut longer sound into pieces")
@@ -87,6 +88,8 @@ def read_wave(path: str | os.PathLike[str]) -> tuple[Samples, int]:
     try:
         with wave.open(os.fspath(path), "rb") as file:
             size, channels, rate, data = file.getsampwidth(), file.getnchannels(), file.getframerate(), file.readframes(file.getnframes())
+            if size > _WIDEST:
+                raise wave.Error(f"samples have {size} bytes, at most {_WIDEST} are read")
     except (OSError, EOFError, wave.Error) as error:
         raise InputError(
             "the sound cannot be read", where=os.fspath(path), why=str(error), hint="a WAV file of integers is needed"
@@ -94,6 +97,6 @@ def read_wave(path: str | os.PathLike[str]) -> tuple[Samples, int]:
     each: Samples = np.frombuffer(data[: len(data) // (size * channels) * size * channels], np.uint8).reshape(-1, size)
     if size == 1:
         each = each ^ np.uint8(0x80)  # the only integers without a sign
-    wide = np.zeros((len(each), 4), np.uint8)
-    wide[:, 4 - size :] = each
+    wide = np.zeros((len(each), _WIDEST), np.uint8)
+    wide[:, _WIDEST - size :] = each
     return wide.view("<i4").reshape(-1, channels).mean(1, dtype=np.float64).astype(np.float32) / np.float32(1 << 31), rate

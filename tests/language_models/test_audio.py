@@ -1,4 +1,4 @@
-"""Sound as Whisper hears it: features of transformers, WAV files of all widths, and what is refused."""
+"""Inputs of Whisper: features of transformers, WAV files of all widths, and what is refused."""
 
 import json
 import wave
@@ -60,6 +60,14 @@ def test_what_is_no_sound_is_refused(tmp_path):
         read_wave(tmp_path / "a.wav")
     with pytest.raises(InputError, match="cannot be read"):
         read_wave(tmp_path / "b.wav")
+    with wave.open(str(tmp_path / "c.wav"), "wb") as file:
+        file.setparams((1, 4, 8000, 0, "NONE", ""))
+        file.writeframes(bytes(32))
+    wide = bytearray((tmp_path / "c.wav").read_bytes())
+    wide[32:36] = (8).to_bytes(2, "little") + (64).to_bytes(2, "little")  # bytes of a frame, bits of a sample
+    (tmp_path / "c.wav").write_bytes(wide)
+    with pytest.raises(InputError, match="cannot be read"):
+        read_wave(tmp_path / "c.wav")
     for samples in (np.zeros((2, 5)), np.zeros(0), np.zeros(16001), np.array([np.nan])):
         with pytest.raises(InputError, match="sound of the shape"):
             LogMel(seconds=1).features(samples)
