@@ -93,7 +93,8 @@ def tiles_of_a_row(tile_rows: int, most: int, least: int = FEW_ROWS) -> float:
 def least_rows(extent: Dim) -> int:
     """From where on a number of rows that is not known may be: one of several free dims is a batch, which may be 1."""
     terms = linear(as_expr(extent))
-    return max(FEW_ROWS, known_factor(extent) * FEW_ROWS ** (max(map(len, terms), default=0) - 1))
+    free = max(map(len, terms), default=0)
+    return max(FEW_ROWS, known_factor(extent) * int(FEW_ROWS ** (free - 1)))
 
 
 def outer_row_counts(outer_rows: int) -> range:
