@@ -188,11 +188,10 @@ def graph_passes(
         """In two versions, where that for many rows pays; not with state: language models mostly run one row, with large weights."""
         target = wanted.algorithms_for
         assert target is not None
-        free: list[algorithms.FreeRows] = []
+        one = options.state is not None or state.state_pairs(g, "auto") or any(node.op in STRUCTURAL for node in g.nodes)
+        free: list[algorithms.FreeRows] | None = None if one else []
         chosen = algorithms.choose_algorithms(g, target, notes, choose, options.direct, free)
-        if not free or options.state is not None or state.state_pairs(g, "auto") or any(node.op in STRUCTURAL for node in g.nodes):
-            return chosen
-        if (enough := algorithms.enough_rows(g, free, target)) is None:
+        if not free or (enough := algorithms.enough_rows(g, free, target)) is None:
             return chosen
         condition, least = enough
         return versions(condition, algorithms.choose_algorithms(g, target, notes, choose, least=least), chosen)
@@ -228,7 +227,7 @@ def graph_passes(
         ("canonicalize", lambda g: canonicalize.canonicalize(g, notes)),
         ("simplify", lambda g: simplify.simplify(g, notes)),
         *([("quantize-weights", fewer_bits)] if options.weights is not None else []),
-        ("multiply-blocks", lambda g: stored_weights.multiply_blocks(g, wanted.block_lanes, notes, wanted.words)),
+        ("multiply-blocks", lambda g: stored_weights.multiply_blocks(g, wanted.block_lanes, notes, wanted.words, wanted.block_panel)),
         ("fold-again", lambda g: fold.fold_constants(g, notes)),
         ("merge-equal", cse.merge_equal),
         ("eliminate-dead", dce.eliminate_dead),

@@ -9,9 +9,10 @@
 
 Clients run in a closed loop, on the same cores, in this process or in that of perf_analyzer. Beside FastAPI, tensors are bytes, in the
 binary extension of the Open Inference Protocol. Beside MLServer, which lacks that extension, they are JSON (not with perf_analyzer, which
-asks MLServer for what it does not have by HTTP), and bytes by gRPC. In every round each server has its turn for so many seconds; of the round in which other processes took the smallest share of the machine,
-printed are requests per second, latencies, the time of the processor that the server took for a request (which says most where the
-machine has other work, too), that share, and the ratios of tcomp to the other.
+asks MLServer for what it does not have by HTTP), and bytes by gRPC. In every round each server has its turn for so many seconds; of the
+round in which other processes took the smallest share of the machine, printed are requests per second, latencies, the time of the processor
+that the server took for a request (which says most where the machine has other work, too), that share, and the ratios of tcomp to the
+other.
 """
 
 from __future__ import annotations

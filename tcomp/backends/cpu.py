@@ -36,11 +36,11 @@ class CpuBackend(Backend):
     @property
     def graph_options(self) -> GraphOptions:
         """All that graph passes can do."""
-        from tcomp.schedules.cpu.block_dot_products import block_lanes
+        from tcomp.schedules.cpu.block_dot_products import PANEL_VECTORS, block_lanes
         from tcomp.schedules.cpu.int8_dot_products import multiplies_bytes
 
         lanes, words = block_lanes(self.target), not multiplies_bytes(self.target)
-        return GraphOptions(True, self.target, self.target.l2, block_lanes=lanes, words=words)
+        return GraphOptions(True, self.target, self.target.l2, block_lanes=lanes, words=words, block_panel=PANEL_VECTORS * lanes)
 
     def operand_layouts(self, kernel: Kernel, constants: frozenset[int], knobs: Knobs | None = None) -> Mapping[int, Layout]:
         """Panels of weights for register tiles."""

@@ -45,6 +45,7 @@ class GraphOptions:
     `algorithms_for`: the machine that Winograd's and Strassen's algorithms are chosen for; None: direct ones only. `attention_bytes`:
     attention whose scores need more than these is one kernel; `attention_blocks`: what GPU blocks compute of it. `block_lanes`: lanes of
     32 bits of vectors that add up products of bytes in each, or of `words`, bytes by integers of 16 bits; 0: there are none.
+    `block_panel`: columns whose weights lie together.
     """
 
     halos: bool = False
@@ -53,6 +54,7 @@ class GraphOptions:
     attention_blocks: AttentionTiles | None = None
     block_lanes: int = 0
     words: bool = False
+    block_panel: int = 0
 
 
 @dataclass(frozen=True, slots=True)

@@ -193,12 +193,12 @@ def choose_algorithms(
             sizes = doubtful.product(least[doubtful.total])
         if len(algorithm_costs(doubtful.product(MIN_PAIRED) if doubtful else sizes, target)) == 1:
             return None
-        if not bilinear.similar_columns(matrix, transposed):
-            return "columns of the matrix differ too much in size"
         if len(algorithm_costs(sizes, target)) == 1 or not chosen(sizes):
-            if free is not None and doubtful is not None:
+            if free is not None and doubtful is not None and bilinear.similar_columns(matrix, transposed):
                 free.append(doubtful)
             return "the direct sum is faster" if known else f"there may be too few rows: {rows}"
+        if not bilinear.similar_columns(matrix, transposed):
+            return "columns of the matrix differ too much in size"
         (row_sizes,) = rewriter.add(bilinear.STRASSEN_ROWS, [x], {}, f"{node.name}.rows")
         (factors,) = rewriter.add(bilinear.STRASSEN_INPUT, [x, row_sizes], {}, f"{node.name}.factors")
         weights = halves(w, matrix, transposed, len(x.shape), rewriter)

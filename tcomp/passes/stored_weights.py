@@ -21,7 +21,6 @@ from tcomp.passes.quantized import GROUP
 from tcomp.passes.rewrite import Notes, Replacement, Rewriter, rewrite_graph, rule_for
 from tcomp.passes.structure import matrix_product
 
-PANEL = 4  # vectors of columns whose weights lie together
 LARGEST_SUM = {8: 1 << 24, 16: 1 << 31}  # integers up to this are exact in float32, or fit into 32 bits
 _BITS = {**NARROW_INTEGERS, "int8": 8, "uint8": 8}
 
@@ -66,9 +65,10 @@ def block_weights(node: Node, rewriter: Rewriter) -> Replacement:
     return rewriter.add(BLOCK_PRODUCT, inputs, {"bits": bits, "block": block, "rounded": 0}, node.name)
 
 
-def multiply_blocks(graph: Graph, lanes: int, notes: Notes | None = None, words: bool = False) -> Graph:
+def multiply_blocks(graph: Graph, lanes: int, notes: Notes | None = None, words: bool = False, panel: int = 0) -> Graph:
     """The graph with products in blocks, for vectors of `lanes` 32-bit lanes that add up products of bytes; 0: the target has none. Of
-    vectors that multiply bytes by integers of 16 bits (`words`), activations are such, also where bytes would be allowed."""
+    vectors that multiply bytes by integers of 16 bits (`words`), activations are such, also where bytes would be allowed. Columns that do not fill
+    vectors are filled up to whole panels of `panel`."""
 
     @rule_for(BLOCK_PRODUCT)
     def rounded_activations(node: Node, rewriter: Rewriter) -> Replacement:
@@ -84,7 +84,7 @@ def multiply_blocks(graph: Graph, lanes: int, notes: Notes | None = None, words:
         own, count = block // each, stored * each // block
         fits = lanes > 0 and own % GROUP == 0
         fits = fits and allowed in LARGEST and block * LARGEST[allowed] * ((1 << bits) - 1) < LARGEST_SUM[allowed]
-        extra = -out % lanes and -out % (PANEL * lanes) if lanes else 0  # columns more, so that all of them are in whole panels
+        extra = -out % lanes and -out % max(panel, lanes) if lanes else 0  # columns more, so that all of them are in whole panels
         parts = [w, scales, zeros]
         fits = fits and (not extra or all(rewriter.array(v) is not None for v in parts))
         if allowed and fits and w in rewriter.constants:
