@@ -67,8 +67,8 @@ def block_weights(node: Node, rewriter: Rewriter) -> Replacement:
 
 def multiply_blocks(graph: Graph, lanes: int, notes: Notes | None = None, words: bool = False, panel: int = 0) -> Graph:
     """The graph with products in blocks, for vectors of `lanes` 32-bit lanes that add up products of bytes; 0: the target has none. Of
-    vectors that multiply bytes by integers of 16 bits (`words`), activations are such, also where bytes would be allowed. Columns that do not fill
-    vectors are filled up to whole panels of `panel`."""
+    vectors that multiply bytes by integers of 16 bits (`words`), activations are such, also where bytes would be allowed. Columns that do
+    not fill vectors are filled up to whole panels of `panel`."""
 
     @rule_for(BLOCK_PRODUCT)
     def rounded_activations(node: Node, rewriter: Rewriter) -> Replacement:
