@@ -191,9 +191,10 @@ class Scope:
 
     def _stretched(self, inputs: Inputs, attrs: Mapping[str, Any], pair: tuple[Dim, Dim], name: str) -> Inputs | None:
         """The inputs of an operator, where two sizes meet by broadcasting of which a computed one may be 1: it is stretched to the other
-        one, and a run is refused in which it is neither. None where both are to be equal: the equation can be solved for the dims, no
-        run shows that the size may be 1, or it is also the size of another axis."""
-        if self.sizes is None or attrs or self.sizes.solves(*pair):
+        one, and a run is refused in which it is neither. None where both are to be equal: none is a number, and the equation can be solved
+        for the dims; no run shows that the size may be 1; or it is also the size of another axis."""
+        known = any(isinstance(d, int) for d in pair)
+        if self.sizes is None or attrs or (not known and self.sizes.solves(*pair)):
             return None
         size, other = pair if _may_be_stretched(*map(self.sizes.now, pair)) else pair[::-1]
         one, common = as_expr(self.sizes.now(size)), self.sizes.now(other)

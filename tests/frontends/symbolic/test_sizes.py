@@ -204,6 +204,9 @@ def test_a_computed_size_of_one_is_stretched(make_model):
     check(model, compiled, *({"x": (1, 3, n)} for n in (2, 3, 4, 5)))
     with pytest.raises(InputError, match="contradict"):
         compiled.run({"x": array(1, 3, 6)})
+    nodes = [node("MaxPool", ["x"], ["p"], kernel_shape=[3]), node("Add", ["p", "c"], ["y"])]
+    model = make_model(nodes, {"x": (F, [1, 3, "n"])}, {"y": F}, constants={"c": array(3, 4)})
+    check(model, tcomp.compile(model), {"x": (1, 3, 3)}, {"x": (1, 3, 6)})
     nodes = [node("Slice", ["x", "start", "end", "axis", "step"], ["few"]), node("Mul", ["few", "x"], ["y"])]
     constants = {"start": np.array([-6]), "end": np.array([6]), "axis": np.array([0]), "step": np.array([3])}
     model = make_model(nodes, {"x": (F, ["n"])}, {"y": F}, constants=constants)
