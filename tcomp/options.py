@@ -20,7 +20,7 @@ from tcomp.ir.expr import Dim
 from tcomp.ir.fallback import Fallback
 from tcomp.ir.graph import Graph
 from tcomp.ops.expression import TensorFunction
-from tcomp.passes.algorithms import Sizes
+from tcomp.passes.algorithm_costs import Sizes
 from tcomp.passes.quantized_weights import QuantizedWeight, check_kind
 from tcomp.passes.rewrite import Notes
 from tcomp.schedules.knobs import Decisions

@@ -27,7 +27,7 @@ from tcomp.ir.graph import Graph
 from tcomp.ir.text.parser import parse_kernel
 from tcomp.machines import Core
 from tcomp.options import CompileOptions, Report
-from tcomp.passes.algorithms import Sizes, algorithm_costs
+from tcomp.passes.algorithm_costs import Sizes, algorithm_costs
 from tcomp.passes.runner import run_passes
 from tcomp.pipeline import compile_partitioned, graph_passes, import_graph, kernel_inputs
 from tcomp.runtime import Artifact, numpy_dtype

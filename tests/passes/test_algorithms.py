@@ -19,8 +19,9 @@ from tcomp.ops.elementwise import RELU
 from tcomp.ops.movement import PAD
 from tcomp.ops.nn import ADD_CHANNELS, CONV, CONV_TRANSPOSE
 from tcomp.options import CompileOptions, Report
-from tcomp.passes import algorithms
-from tcomp.passes.algorithms import Convolution, choose_algorithms, fastest
+from tcomp.passes import algorithm_costs, algorithms
+from tcomp.passes.algorithm_costs import Convolution, fastest
+from tcomp.passes.algorithms import choose_algorithms
 from tcomp.passes.partition import partition
 from tcomp.passes.runner import run_passes
 from tcomp.pipeline import compile_model, graph_passes
@@ -220,10 +221,10 @@ def test_tails_of_what_may_be_empty_are_cut():
 
 
 def test_the_likely_size_of_an_image_decides():
-    sample = algorithms.typical_dims(graph_of((te.var("n"), 64, as_dim(as_expr(h := te.var("h", 1)) * 32), 56), array(64, 64, 3, 3)))
-    assert sample[h] == 8 and algorithms.typical_size(as_expr(h) * 4, sample) == 32
+    sample = algorithm_costs.typical_dims(graph_of((te.var("n"), 64, as_dim(as_expr(h := te.var("h", 1)) * 32), 56), array(64, 64, 3, 3)))
+    assert sample[h] == 8 and algorithm_costs.typical_size(as_expr(h) * 4, sample) == 32
     rest = te.var("rest", -31, 0)  # as `ir.equations` writes a size that was rounded up to a multiple
-    assert algorithms.typical_dims(graph_of((1, 64, as_dim(as_expr(h) * 32 + rest), 56), array(64, 64, 3, 3)))[h] == 8
+    assert algorithm_costs.typical_dims(graph_of((1, 64, as_dim(as_expr(h) * 32 + rest), 56), array(64, 64, 3, 3)))[h] == 8
     small = graph_of((1, 64, te.var("h", 1, 2), 3), array(64, 64, 3, 3))
     assert "conv" in operators(choose_algorithms(small, TARGET))
 

@@ -21,7 +21,8 @@ from tcomp.ops.reduction import REDUCE_MEAN
 from tcomp.options import CompileOptions, Report
 from tcomp.packaging import collect_weights
 from tcomp.passes import algorithms
-from tcomp.passes.algorithms import Product, algorithm_costs, choose_algorithms, fastest
+from tcomp.passes.algorithm_costs import Product, algorithm_costs, fastest
+from tcomp.passes.algorithms import choose_algorithms
 from tcomp.passes.rewrite import Notes
 from tcomp.passes.runner import run_passes
 from tcomp.pipeline import compile_graph, compile_model, graph_passes

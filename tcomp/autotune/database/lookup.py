@@ -14,7 +14,7 @@ from tcomp.backends import Backend, backend_of
 from tcomp.errors import ScheduleError
 from tcomp.ir.graph import Graph
 from tcomp.options import Chosen
-from tcomp.passes.algorithms import Sizes, algorithm_costs
+from tcomp.passes.algorithm_costs import Sizes, algorithm_costs
 from tcomp.schedules.knobs import Decisions, decode, encode
 from tcomp.target import Target
 
