@@ -39,6 +39,7 @@ def converted(model: onnx.ModelProto, dtype: str) -> onnx.ModelProto:
 
     model = convert_float_to_float16(model, keep_io_types=False, disable_shape_infer=True)
     if dtype == "bfloat16":
+        model.ir_version = max(model.ir_version, 4)  # from which on constants need not be inputs
         model = onnx.version_converter.convert_version(model, BFLOAT16_OPSET)
         _to_bfloat16(model.graph)
     return model

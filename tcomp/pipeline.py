@@ -202,7 +202,7 @@ def graph_passes(
 
     def widen(g: Graph) -> Graph:
         assert wanted.algorithms_for is not None
-        return half_floats.widen_half_floats(g, wanted.algorithms_for, notes)
+        return half_floats.widen_half_floats(g, wanted.algorithms_for, notes, options.direct)
 
     def decided(body: Graph) -> None:
         if compilation is not None:
@@ -221,8 +221,8 @@ def graph_passes(
         *([("state", grown)] if options.state is not None else []),
         ("use-bytes", lambda g: quantized.use_bytes(g, notes)),
         ("keep-blocks", lambda g: stored_weights.keep_blocks(g, notes)),
-        *([("widen-half-floats", widen)] if wanted.algorithms_for else []),
         ("fold", lambda g: fold.fold_constants(g, notes)),
+        *([("widen-half-floats", widen)] if wanted.algorithms_for else []),
         ("eliminate-dead-elements", lambda g: dead_elements.eliminate_dead_elements(g, notes)),
         ("canonicalize", lambda g: canonicalize.canonicalize(g, notes)),
         ("simplify", lambda g: simplify.simplify(g, notes)),

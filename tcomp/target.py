@@ -198,6 +198,11 @@ class CpuTarget(Target):
         return self.has("fullfp16") or (self.has("avx512fp16") and self.vector_bits == 512)
 
     @property
+    def bfloat16_products(self) -> bool:
+        """Whether an instruction adds products of bfloat16 numbers up in float32, two at a time."""
+        return self.has("avx512bf16")
+
+    @property
     def half_conversion(self) -> bool:
         """Whether float16 <-> float32 is an instruction."""
         return self.arch == "aarch64" or self.has("f16c") or self.has("fp16")

@@ -37,9 +37,9 @@ class CpuBackend(Backend):
     def graph_options(self) -> GraphOptions:
         """All that graph passes can do."""
         from tcomp.schedules.cpu.block_dot_products import PANEL_VECTORS, block_lanes
-        from tcomp.schedules.cpu.int8_dot_products import multiplies_bytes
+        from tcomp.schedules.cpu.dot_products import byte_lanes
 
-        lanes, words = block_lanes(self.target), not multiplies_bytes(self.target)
+        lanes, words = block_lanes(self.target), not byte_lanes(self.target)
         return GraphOptions(True, self.target, self.target.l2, block_lanes=lanes, words=words, block_panel=PANEL_VECTORS * lanes)
 
     def operand_layouts(self, kernel: Kernel, constants: frozenset[int], knobs: Knobs | None = None) -> Mapping[int, Layout]:

@@ -346,12 +346,12 @@ def rounded(x: Tensor, dtype: str) -> Tensor:
     return x if x.dtype == dtype else compute(x.shape, lambda *i: cast(x[i], dtype), f"{x.name}.round")
 
 
-def matmul(a: Tensor, b: Tensor, transpose_a: bool = False, transpose_b: bool = False) -> Tensor:
+def matmul(a: Tensor, b: Tensor, transpose_a: bool = False, transpose_b: bool = False, dtype: str | None = None) -> Tensor:
     """Matrix product of the last two axes; the axes before them broadcast.
 
     [..., m, k] x [..., k, n] -> [..., m, n]; a vector is a row on the left ([k]) and a column on the right, and its axis is
     missing in the result. `transpose_a` ([..., k, m]) and `transpose_b` ([..., n, k]) need matrices. 16-bit floats are
-    accumulated in float32; 8-bit integers, which may differ in sign, in int32, which is the type of the result.
+    accumulated in float32; 8-bit integers, which may differ in sign, in int32, which is the type of the result. `dtype` asks for another.
     """
     if a.ndim == 0 or b.ndim == 0:
         raise IRError("a matrix product of a scalar", hint="use a product by elements")
@@ -374,7 +374,7 @@ def matmul(a: Tensor, b: Tensor, transpose_a: bool = False, transpose_b: bool = 
         outer, i, j = index[: len(batch)], index[len(batch) : len(batch) + len(rows)], index[len(batch) + len(rows) :]
         return sum(operand(a, outer, (k, *i) if transpose_a else (*i, k)) * operand(b, outer, (*j, k) if transpose_b else (k, *j)), k)
 
-    return rounded(compute((*batch, *rows, *columns), element, "matmul"), product_dtype(a.dtype))
+    return rounded(compute((*batch, *rows, *columns), element, "matmul"), dtype or product_dtype(a.dtype))
 
 
 def print_te(outputs: Sequence[Tensor]) -> str:

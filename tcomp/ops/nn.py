@@ -1,4 +1,4 @@
-"""Windows over spatial axes (convolution, its transpose, pooling), and dense layers.
+"""Windows over spatial axes: convolution, its transpose, pooling; biases of channels, dense layers of experts.
 
 Activations are (batch, channels, spatial...), weights (out channels, in channels / groups, kernel...). Padding is an operator of
 its own, so that every read here is in range. 16-bit floats are accumulated in float32 and rounded once.
@@ -53,11 +53,11 @@ def _per_group(channels: Dim, group: int, what: str) -> Expr:
     return simplify(as_expr(channels) // group)
 
 
-def conv(x: Tensor, w: Tensor, strides: Ints, dilations: Ints, group: int) -> Tensor:
+def conv(x: Tensor, w: Tensor, strides: Ints, dilations: Ints, group: int, dtype: str | None = None) -> Tensor:
     """Cross-correlation: y[n, o, p...] = sum over c, k of x[n, g*C/G + c, p*stride + k*dilation] * w[o, c, k...].
 
     Any number of spatial axes; `group` divides channels in `group` independent convolutions (depthwise where it equals them).
-    Integers wrap around in their own type, except that 8-bit ones, which may differ in sign, give int32.
+    Integers wrap around in their own type, except that 8-bit ones, which may differ in sign, give int32. `dtype` is that of the result.
     """
     _check(x, w, group, strides, dilations)
     out_channels, in_channels, *kernel = w.shape
@@ -73,7 +73,7 @@ def conv(x: Tensor, w: Tensor, strides: Ints, dilations: Ints, group: int) -> Te
     def element(n: Expr, o: Expr, *p: Expr) -> Expr:
         source = inner if group == 1 else o // per_group * as_expr(in_channels) + inner
         at = [i * s + k * r for i, s, k, r in zip(p, strides, window, dilations, strict=True)]
-        return cast(te.sum(factor(x[(n, source, *at)]) * factor(w[(o, inner, *window)]), reduced), product_dtype(x.dtype))
+        return cast(te.sum(factor(x[(n, source, *at)]) * factor(w[(o, inner, *window)]), reduced), dtype or product_dtype(x.dtype))
 
     return te.compute((x.shape[0], out_channels, *spatial), element, "conv")
 
@@ -156,13 +156,6 @@ def add_channels(x: Tensor, bias: Tensor) -> Tensor:
     """x + bias[channel], the channel being axis 1."""
     require_same(x.shape[1], bias.shape[0], "a bias for each channel")
     return te.compute(x.shape, lambda *i: x[i] + bias[i[1]], "bias")
-
-
-def dense(x: Tensor, w: Tensor) -> Tensor:
-    """y[..., o] = sum over k of x[..., k] * w[o, k]."""
-    require_same(x.shape[-1], w.shape[1], "features of a dense layer")
-    k, shape = te.reduce_axis(w.shape[1], "rk"), (*x.shape[:-1], w.shape[0])
-    return te.compute(shape, lambda *i: cast(te.sum(widened(x[(*i[:-1], k)]) * widened(w[i[-1], k]), k), x.dtype), "dense")
 
 
 def expert_dense(x: Tensor, w: Tensor, choice: Tensor) -> Tensor:
@@ -264,7 +257,7 @@ def max_unpool(x: Tensor, indices: Tensor, shape: Sequence[Dim], source: Sequenc
 
 
 CONV, CONV_TRANSPOSE, DEFORM_CONV = Operator("conv", conv), Operator("conv_transpose", conv_transpose), Operator("deform_conv", deform_conv)
-ADD_CHANNELS, DENSE = Operator("add_channels", add_channels), Operator("dense", dense)
+ADD_CHANNELS = Operator("add_channels", add_channels)
 EXPERT_DENSE = Operator("expert_dense", expert_dense)
 MAX_POOL, MAX_POOL_INDICES = Operator("max_pool", max_pool), Operator("max_pool_indices", max_pool_indices)
 AVERAGE_POOL, MAX_UNPOOL = Operator("average_pool", average_pool), Operator("max_unpool", max_unpool)

@@ -69,7 +69,7 @@ def choose_layouts(
     passed_on = {v for n in graph.nodes if n.op is KERNEL and len(n.outputs) == 1 for v in n.outputs} - set(graph.outputs)
     around = _halos(graph, passed_on) if halos else {}
     walked_axes = _walked_axes(graph, products, passed_on) if halos else {}
-    summed_bytes = _summed_bytes(products)
+    summed = _summed_neighbours(graph, products)
     fixed = set(graph.outputs) | {v for n in graph.nodes if n.op is not KERNEL for v in (*n.inputs, *n.outputs) if v is not None}
     constants, names, nodes = dict(graph.constants), {v.name for v in graph.values()}, list[Node]()
     chosen, copies = dict[Value, Value](), dict[tuple[Value, Layout], Value]()
@@ -112,7 +112,7 @@ def choose_layouts(
             node = replace(node, outputs=(Value(_fresh(f"{result.name}.last", names), result.dtype, result.shape),))
         otherwise = memory_order(body, frozenset(walked_axes.get(result, ()))) if not others else None
         pairs = zip(node.outputs, wishes, strict=True)
-        found = {v: None if v in fixed else w or summed_bytes.get(v) or gathered.get(v) or otherwise for v, w in pairs}
+        found = {v: None if v in fixed else w or summed.get(v) or gathered.get(v) or otherwise for v, w in pairs}
         groups = grouped(body)
         layouts = [_spaced(v, w, around.get(v, {}), walked_axes.get(v, ()), groups) for v, w in found.items()]
         outputs = tuple(Value(v.name, v.dtype, v.shape, w) if w is not None else v for v, w in zip(node.outputs, layouts, strict=True))
@@ -264,12 +264,12 @@ def _is_summed(index: E.Expr, reduced: Collection[E.Expr]) -> bool:
     return all(x in reduced or x.op == "floordiv" for x in factors) and any(x in reduced for x in factors)
 
 
-def _summed_bytes(products: Sequence[_Product]) -> dict[Value, Layout]:
-    """For the bytes of activations, the axis that a product of bytes sums goes to the end: instructions add up neighbours."""
+def _summed_neighbours(graph: Graph, products: Sequence[_Product]) -> dict[Value, Layout]:
+    """For the bytes of activations, and bfloat16 numbers, the axis that a product sums goes to the end: instructions add up neighbours."""
     wanted: dict[Value, Layout] = {}
     for _, reduction, operands in products:
-        weights, read = sorted(E.reads(reduction.args[0]), key=lambda r: r.dtype)
-        if (weights.dtype, read.dtype) == ("int8", "uint8") and read in operands:
+        weights, read = sorted(E.reads(reduction.args[0]), key=lambda r: (r.dtype, operands.get(r) not in graph.constants))
+        if (weights.dtype, read.dtype) in (("int8", "uint8"), ("bfloat16", "bfloat16")) and read in operands:
             axes = [d for d, i in enumerate(read.args) if i in reduction.attr[1] and i in weights.args]
             rank = len(operands[read].shape)
             if len(axes) == 1 and rank > 2 and axes[0] != rank - 1:

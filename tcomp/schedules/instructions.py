@@ -11,7 +11,7 @@ from functools import cache
 
 from tcomp.errors import ScheduleError, TcompError
 from tcomp.ir import expr as E, loops as L
-from tcomp.ir.dtypes import BITS, itemsize
+from tcomp.ir.dtypes import BITS, is_float, itemsize
 from tcomp.ir.expr import Expr
 from tcomp.ir.instruction import CORE, ELEMENT, WARP, WARPGROUP, Fragment, Instruction, Operand, VectorOp, WarpOp, lane_of
 from tcomp.ir.reducers import standard_reducers
@@ -80,6 +80,21 @@ def vpmaddwd(rows: int, vectors: int, unroll: int = 1, bits: int = 512) -> Instr
 
 
 @cache
+def vdpbf16ps(rows: int, vectors: int, unroll: int = 1, bits: int = 512) -> Instruction:
+    """AVX-512 BF16: sums of two products of bfloat16 numbers, added to float32; in an order of its own, numbers below 2**-126 taken as 0.
+
+    for k in 0..unroll { for r in 0..rows { for j in 0..vectors*lanes { for g in 0..2 {
+      acc[r, j] += float32(a[r, k, g]) * float32(b[k, j, g])
+    } } } }
+    """
+    if bits not in (512, 256):
+        raise ScheduleError(f"vdpbf16ps of {bits} bits", hint="512 or 256")
+    op = VectorOp(f"tcomp.vdpbf16ps.{bits}", ("acc", "a", "b"), bits // 32, 2)
+    name = _call("vdpbf16ps", rows, vectors, unroll, bits)
+    return _panel(name, (rows, vectors, unroll), ("float32", "bfloat16", "bfloat16"), op, "avx512bf16")
+
+
+@cache
 def sdot(rows: int, vectors: int, unroll: int = 1) -> Instruction:
     """NEON: as `vpdpbusd` with four lanes, of int8 by int8."""
     op = VectorOp("llvm.aarch64.neon.sdot.v4i32.v16i8", ("acc", "a", "b"), 4, 4)
@@ -97,7 +112,8 @@ def _panel(name: str, sizes: tuple[int, int, int], dtypes: tuple[str, str, str],
     inner = (1,) * len(g)
     operands = (Operand((None, 1)), Operand((None, None, *inner)), Operand((None, op.group, *inner)))
     multiplies, loads = unroll * rows * vectors, unroll * (rows + vectors)
-    return Instruction(name, meaning, operands, op, features, max(multiplies, loads) / 2, multiplies + loads)
+    reorders = op.group > 1 and is_float(dtypes[0])
+    return Instruction(name, meaning, operands, op, features, max(multiplies, loads) / 2, multiplies + loads, reorders)
 
 
 def _product(extents: dict[str, int], indices: tuple[str, str, str], dtypes: tuple[str, str, str], cut: bool = False) -> L.Kernel:
@@ -215,7 +231,7 @@ def tf32(x: Expr) -> Expr:
     return E.bitcast(E.bitcast(x, "uint32") & 0xFFFFE000, "float32")
 
 
-_GENERATORS = {f.__name__: f for f in (fma_tile, vpdpbusd, vpdpbusd_unsigned, vpmaddwd, sdot, mma, mma_fill, mma_store, wgmma)}
+_GENERATORS = {f.__name__: f for f in (fma_tile, vpdpbusd, vpdpbusd_unsigned, vpmaddwd, vdpbf16ps, sdot, mma, mma_fill, mma_store, wgmma)}
 
 
 def _call(name: str, *arguments: int | str) -> str:

@@ -106,9 +106,7 @@ def test_shapes_that_do_not_fit(shape, weights, group):
         nn.conv(te.placeholder(shape), te.placeholder(weights), (1,) * (len(shape) - 2), (1,) * (len(shape) - 2), group)
 
 
-def test_dense_and_bias(apply):
-    rng = np.random.default_rng(0)
-    x, w = rng.standard_normal((2, 3, 5)).astype(np.float32), rng.standard_normal((4, 5)).astype(np.float32)
-    np.testing.assert_allclose(apply(nn.DENSE, x, w), x @ w.T, rtol=1e-5, atol=1e-6)
+def test_bias(apply):
+    x = np.random.default_rng(0).standard_normal((2, 3, 5)).astype(np.float32)
     bias = np.arange(3, dtype=np.float32)
     np.testing.assert_array_equal(apply(nn.ADD_CHANNELS, x, bias), x + bias[:, None])

@@ -8,7 +8,7 @@ from tcomp.ir.graph import GraphBuilder, Operator, Value
 from tcomp.ir.interpreters.te import evaluate
 from tcomp.ops.elementwise import MUL
 from tcomp.ops.matmul import EINSUM, MATMUL
-from tcomp.ops.nn import CONV, CONV_TRANSPOSE, DENSE
+from tcomp.ops.nn import CONV, CONV_TRANSPOSE
 from tcomp.ops.reduction import SOFTMAX
 from tcomp.passes.structure import (
     Body,
@@ -59,7 +59,7 @@ SAME = Operator("same", lambda a, b: te.compute(a.shape, lambda i, j: a[i, j] * 
         (node(MATMUL, (2, 3, 4), (4, 5)), (False, False)),
         (node(MATMUL, (3, 1), (1, 1), dtype="float16"), (False, False)),
         (node(MATMUL, (4, 3), (5, 4), transpose_a=True, transpose_b=True), (True, True)),
-        (node(DENSE, (2, 3, 4), (5, 4)), (False, True)),
+        (node(MATMUL, (2, 3, 4), (5, 4), transpose_b=True), (False, True)),
         (node(EINSUM, (3, 4), (4, 5), equation="ij,jk->ik"), (False, False)),
         (node(EINSUM, (1, 4), (4, 5), equation="ij,jk->ik"), (False, False)),
         (node(EINSUM, (1, 2, 4), (1, 5, 4), equation="bij,bkj->bik"), (False, True)),

@@ -86,6 +86,8 @@ def _cast(a: Expr, dtype: str, target: CpuTarget) -> Expr | None:
     match source, dtype:
         case (("float16" | "bfloat16"), "bool"):
             return not_equal(bitcast(a, "uint16") & 0x7FFF, 0)
+        case "bfloat16", "float32" if a.op == "cast" and a.args[0].dtype == "float32":  # a rounding, which stays in registers of its size
+            return bitcast(_rounded_bits(a.args[0]) & 0xFFFF0000, "float32")
         case "bfloat16", "float32":
             return bitcast(cast(bitcast(a, "uint16"), "uint32") << 16, "float32")
         case ("float16", "float32") | ("float32", "float16") if target.half_conversion:
@@ -96,10 +98,8 @@ def _cast(a: Expr, dtype: str, target: CpuTarget) -> Expr | None:
             scaled = bitcast(bitcast(magnitude, "float32") * 2.0**112, "uint32")  # moves the exponent, and normalises subnormal numbers
             special = select(magnitude < 0x0F800000, scaled, scaled | 0x7F800000)
             return bitcast(special | ((bits & 0x8000) << 16), "float32")
-        case "float32", "bfloat16":  # rounded to nearest, ties to even; a NaN stays one
-            bits = bitcast(a, "uint32")
-            rounded = (bits + (((bits >> 16) & 1) + 0x7FFF)) >> 16
-            return bitcast(cast(select(apply("isnan", a), (bits >> 16) | 0x40, rounded), "uint16"), "bfloat16")
+        case "float32", "bfloat16":
+            return bitcast(cast(_rounded_bits(a) >> 16, "uint16"), "bfloat16")
         case "float32", "float16":
             bits = bitcast(a, "uint32")
             size = bits & 0x7FFFFFFF
@@ -114,6 +114,12 @@ def _cast(a: Expr, dtype: str, target: CpuTarget) -> Expr | None:
             bits = bitcast(single, "uint32") - cast(abs(a) < abs(back), "uint32")
             return cast(bitcast(bits | cast(not_equal(back, a), "uint32"), "float32"), dtype)
     return cast(cast(a, "float32"), dtype) if {source, dtype} & {"float16", "bfloat16"} else None
+
+
+def _rounded_bits(a: Expr) -> Expr:
+    """The bits of a float32 of which the upper half are those of the nearest bfloat16, ties to even; a NaN stays one."""
+    bits = bitcast(a, "uint32")
+    return select(apply("isnan", a), bits | 0x400000, bits + (((bits >> 16) & 1) + 0x7FFF))
 
 
 def _integer_power(x: Expr, y: Expr) -> Expr:

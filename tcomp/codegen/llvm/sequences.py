@@ -23,4 +23,18 @@ def _word_products(bits: int) -> Emission:
     return emit
 
 
-SEQUENCES: Mapping[str, Emission] = {f"tcomp.vpmaddwd.{bits}": _word_products(bits) for bits in (256, 512)}
+def _bfloat_products(bits: int) -> Emission:
+    """sums float32 [lanes] + a bfloat16 [lanes, 2] * b bfloat16 [lanes, 2], summed over two."""
+    intrinsic, sums, numbers = f"llvm.x86.avx512bf16.dpbf16ps.{bits}", f"<{bits // 32} x float>", f"<{bits // 16} x bfloat>"
+
+    def emit(op: Emit, declare: Declare, arguments: Sequence[str]) -> str:
+        total, *factors = arguments
+        declare(intrinsic, f"declare {sums} @{intrinsic}({sums}, {numbers}, {numbers})")
+        a, b = (op(f"bitcast <{bits // 16} x i16> {x} to {numbers}") for x in factors)
+        return op(f"call {sums} @{intrinsic}({sums} {total}, {numbers} {a}, {numbers} {b})")
+
+    return emit
+
+
+_KINDS = {"vpmaddwd": _word_products, "vdpbf16ps": _bfloat_products}
+SEQUENCES: Mapping[str, Emission] = {f"tcomp.{name}.{bits}": kind(bits) for name, kind in _KINDS.items() for bits in (256, 512)}

@@ -29,7 +29,7 @@ from tcomp.schedules.analysis import access_patterns as patterns
 from tcomp.schedules.analysis.access_patterns import Nest, extent_of, nests, reduction_nest, result_nest
 from tcomp.schedules.cost.register_tiles import tiles_of_a_row
 from tcomp.schedules.cpu.common import divides, extent, most, size, size_of, threads
-from tcomp.schedules.cpu.int8_dot_products import GROUP, WORDS, byte_lanes, word_lanes
+from tcomp.schedules.cpu.dot_products import GROUP, WORDS, byte_lanes, word_lanes
 from tcomp.schedules.groups import attachments
 from tcomp.schedules.instructions import vpdpbusd_unsigned, vpmaddwd
 from tcomp.schedules.knobs import Knobs

@@ -21,7 +21,7 @@ from tcomp.schedules.analysis.access_patterns import Nest, bytes_of, extent_of, 
 from tcomp.schedules.cost.register_tiles import MAX_TILE_ROWS, Tile, choose_tile, least_rows, outer_row_counts, tiles
 from tcomp.schedules.cpu import common, elementwise, panel_blocking, work_partition
 from tcomp.schedules.cpu.common import divides, extent, nest_lanes, threads, whole_tiles
-from tcomp.schedules.cpu.int8_dot_products import group_loop, summed_bytes
+from tcomp.schedules.cpu.dot_products import group_loop, summed
 from tcomp.schedules.knobs import Knobs
 from tcomp.schedules.primitives import editing
 from tcomp.schedules.primitives.memory_latency import MAX_TOGETHER
@@ -50,11 +50,11 @@ WINDOW_REGISTERS = 2  # registers, besides a quarter, for the accumulators of a 
 def schedule(s: Schedule, result: str, acc: str, target: CpuTarget, knobs: Knobs) -> None:
     """Schedule a result and the reduction that is read where it is stored, by register tiles."""
     lanes = nest_lanes(target, reduction_nest(s.kernel, acc))
-    if (group := group_loop(reduction_nest(s.kernel, acc))) is None:
+    if (group := group_loop(reduction_nest(s.kernel, acc), target)) is None:
         pack(s, acc, lanes, target, knobs)
     nest, out = reduction_nest(s.kernel, acc), result_nest(s.kernel, result)
     loop_of = {x.var.name: out.loops[n].var.name for n, x in enumerate(nest.spatial)}  # loop of the reduction -> that of the result
-    tile, tile_axes = tile_of(nest, target, knobs), _tile_axes(nest)
+    tile, tile_axes = tile_of(nest, target, knobs), _tile_axes(nest, target)
     outer_rows, rows = (None if x is None else loop_of[x.var.name] for x in tile_axes)
     repeated = patterns.repetitions(nest)
     batch_axes = {loop_of[name] for name in (*patterns.batch_axes(nest), *(x.var.name for x in repeated))}
@@ -85,7 +85,7 @@ def schedule(s: Schedule, result: str, acc: str, target: CpuTarget, knobs: Knobs
     around = around if part is None else [*batch, part, *around[len(batch) :]]
     s.reorder(*around, *inside, lane)
     unroll(s, inside, lane)
-    suggested = tuple(x.var.name for x in _memory_order(nest) if x is not group)
+    suggested = tuple(x.var.name for x in _memory_order(nest) if group is None or x is not group.loop)
     orders = tuple(permutations(suggested)) if len(suggested) <= MAX_ORDERED else (suggested,)
     loops = knobs.choice((acc, "folds"), orders, suggested)
     in_panels = loops and group is None and around[-1] is not column
@@ -160,7 +160,7 @@ def _tested_steps(s: Schedule) -> list[str]:
 
 def tile_loops(s: Schedule, acc: str, lanes: int, loops: Sequence[str], update: bool) -> None:
     """Shape the nests that clear and update the accumulators: reduction loops outside, the tile unrolled in vector registers. Without
-    `update` the second one is put in order only (see `int8_dot_products`)."""
+    `update` the second one is put in order only (see `dot_products`)."""
     for is_reduction in (False, True):
         spatial = patterns.stage_axes(s.kernel, acc, is_reduction)
         if is_reduction and not update:
@@ -360,7 +360,7 @@ def pack_panels(
 
 def tile_of(nest: Nest, target: CpuTarget, knobs: Knobs) -> Tile:
     """The register tile for a reduction: rows along the axes that reuse the vector operand, vectors along the lanes."""
-    outer, row = _tile_axes(nest)
+    outer, row = _tile_axes(nest, target)
     lanes, columns = nest_lanes(target, nest), extent_of(nest.spatial[-1].extent)
     part = work_partition.row_parts(nest, target, knobs)
     rows, outer_rows = (1 if x is None else extent_of(x.extent) if part is None or part[0] is not x else part[1] for x in (row, outer))
@@ -408,11 +408,11 @@ def _panel_vectors(nest: Nest, lanes: int) -> int:
     return min(widths, default=0)
 
 
-def _tile_axes(nest: Nest) -> tuple[For | None, For | None]:
-    """(outer rows, rows) of a register tile. Tiles of bytes have no outer rows: instructions for them take rows along one axis."""
+def _tile_axes(nest: Nest, target: CpuTarget) -> tuple[For | None, For | None]:
+    """(outer rows, rows) of a register tile. Tiles of groups have no outer rows: instructions for them take rows along one axis."""
     row = row_axis(nest)
     rest = replace(nest, loops=tuple(x for x in nest.loops if x is not row))
-    outer = None if row is None or summed_bytes(nest) is not None else row_axis(rest)
+    outer = None if row is None or summed(nest, target) is not None else row_axis(rest)
     return outer if outer is not None and isinstance(outer.extent, int) else None, row
 
 

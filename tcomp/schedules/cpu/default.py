@@ -22,7 +22,7 @@ from tcomp.ir.loops import Kernel, Store, walk
 from tcomp.schedules.analysis import access_patterns as patterns
 from tcomp.schedules.cpu import block_dot_products, contraction, elementwise, flash_attention, row_reductions, stencils
 from tcomp.schedules.cpu.common import nest_lanes, stream
-from tcomp.schedules.cpu.int8_dot_products import add_up_groups, grouped, multiplies_bytes, split_groups
+from tcomp.schedules.cpu.dot_products import add_up_groups, grouped, split_groups
 from tcomp.schedules.cpu.work_partition import split_row_sums
 from tcomp.schedules.groups import Group, attachments, in_one_pass
 from tcomp.schedules.knobs import Knobs
@@ -46,8 +46,7 @@ def schedule(kernel: Kernel, target: CpuTarget, knobs: Knobs | None = None) -> S
     for chain in stencils.chains(s.kernel):
         with s.attempt(chain.results[-1], FallbackKind.STAGE_BY_STAGE):
             stencils.schedule(s, chain, target, knobs)
-    if multiplies_bytes(target):
-        split_groups(s)
+    split_groups(s, target)
     split_row_sums(s, target)
     shaped = block_dot_products.in_registers(s, target, knobs)
     rest = in_one_pass(s, lambda found: flash_attention.schedule(s, found, target, knobs)) - shaped
@@ -65,8 +64,7 @@ def schedule(kernel: Kernel, target: CpuTarget, knobs: Knobs | None = None) -> S
         if stored:
             stream(s, editing.find_buffer(s.kernel, result.name), target, knobs)
     s.clean()
-    if multiplies_bytes(target):
-        add_up_groups(s, target)
+    add_up_groups(s, target)
     return s
 
 
@@ -196,5 +194,5 @@ def operand_layouts(kernel: Kernel, constants: frozenset[int], target: CpuTarget
             if number in constants and (order := contraction.panel_order(source, r)) is not None:
                 whole = isinstance(columns, int) and columns != source.spatial[-1].extent and columns % width  # a group is not cut
                 panels = Layout.blocked(order[0], order[1], patterns.extent_of(columns) if whole else width)
-                wishes[number] = grouped(panels, source) if multiplies_bytes(target) else panels
+                wishes[number] = grouped(panels, source, target)
     return wishes

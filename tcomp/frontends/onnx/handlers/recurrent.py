@@ -9,8 +9,8 @@ from tcomp.frontends.onnx.context import Context, Handler, Table
 from tcomp.frontends.onnx.handlers.movement import cut
 from tcomp.ir.graph import LOOP, GraphBuilder, Operator, Value, loop_attrs
 from tcomp.ops.elementwise import ADD, FULL
+from tcomp.ops.matmul import MATMUL
 from tcomp.ops.movement import CONCAT, TRANSPOSE
-from tcomp.ops.nn import DENSE
 from tcomp.ops.recurrent import ACTIVATIONS, GRU_CELL, GRU_RESET, LSTM_CELL, PART, RNN_CELL, STACK, WITHIN, Activation
 
 Add = Callable[..., tuple[Value, ...]]  # add(op, inputs, **attrs), into the graph or into a loop body
@@ -95,7 +95,7 @@ class _Cell:
 
     def projected(self, d: int, biases: Values | None) -> Value:
         """The input's part of the gates for all steps, with the sum of these biases: [steps, batch, gates * hidden]."""
-        y = self.ctx.add(DENSE, [self.x, self.part(self.ctx.value(1), d)])
+        y = self.ctx.add(MATMUL, [self.x, self.part(self.ctx.value(1), d)], transpose_b=True)
         return y if biases is None else self.ctx.add(ADD, [y, self.ctx.add(ADD, biases)])
 
     def run(self, d: int, x: Value, states: Values, captured: Values, step: Step) -> tuple[Value, ...]:
@@ -149,7 +149,9 @@ def _lstm(cell: _Cell, d: int) -> tuple[Value, ...]:
     attrs = {"activations": cell.functions[d], "clip": cell.clip, "input_forget": bool(ctx.attrs.get("input_forget", 0))}
 
     def step(add: Add, x: Value, old: Values, given: Values) -> tuple[Value, ...]:
-        return add(LSTM_CELL, [x, *add(DENSE, [old[0], given[0]]), old[1], given[1] if len(captured) > 1 else None], **attrs)
+        return add(
+            LSTM_CELL, [x, *add(MATMUL, [old[0], given[0]], transpose_b=True), old[1], given[1] if len(captured) > 1 else None], **attrs
+        )
 
     return cell.run(d, x, [cell.initial(5, d), cell.initial(6, d)], captured, step)
 
@@ -166,18 +168,18 @@ def _gru(cell: _Cell, d: int) -> tuple[Value, ...]:
             captured.append(cell.rows(biases[1], 2, 1))
 
     def step(add: Add, x: Value, old: Values, given: Values) -> tuple[Value, ...]:
-        (h,) = add(DENSE, [old[0], given[0]])
+        (h,) = add(MATMUL, [old[0], given[0]], transpose_b=True)
         if linear:
             return add(GRU_CELL, [x, h, None, given[1] if biases else None, old[0]], **attrs)
         (damped,) = add(GRU_RESET, [x, h, old[0]], activation=cell.functions[d][0], clip=cell.clip)
-        return add(GRU_CELL, [x, h, *add(DENSE, [damped, given[1]]), None, old[0]], **attrs)
+        return add(GRU_CELL, [x, h, *add(MATMUL, [damped, given[1]], transpose_b=True), None, old[0]], **attrs)
 
     return cell.run(d, cell.projected(d, of_input), [cell.initial(5, d)], captured, step)
 
 
 def _rnn(cell: _Cell, d: int) -> tuple[Value, ...]:
     def step(add: Add, x: Value, old: Values, given: Values) -> tuple[Value, ...]:
-        return add(RNN_CELL, [x, *add(DENSE, [old[0], given[0]])], activation=cell.functions[d][0], clip=cell.clip)
+        return add(RNN_CELL, [x, *add(MATMUL, [old[0], given[0]], transpose_b=True)], activation=cell.functions[d][0], clip=cell.clip)
 
     x = cell.projected(d, cell.biases(d))
     return cell.run(d, x, [cell.initial(5, d)], [cell.part(cell.ctx.value(2), d)], step)

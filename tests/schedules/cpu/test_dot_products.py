@@ -1,5 +1,6 @@
-"""Products of bytes by default schedules: the instruction for them where there is one, whatever the sizes; the same integers everywhere."""
+"""Products of bytes and of bfloat16 numbers by default schedules: the instruction for them where there is one, whatever the sizes."""
 
+import ml_dtypes
 import numpy as np
 import pytest
 
@@ -18,20 +19,22 @@ from tcomp.schedules import Schedule
 from tcomp.target import CpuTarget
 from tests.codegen.jit import HOST, compile_kernel, spill_count
 
+BFLOATS = CpuTarget.parse("cpu -mcpu=cooperlake")
 VNNI, WITHOUT = CpuTarget.parse("cpu -mcpu=cascadelake"), CpuTarget.parse("cpu -mcpu=skylake-avx512")
 CLIENT, HASWELL, ARM = (CpuTarget.parse(f"cpu {t}") for t in ("-mcpu=alderlake", "-mcpu=haswell", "-march=aarch64 -mcpu=neoverse-n1"))
 RNG = np.random.default_rng(0)
+BF, NUMBER = ("bfloat16", "bfloat16"), np.dtype(ml_dtypes.bfloat16)
 
 
-def matmul(rows, depth, columns):
+def matmul(rows, depth, columns, dtypes=("uint8", "int8")):
     b = GraphBuilder("k")
-    x, w = b.input("x", "uint8", (rows, depth)), b.input("w", "int8", (depth, columns))
+    x, w = b.input("x", dtypes[0], (rows, depth)), b.input("w", dtypes[1], (depth, columns))
     return b.build(b.add(MATMUL, [x, w], {}, "y")), [None, None]
 
 
-def conv(channels, outputs, size, kernel, stride=1):
+def conv(channels, outputs, size, kernel, stride=1, dtypes=("uint8", "int8")):
     b = GraphBuilder("k")
-    x, w = b.input("x", "uint8", (1, channels, size, size)), b.input("w", "int8", (outputs, channels, kernel, kernel))
+    x, w = b.input("x", dtypes[0], (1, channels, size, size)), b.input("w", dtypes[1], (outputs, channels, kernel, kernel))
     last = Layout.permuted((0, 2, 3, 1))
     y = b.add(CONV, [x, w], {"strides": (stride, stride), "dilations": (1, 1), "group": 1}, "y")
     return with_layouts(b.build(y), {0: last}, {0: last}), [last, None]
@@ -80,6 +83,30 @@ def test_the_instruction_is_used_and_sums_are_exact(name):
     assert Schedule.from_json(s.to_json()).kernel is not None  # every step is proved again
     if VNNI.runs_on(HOST):
         compile_kernel(s.kernel, VNNI)(values[0], packed, got)
+        np.testing.assert_array_equal(got, want.reshape(got.shape))
+
+
+BFLOAT_CASES = {
+    "row": matmul(1, 64, 1000, BF), "rows left over": matmul(128, 64, 96, BF), "columns left over": matmul(30, 6, 40, BF),
+    "few columns": matmul(9, 32, 10, BF), "window": conv(16, 32, 12, 3, 1, BF), "strided window": conv(2, 48, 21, 7, 2, BF),
+    "pixels": conv(64, 64, 7, 1, 1, BF),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", BFLOAT_CASES)
+def test_bfloat16_is_multiplied_by_its_instruction(name):
+    """Small integers, so that sums are exact in any order."""
+    made = BFLOAT_CASES[name]
+    s, layout = scheduled(made, BFLOATS)
+    assert calls(s) and "vdpbf16ps" in code(s, BFLOATS) and layout.pieces[-1].mod == 2
+    x, _, y = s.kernel.buffers
+    values = [RNG.integers(-8, 9, shape).astype(NUMBER) for shape in (x.shape, made[0].inputs[1].shape)]
+    plain = build_loops(made[0], "plain", backend_of(HASWELL)).source  # as lowered, weights row-major
+    want, got = np.zeros([int(n) for n in plain.buffers[2].shape], NUMBER), np.full(y.shape, -1, NUMBER)
+    run_kernel(plain, dict(zip(plain.buffers, [values[0].reshape([int(n) for n in plain.buffers[0].shape]), values[1], want], strict=True)))
+    assert Schedule.from_json(s.to_json()).kernel is not None  # every step is proved again
+    if BFLOATS.runs_on(HOST):
+        compile_kernel(s.kernel, BFLOATS)(values[0], layout.to_physical(values[1]), got)
         np.testing.assert_array_equal(got, want.reshape(got.shape))
 
 
