@@ -86,6 +86,7 @@ class Core:
     l3_bandwidth: float = 10  # bytes a cycle
     memory_bandwidth: float = 12  # GB/s that one core draws
     total_memory_bandwidth: float = 100  # GB/s that all cores together draw
+    memory_latency: float = 220  # nanoseconds from a load to its value when memory is busy (fitted to streamed weights on znver4)
 
     half_vector: float = 1  # the share of an instruction's time on a vector that one on half of a vector takes
     unrolled_steps: int = 8  # of a reduction, at most: where code is compiled once more, operands of all steps would take registers

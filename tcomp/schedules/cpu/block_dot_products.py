@@ -16,7 +16,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from math import prod
+from math import ceil, prod
 
 from tcomp.errors import ScheduleError
 from tcomp.ir import expr as E
@@ -44,7 +44,6 @@ ROW_COST = 0.5  # of a step for another row: its activations are loaded
 MAX_UNROLLED = 8  # steps of four elements of a block
 MAX_ROWS = 12  # of a tile: with two vectors of columns and more, fewer fit into the registers of any machine
 UNKNOWN_ROWS = 1 << 12  # rows to choose a tile for, where no limit of their number is known
-AHEAD_BYTES = 6 << 10  # of weights of one row that are prefetched
 AHEAD_PRODUCTS = 3  # instructions that multiply a line of weights; with fewer, those under way in a core load enough at a time
 _FACTORS = [("int8", "uint8", "uint8"), ("int16", "uint8", "uint8"), ("int16", "int16", "uint8")]  # activations, numbers, what holds them
 MIN_PARALLEL_BYTES = 1 << 15  # of weights; threads cost more than they save with fewer
@@ -211,7 +210,8 @@ def schedule(s: Schedule, product: BlockProduct, target: CpuTarget, knobs: Knobs
     _multiply(s, lanes)
     if rows == 1 and each * product.parts * LINE >= AHEAD_PRODUCTS * lanes * product.group:
         bytes_of_block = size_of(weights.attr) // (weights.attr.shape[0] * weights.attr.shape[1])
-        s.prefetch(weights.attr.name, product.block.name, -(-AHEAD_BYTES // bytes_of_block), steps, MAX_UNROLLED)
+        ahead = target.core.memory_bandwidth * target.core.memory_latency  # bytes under way
+        s.prefetch(weights.attr.name, product.block.name, ceil(ahead / bytes_of_block), steps, MAX_UNROLLED)
     threads(s, [x for x in around if x in s.loops], size_of(weights.attr) >= MIN_PARALLEL_BYTES, knobs)
 
 
