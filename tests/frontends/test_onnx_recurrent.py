@@ -177,8 +177,8 @@ def test_the_input_projection_is_outside_the_loop(make_model):
     nodes, inputs, constants, outputs, _ = case("GRU")
     graph = import_model(make_model(nodes, inputs, dict.fromkeys(outputs, F), constants=constants))
     (loop,) = (n for n in graph.nodes if n.op is LOOP)
-    assert sum(n.op.name == "dense" for n in graph.nodes) == 1
-    assert sum(n.op.name == "dense" for n in loop.bodies[0].nodes) == 2
+    assert sum(n.op.name == "matmul" for n in graph.nodes) == 1
+    assert sum(n.op.name == "matmul" for n in loop.bodies[0].nodes) == 2
 
 
 @pytest.mark.parametrize(

@@ -100,7 +100,9 @@ def dense_layers(channels, outputs):
     return b.build(b.add(MATMUL, [rows, weights(40, outputs)], {"transpose_b": True}))
 
 
-@pytest.mark.parametrize(("channels", "outputs", "kept"), [(16, 32, 3), (3, 32, 3), (16, 33, 2)], ids=["even", "a channel of zeros", "odd rows"])
+@pytest.mark.parametrize(
+    ("channels", "outputs", "kept"), [(16, 32, 3), (3, 32, 3), (16, 33, 2)], ids=["even", "a channel of zeros", "odd rows"]
+)
 def test_numbers_are_multiplied_as_they_are_where_an_instruction_does_so(channels, outputs, kept):
     graph = dense_layers(channels, outputs)
     after = widen_half_floats(graph, CpuTarget.parse("cpu -mcpu=znver4"))
