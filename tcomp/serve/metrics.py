@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import time
 from collections import deque
+from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
@@ -49,14 +51,19 @@ class Metrics:
         self.waiting = Gauge("tcomp_queue_requests", "Requests that wait", labels, registry=registry)
         self.instances = Gauge("tcomp_instances", "Runs that there may be at the same time", labels, registry=registry)
         self.pending_bytes = Gauge("tcomp_pending_bytes", "Of requests being received, waiting and running", registry=registry)
+        self.models = set[ModelMetrics]()  # that are served
         self.loads = Counter("tcomp_loads", "Loads of models, by their result", ("model", "result"), registry=registry)
 
     def of(self, model: str, version: str, instances: int) -> ModelMetrics:
         """The figures of one version of a model."""
-        return ModelMetrics(self, model, version, instances)
+        found = ModelMetrics(self, model, version, instances)
+        self.models.add(found)
+        return found
 
     def text(self) -> bytes:
         """In the text format of Prometheus."""
+        for model in list(self.models):
+            model.pass_on()
         return generate_latest(self.registry)
 
 
@@ -65,8 +72,10 @@ class ModelMetrics:
 
     def __init__(self, metrics: Metrics, model: str, version: str, instances: int) -> None:
         self._metrics, self._labels, self._instances = metrics, (model, version), instances
-        self._latency, self._queued = metrics.latency.labels(model, version), metrics.queued.labels(model, version)
-        self._ran, self._rows = metrics.ran.labels(model, version), metrics.rows.labels(model, version)
+        histograms = (metrics.latency, metrics.queued, metrics.ran, metrics.rows)
+        self._latency, self._queued, self._ran, self._rows = (h.labels(model, version).observe for h in histograms)
+        # For Prometheus's counters and histograms, which take 2 us each: they are told once a second, and before they are read.
+        self._untold: deque[tuple[Callable[[float], None], float]] = deque()
         self._waiting = metrics.waiting.labels(model, version)
         metrics.instances.labels(model, version).set(instances)
         self._requests: dict[tuple[str, str], Counter] = {}
@@ -82,15 +91,15 @@ class ModelMetrics:
         key = protocol, str(status)
         if key not in self._requests:
             self._requests[key] = self._metrics.requests.labels(*self._labels, *key)
-        self._requests[key].inc()
+        self._untold.append((self._requests[key].inc, 1))
         kind = "success" if status < 400 else "fail"
         count, total = self._answers[kind]
         self._answers[kind] = count + 1, total + seconds
 
     def finished(self, queued: float, total: float) -> None:
         """A request has its result: how long (seconds) it waited, and took in all."""
-        self._queued.observe(queued)
-        self._latency.observe(total)
+        self._untold.append((self._queued, queued))
+        self._untold.append((self._latency, total))
         self._recent.append(total)
         self._computed += 1
         self._queue_seconds += queued
@@ -98,14 +107,22 @@ class ModelMetrics:
 
     def ran(self, rows: int, seconds: float) -> None:
         """A batch was computed."""
-        self._rows.observe(rows)
-        self._ran.observe(seconds)
+        self._untold.append((self._rows, rows))
+        self._untold.append((self._ran, seconds))
         self._batches += 1
         self._total_rows += rows
         self._busy_seconds += seconds
 
+    def pass_on(self) -> None:
+        """Tell Prometheus's counters and histograms what they were not told yet. May be called in several threads."""
+        with suppress(IndexError):  # nothing is left
+            while True:
+                told, value = self._untold.popleft()
+                told(value)
+
     def sample(self, waiting: int) -> None:
         """The next second of the history begins."""
+        self.pass_on()
         now = time.monotonic()
         latencies = sorted(self._recent)
         p50, p99 = (latencies[int(share * (len(latencies) - 1))] if latencies else 0.0 for share in (0.5, 0.99))
@@ -127,5 +144,7 @@ class ModelMetrics:
 
     def forget(self) -> None:
         """The version is no longer served: its series end, but for the counters of requests."""
+        self._metrics.models.discard(self)
+        self.pass_on()
         for metric in ("latency", "queued", "ran", "rows", "waiting", "instances"):
             getattr(self._metrics, metric).remove(*self._labels)

@@ -49,24 +49,24 @@ class ServerState:
     def inference(self, protocol: str, name: str, version: str) -> Iterator[ServedModel]:
         """The model for a request, which is counted, and logged if the options say so, when the block ends. Raises Refusal as
         `Repository.find`."""
-        start = time.monotonic()
-        with self.repository.use(name, version) as model:
-            status = 500
-            try:
-                yield model
-                status = 200
-            except TcompError as error:
-                status = as_refusal(error).status
-                raise
-            except (asyncio.CancelledError, ClientDisconnect):
-                status = CLIENT_GONE
-                raise
-            finally:
-                seconds = time.monotonic() - start
-                model.metrics.answered(protocol, status, seconds)
-                if self.options.log_requests:
-                    fields = {"model": model.name, "version": model.version, "status": int(status), "protocol": protocol}
-                    _log.info("request", extra=fields | {"us": round(seconds * 1e6)})
+        start, model, status = time.monotonic(), self.repository.find(name, version), 500
+        model.users += 1
+        try:
+            yield model
+            status = 200
+        except TcompError as error:
+            status = as_refusal(error).status
+            raise
+        except (asyncio.CancelledError, ClientDisconnect):
+            status = CLIENT_GONE
+            raise
+        finally:
+            model.users -= 1
+            seconds = time.monotonic() - start
+            model.metrics.answered(protocol, status, seconds)
+            if self.options.log_requests:
+                fields = {"model": model.name, "version": model.version, "status": int(status), "protocol": protocol}
+                _log.info("request", extra=fields | {"us": round(seconds * 1e6)})
 
     def check_management(self) -> None:
         """Raises Refusal if clients may not load and unload models."""

@@ -140,6 +140,7 @@ def check_shape(shape: object, name: str) -> tuple[int, ...]:
     """The extents that a client sends. Raises Refusal for what is not a list of sizes."""
     if not isinstance(shape, Sequence) or isinstance(shape, str | bytes) or len(shape) > MAX_AXES:
         raise bad_request(f"the shape of input {name!r} is not a list of sizes")
-    if not all(type(extent) is int and 0 <= extent <= MAX_EXTENT for extent in shape):
-        raise bad_request(f"the shape of input {name!r} is not a list of sizes", why=f"it is {str(list(shape))[:80]}")
+    for extent in shape:
+        if type(extent) is not int or not 0 <= extent <= MAX_EXTENT:
+            raise bad_request(f"the shape of input {name!r} is not a list of sizes", why=f"it is {str(list(shape))[:80]}")
     return tuple(shape)

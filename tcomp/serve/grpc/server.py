@@ -22,6 +22,7 @@ from hpack import HPACKError, InvalidTableIndex
 
 from tcomp.serve.access import Access
 from tcomp.serve.grpc import frames as F
+from tcomp.serve.grpc.eager import begun
 from tcomp.serve.grpc.frames import Call, Methods, Status, Stream, Streaming, Unary
 from tcomp.serve.grpc.headers import HeaderDecoder
 from tcomp.serve.options import ServerOptions
@@ -56,6 +57,7 @@ class _Connection(asyncio.Protocol):
         self._block: tuple[int, int, bytearray] | None = None  # stream, flags and content of headers that go on in the next frame
         self._last, self._idle, self._since = 0, 0, time.monotonic()  # the highest stream; frames that asked for nothing, since when
         self._window, self._stream_window, self._frame_size = 65535, 65535, 16384  # what the peer takes, until it says more
+        self._incomplete: list[Stream] = []  # calls that began in what has just come
         self._owed = 0  # bytes received for which the window was not opened again
 
     # ------------------------------------------------------------ asyncio
@@ -119,10 +121,18 @@ class _Connection(asyncio.Protocol):
                 self._handle(buffer[start + 3], buffer[start + 4], number, bytes(memoryview(buffer)[start + 9 : start + 9 + size]))
                 start += 9 + size
             del buffer[:start]
+            self._expect()
         except _ConnectionError as problem:
             self._give_up(problem.code)
         except (HPACKError, InvalidTableIndex, UnicodeDecodeError, struct.error, IndexError):
             self._give_up(F.COMPRESSION)
+
+    def _expect(self) -> None:
+        """The rest of calls that have begun is to come in time."""
+        for stream in self._incomplete:
+            if not stream.ended and stream.number in self.streams:
+                stream.alarm = self.loop.call_later(self.server.options.receive_timeout, self._too_slow, stream)
+        self._incomplete.clear()
 
     def _give_up(self, code: int) -> None:
         self.transport.write(F.frame(F.GOAWAY, 0, 0, struct.pack(">II", self._last, code)))
@@ -251,7 +261,7 @@ class _Connection(asyncio.Protocol):
     def _begin(self, number: int, headers: Mapping[str, str]) -> Stream | None:
         """The stream of a new call; None if it was refused."""
         path, options = headers.get(":path", ""), self.server.options
-        timeout = F.seconds(headers.get("grpc-timeout", ""))
+        timeout = F.seconds(headers["grpc-timeout"]) if "grpc-timeout" in headers else None
         deadline = None if timeout is None else time.monotonic() + timeout
         stream = Stream(number, self._stream_window, Call(headers, self.peer, deadline))
         if headers.get(":method") != "POST" or not headers.get("content-type", "").startswith("application/grpc"):
@@ -265,7 +275,7 @@ class _Connection(asyncio.Protocol):
             stream.task = self.loop.create_task(self._answer_stream(stream, streaming))
         elif (unary := self.server.methods.unary.get(path)) is not None:
             stream.unary = unary
-            stream.alarm = self.loop.call_later(options.receive_timeout, self._too_slow, stream)
+            self._incomplete.append(stream)
         else:
             self._refuse(number, Status(F.UNIMPLEMENTED, f"there is no method {path[:100]}"))
             return None
@@ -333,7 +343,7 @@ class _Connection(asyncio.Protocol):
             why = "compressed messages are not supported" if compressed else "the request is not one message"
             self._fail(stream, Status(F.UNIMPLEMENTED if compressed else F.INVALID, why))
             return
-        stream.task = self.loop.create_task(self._answer(stream, stream.unary, bytes(memoryview(body)[5:])))
+        stream.task = begun(self._answer(stream, stream.unary, bytes(memoryview(body)[5:])), self.loop)
 
     async def _answer(self, stream: Stream, method: Unary, message: bytes) -> None:
         try:

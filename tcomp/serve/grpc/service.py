@@ -108,7 +108,7 @@ class _Service:
         for name in wanted:
             wire, array = model.outputs[name], outputs[name]
             answer.outputs.add(name=name, datatype=wire.datatype, shape=array.shape)
-            answer.raw_output_contents.append(bytes(wire.to_bytes(array)))
+            answer.raw_output_contents.append(array.tobytes() if wire.datatype != "BYTES" else wire.to_bytes(array))
         return answer
 
     # ------------------------------------------------------------ what there is
