@@ -142,9 +142,10 @@ class ModelMetrics:
         told = {name: {"count": count, "ns": round(seconds * 1e9)} for name, (count, seconds) in durations.items()}
         return {"inference_count": self._total_rows, "execution_count": self._batches, "inference_stats": told}
 
-    def forget(self) -> None:
-        """The version is no longer served: its series end, but for the counters of requests."""
+    def end(self, series: bool) -> None:
+        """Nothing more will be measured. The series of the version end as well, but for the counters of requests, unless others go on with
+        them."""
         self._metrics.models.discard(self)
         self.pass_on()
-        for metric in ("latency", "queued", "ran", "rows", "waiting", "instances"):
+        for metric in ("latency", "queued", "ran", "rows", "waiting", "instances") if series else ():
             getattr(self._metrics, metric).remove(*self._labels)

@@ -230,8 +230,7 @@ class Repository:
                     while model.users:
                         await asyncio.sleep(0.01)
             await model.close()
-            if forget and (model.name, model.version) not in self._serving:
-                model.metrics.forget()
+            model.metrics.end(series=forget and (model.name, model.version) not in self._serving)
 
         task = asyncio.create_task(closing())
         self._retiring.add(task)

@@ -83,3 +83,15 @@ def test_the_history_is_that_of_seconds() -> None:
     assert (point.requests, point.p50, point.p99, point.waiting, point.rows) == (3, 0.2, 0.2, 4, 6) and 0 < point.busy <= 1
     metrics.sample(0)
     assert metrics.history[1].requests == 0 and np.isclose(metrics.history[1].busy, 0)
+
+
+def test_a_version_that_is_replaced_is_forgotten_but_its_series_go_on() -> None:
+    """Else a server into which models are loaded all day long keeps the latencies of each."""
+    metrics = Metrics()
+    before, after = (metrics.of("net", "1", 1) for _ in range(2))
+    for one in (before, after):
+        one.ran(2, 0.5)
+    before.end(series=False)
+    assert metrics.models == {after} and b'tcomp_run_seconds_count{model="net",version="1"} 2.0' in metrics.text()
+    after.end(series=True)
+    assert not metrics.models and b"tcomp_run_seconds_count{" not in metrics.text()
