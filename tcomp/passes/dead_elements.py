@@ -29,13 +29,14 @@ MAX_SLICE = 0.75  # of the elements of an axis: computing a few less is no gain,
 @dataclass(frozen=True, slots=True)
 class _Part:
     """What computes `box` of an `output`, the only one of its node that is read, from boxes of its inputs (`needs`): the node with other
-    `attrs` or, where it only takes elements of one input, a slice of that in `steps`."""
+    `attrs` or, where it only takes elements of one input, a slice of that: so many elements (`counts`) in `steps`, axis by axis."""
 
     output: Value
     box: Box
     needs: Mapping[Value, Box]
     attrs: Mapping[str, Any] | None = None
     steps: tuple[int, ...] = ()
+    counts: tuple[E.Dim, ...] = ()
 
 
 def eliminate_dead_elements(graph: Graph, notes: Notes | None = None) -> Graph:
@@ -44,14 +45,13 @@ def eliminate_dead_elements(graph: Graph, notes: Notes | None = None) -> Graph:
     found, rewriter = _propagated(graph), Rewriter(graph)
     slices: dict[Value, tuple[Value, Box]] = {}  # what is computed in the place of a value, and which box of it that is
 
-    def sliced(v: Value, box: Box, steps: Sequence[int] | None = None) -> Value:
+    def sliced(v: Value, box: Box, steps: Sequence[int] | None = None, counts: Sequence[E.Dim] = ()) -> Value:
         now, there = slices.get(v, (rewriter.resolve(v), Box.whole(v.shape)))
         if steps is None and box == there:
             return now
-        steps = steps or (1,) * len(v.shape)
         starts = tuple(as_dim(difference(a, b)) for a, b in zip(box.base, there.base, strict=True))
-        shape = tuple(as_dim((E.as_expr(n) - 1) // step + 1) for n, step in zip(box.extent, steps, strict=True))
-        return rewriter.add(SLICE, [now], {"starts": starts, "steps": steps, "shape": shape}, f"{v.name}.part")[0]
+        attrs = {"starts": starts, "steps": steps or (1,) * len(v.shape), "shape": box.extent if steps is None else counts}
+        return rewriter.add(SLICE, [now], attrs, f"{v.name}.part")[0]
 
     for original in graph.nodes:
         node, entry = rewriter.resolved(original), found.get(original)
@@ -64,7 +64,7 @@ def eliminate_dead_elements(graph: Graph, notes: Notes | None = None) -> Graph:
             notes.add(node, "eliminate_dead_elements", f"of [{before}] only [{after}] is read")
         elif entry is not None and not (whole and slices.keys().isdisjoint(entry.needs)):
             ((source, box),) = entry.needs.items()
-            now = sliced(source, box, entry.steps)
+            now = sliced(source, box, entry.steps, entry.counts)
             if not same_shape(now.shape, entry.box.extent):
                 (now,) = rewriter.add(RESHAPE, [now], {"shape": entry.box.extent}, node.name)
             if whole:
@@ -109,7 +109,7 @@ def _slice_of_input(node: Node, box: Box, constants: Mapping[Value, Constant]) -
     if any(extent == 1 and part != 1 for extent, part in zip(body.tensor.shape, box.extent, strict=True)):
         return None  # of a single element nothing is read: no index says so
     axes, left = body.tensor.axes, [n for n, d in enumerate(body.tensor.shape) if d != 1]
-    needs, steps = dict[int, tuple[E.Expr, E.Dim]](), list[int]()
+    needs, steps, counts = dict[int, tuple[E.Expr, E.Dim]](), list[int](), list[E.Dim]()
     for d, index in enumerate(move.indices):
         step, rest, (start, extent) = 1, index, (E.as_expr(0), as_dim(1))
         if left and axes[left[0]] in E.variables(index):
@@ -121,8 +121,11 @@ def _slice_of_input(node: Node, box: Box, constants: Mapping[Value, Constant]) -
         reach = extent if step == 1 else as_dim(E.maximum((E.as_expr(extent) - 1) * step + 1, 0))  # of no element: none
         needs[d] = simplify(rest + start * step), reach
         steps.append(step)
+        counts.append(extent)
     part = Box.whole(move.source.shape).replaced(needs)
-    return None if left or part.is_whole(move.source.shape) else _Part(node.outputs[0], box, {move.source: part}, None, tuple(steps))
+    if left or part.is_whole(move.source.shape):
+        return None
+    return _Part(node.outputs[0], box, {move.source: part}, None, tuple(steps), tuple(counts))
 
 
 def _sliced_node(node: Node, output: int, box: Box) -> _Part | None:

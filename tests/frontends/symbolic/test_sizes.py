@@ -184,6 +184,14 @@ def test_a_table_of_positions_limits_the_length(make_model):
         compiled.run({"x": array(2, 17, 4)})
 
 
+def test_a_slice_in_steps_of_the_last_rows_but_four(make_model):
+    """Of a product, of which no more is computed than the slice takes: as many rows as it says, by whatever formula."""
+    nodes = [node("Mul", ["x", "x"], ["p"]), node("Slice", ["p", "starts", "ends", "axes", "steps"], ["y"])]
+    constants = {"starts": [2, -6, -4], "ends": [1, -5, 5], "axes": [2, 1, 0], "steps": [-2, 2, 2]}
+    model = make_model(nodes, {"x": (F, [2, "n", 5])}, {"y": F}, constants={name: np.array(v) for name, v in constants.items()})
+    check(model, tcomp.compile(model), *({"x": (2, n, 5)} for n in (1, 5, 6, 9)))
+
+
 def test_names_are_hints(make_model):
     """One name for axes that have to be 5 and 4: they are different sizes."""
     nodes = [node("MatMul", ["a", "w"], ["y"]), node("MatMul", ["b", "v"], ["z"])]
