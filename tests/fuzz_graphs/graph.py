@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from random import Random
 from typing import Any, NamedTuple
 
@@ -126,12 +126,10 @@ class Graph:
         names = [self.fresh() for _ in range(outputs)]
         node = helper.make_node(op, ["" if v is None else v.name for v in inputs], names, **attrs)
         given = list({v.name: v for v in inputs if v is not None}.values())
-        with warnings.catch_warnings(), np.errstate(all="ignore"):
-            warnings.simplefilter("ignore")
-            try:
-                arrays = ReferenceEvaluator(model([node], given, names)).run(None, {v.name: v.array for v in given})
-            except Exception as error:
-                raise Unfit(str(error)) from error
+        try:
+            arrays = evaluated(model([node], given, names), {v.name: v.array for v in given})
+        except Exception as error:
+            raise Unfit(str(error)) from error
         exact = all(v.exact for v in given) if exact is None else exact and all(v.exact for v in given)
         made = []
         for name, array in zip(names, map(np.asarray, arrays), strict=True):
@@ -169,6 +167,14 @@ class Graph:
 def broadcast(a: Sequence[int], b: Sequence[int]) -> bool:
     """Whether two shapes broadcast."""
     return all(x == y or 1 in (x, y) for x, y in zip(reversed(a), reversed(b), strict=False))
+
+
+def evaluated(model: ModelProto, feeds: Mapping[str, np.ndarray]) -> list[np.ndarray]:
+    """The outputs of onnx's reference implementation."""
+    with warnings.catch_warnings(), np.errstate(all="ignore"):
+        warnings.simplefilter("ignore")
+        found: list[np.ndarray] = ReferenceEvaluator(model).run(None, dict(feeds))
+        return found
 
 
 def model(
