@@ -47,7 +47,8 @@ def widen_half_floats(graph: Graph, target: CpuTarget, notes: Notes | None = Non
     dtypes = ("bfloat16",) if target.half_arithmetic else ("float16", "bfloat16")
     exact = set[Value]()  # float32 values that need no rounding
     unrounded = dict[Value, Value]()  # bfloat16 values, and the float32 ones that they are rounded from
-    products, operands, stored = set[Value](), set[Value](), set[Value]()  # of the graph as it is; the operands in the new one
+    products, operands = set[Value](), set[Value]()  # of the graph as it is
+    multiplied, stored = set[Value](), set[Value]()  # the same in the new one
     for g in _with_bodies(graph) if target.bfloat16_products else ():
         products |= _products(g, target, direct)
         operands |= _operands(g, products)
@@ -57,11 +58,12 @@ def widen_half_floats(graph: Graph, target: CpuTarget, notes: Notes | None = Non
         halves = [v for v in node.inputs if v is not None and v.dtype in dtypes]
         if not halves or structural(node) or len({v.dtype for v in halves}) > 1 or _cast_dtype(node) in (WIDE, *dtypes):
             return None
-        if node.attrs.get("dtype") == WIDE:
-            return None  # a product of numbers as they are
+        if not multiplied.isdisjoint(node.outputs):
+            return None
         body, kind = body_of(node), halves[0].dtype
         if not products.isdisjoint(node.outputs):
             values = rewriter.add(node.op, _in_pairs(node, rewriter), {**node.attrs, "dtype": WIDE}, node.name)
+            multiplied.update(values)
             return narrowed(values, node, rewriter)
         if _made_of(_MOVING, body, kind) and not operands.isdisjoint(node.outputs):
             return None
