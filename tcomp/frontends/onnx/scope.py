@@ -35,7 +35,7 @@ from tcomp.ir.graph import (
 )  # fmt: skip
 from tcomp.ir.interpreters.te import evaluate
 from tcomp.ir.simplify import as_dim, prove, same_dim
-from tcomp.ops.movement import BROADCAST_TO, DIMS, RESHAPE, WITH_SHAPE
+from tcomp.ops.movement import BROADCAST_TO, DIMS, EXPAND, RESHAPE, WITH_SHAPE
 
 FOLD_LIMIT = 4096  # elements: constants up to this size are computed while importing; larger ones are left to the passes
 MAX_RANK = 32
@@ -162,7 +162,8 @@ class Scope:
                 first, second = error.sizes
                 if not (isinstance(first, Expr) or isinstance(second, Expr)):
                     raise
-                if isinstance(error, BroadcastMismatch) and (stretched := self._stretched(inputs, attrs, error.sizes, name)) is not None:
+                broadcast = isinstance(error, BroadcastMismatch) and (op is EXPAND or not attrs)
+                if broadcast and (stretched := self._stretched(inputs, error.sizes, name)) is not None:
                     inputs = stretched
                     continue
                 try:
@@ -189,12 +190,12 @@ class Scope:
                 attrs = {key: now(value) for key, value in attrs.items()}
         raise UnsupportedError("the sizes of its inputs depend on each other in too complex a way", where=name)
 
-    def _stretched(self, inputs: Inputs, attrs: Mapping[str, Any], pair: tuple[Dim, Dim], name: str) -> Inputs | None:
+    def _stretched(self, inputs: Inputs, pair: tuple[Dim, Dim], name: str) -> Inputs | None:
         """The inputs of an operator, where two sizes meet by broadcasting of which a computed one may be 1: it is stretched to the other
         one, and a run is refused in which it is neither. None where both are to be equal: none is a number, and the equation can be solved
         for the dims; no run shows that the size may be 1; or it is also the size of another axis."""
         known = any(isinstance(d, int) for d in pair)
-        if self.sizes is None or attrs or (not known and self.sizes.solves(*pair)):
+        if self.sizes is None or (not known and self.sizes.solves(*pair)):
             return None
         size, other = pair if _may_be_stretched(*map(self.sizes.now, pair)) else pair[::-1]
         one, common = as_expr(self.sizes.now(size)), self.sizes.now(other)

@@ -215,6 +215,9 @@ def test_a_computed_size_of_one_is_stretched(make_model):
     nodes = [node("MaxPool", ["x"], ["p"], kernel_shape=[3]), node("Add", ["p", "c"], ["y"])]
     model = make_model(nodes, {"x": (F, [1, 3, "n"])}, {"y": F}, constants={"c": array(3, 4)})
     check(model, tcomp.compile(model), {"x": (1, 3, 3)}, {"x": (1, 3, 6)})
+    nodes = [node("SpaceToDepth", ["x"], ["d"], blocksize=2), node("Expand", ["d", "shape"], ["y"])]
+    model = make_model(nodes, {"x": (F, [3, 3, "h", "w"])}, {"y": F}, constants={"shape": np.array([1, 1, 2, 1])})
+    check(model, tcomp.compile(model), {"x": (3, 3, 2, 6)}, {"x": (3, 3, 4, 2)})
     nodes = [node("Slice", ["x", "start", "end", "axis", "step"], ["few"]), node("Mul", ["few", "x"], ["y"])]
     constants = {"start": np.array([-6]), "end": np.array([6]), "axis": np.array([0]), "step": np.array([3])}
     model = make_model(nodes, {"x": (F, ["n"])}, {"y": F}, constants=constants)
