@@ -289,3 +289,14 @@ def test_types_that_are_not_supported(make_model, kind):
     model.graph.input[0].type.CopyFrom(makers[kind](tensor) if kind in makers else tensor)
     with pytest.raises(UnsupportedError, match="not supported"):
         import_model(model)
+
+
+@pytest.mark.parametrize("operator", ["GatherElements", "ScatterElements"])
+def test_an_index_for_each_element_has_the_rank_of_the_elements(make_model, operator):
+    inputs = ["x", "i", *(["u"] if operator == "ScatterElements" else [])]
+    constants = {"i": np.zeros((2, 1), np.int64), "u": np.ones((2, 1), np.float32)}
+    model = make_model(
+        [node(operator, inputs, ["y"], axis=-1)], {"x": (F, [5, 4, 1])}, {"y": F}, constants={n: constants[n] for n in inputs[1:]}
+    )
+    with pytest.raises(ImportModelError, match="indices of rank 2 for elements of rank 3"):
+        import_model(model)

@@ -394,6 +394,18 @@ def _with_tuples(apply: Handler) -> Handler:
     return handler
 
 
+def _elements(apply: Handler) -> Handler:
+    """By an index for each element, at the element's own place but for one axis."""
+
+    def handler(ctx: Context) -> Value | tuple[Value | None, ...]:
+        ranks = [len(ctx.value(n).shape) for n in (0, 1)]
+        if ranks[0] != ranks[1]:
+            raise ctx.invalid(f"indices of rank {ranks[1]} for elements of rank {ranks[0]}")
+        return apply(ctx)
+
+    return handler
+
+
 def _gather(ctx: Context) -> Value:
     """A constant scalar index is a slice, which costs nothing."""
     x, axis = ctx.value(0), ctx.axis(ctx.attrs["axis"])
@@ -440,10 +452,10 @@ TABLE: Table = {
     "DepthToSpace": lambda ctx: _blocks(ctx, ops.DEPTH_TO_SPACE), "SpaceToDepth": lambda ctx: _blocks(ctx, ops.SPACE_TO_DEPTH),
     "ReverseSequence": forward(ops.REVERSE_SEQUENCE, batch_axis=axis_of("batch_axis"), time_axis=axis_of("time_axis")),
     "Gather": _gather, "OneHot": _one_hot, "TopK": _top_k,
-    "GatherElements": forward(ops.GATHER_ELEMENTS, axis=axis_of()),
+    "GatherElements": _elements(forward(ops.GATHER_ELEMENTS, axis=axis_of())),
     "GatherND": _with_tuples(forward(ops.GATHER_ND, batch_dims=attribute("batch_dims", 0))),
-    "Scatter": forward(ops.SCATTER_ELEMENTS, axis=axis_of(), reduction=lambda ctx: "none"),
-    "ScatterElements": forward(ops.SCATTER_ELEMENTS, axis=axis_of(), reduction=attribute("reduction", "none")),
+    "Scatter": _elements(forward(ops.SCATTER_ELEMENTS, axis=axis_of(), reduction=lambda ctx: "none")),
+    "ScatterElements": _elements(forward(ops.SCATTER_ELEMENTS, axis=axis_of(), reduction=attribute("reduction", "none"))),
     "ScatterND": _with_tuples(forward(ops.SCATTER_ND, reduction=attribute("reduction", "none"))),
     "TensorScatter": forward(ops.TENSOR_SCATTER, inputs=3, axis=axis_of(), circular=lambda ctx: ctx.attrs["mode"] == "circular"),
 }  # fmt: skip
