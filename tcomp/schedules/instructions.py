@@ -72,11 +72,7 @@ def vpmaddwd(rows: int, vectors: int, unroll: int = 1, bits: int = 512) -> Instr
       acc[r, j] += int32(a[r, k, g]) * int32(b[k, j, g])
     } } } }
     """
-    if bits not in (512, 256):
-        raise ScheduleError(f"vpmaddwd of {bits} bits", hint="512 or 256")
-    op = VectorOp(f"tcomp.vpmaddwd.{bits}", ("acc", "a", "b"), bits // 32, 2)
-    name = _call("vpmaddwd", rows, vectors, unroll, bits)
-    return _panel(name, (rows, vectors, unroll), ("int32", "int16", "int16"), op, "avx512bw" if bits == 512 else "avx2")
+    return _pair_tile("vpmaddwd", ("int32", "int16", "int16"), (rows, vectors, unroll), bits, "avx512bw" if bits == 512 else "avx2")
 
 
 @cache
@@ -87,11 +83,14 @@ def vdpbf16ps(rows: int, vectors: int, unroll: int = 1, bits: int = 512) -> Inst
       acc[r, j] += float32(a[r, k, g]) * float32(b[k, j, g])
     } } } }
     """
+    return _pair_tile("vdpbf16ps", ("float32", "bfloat16", "bfloat16"), (rows, vectors, unroll), bits, "avx512bf16")
+
+
+def _pair_tile(name: str, dtypes: tuple[str, str, str], sizes: tuple[int, int, int], bits: int, feature: str) -> Instruction:
     if bits not in (512, 256):
-        raise ScheduleError(f"vdpbf16ps of {bits} bits", hint="512 or 256")
-    op = VectorOp(f"tcomp.vdpbf16ps.{bits}", ("acc", "a", "b"), bits // 32, 2)
-    name = _call("vdpbf16ps", rows, vectors, unroll, bits)
-    return _panel(name, (rows, vectors, unroll), ("float32", "bfloat16", "bfloat16"), op, "avx512bf16")
+        raise ScheduleError(f"{name} of {bits} bits", hint="512 or 256")
+    op = VectorOp(f"tcomp.{name}.{bits}", ("acc", "a", "b"), bits // 32, 2)
+    return _panel(_call(name, *sizes, bits), sizes, dtypes, op, feature)
 
 
 @cache

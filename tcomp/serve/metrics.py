@@ -74,7 +74,7 @@ class ModelMetrics:
         self._metrics, self._labels, self._instances = metrics, (model, version), instances
         histograms = (metrics.latency, metrics.queued, metrics.ran, metrics.rows)
         self._latency, self._queued, self._ran, self._rows = (h.labels(model, version).observe for h in histograms)
-        # For Prometheus's counters and histograms, which take 2 us each: they are told once a second, and before they are read.
+        # For Prometheus's counters and histograms, which take 1 to 2 us each: they are told once a second, and before they are read.
         self._untold: deque[tuple[Callable[[float], None], float]] = deque()
         self._waiting = metrics.waiting.labels(model, version)
         metrics.instances.labels(model, version).set(instances)

@@ -76,7 +76,7 @@ def application(options: ServerOptions, num_replicas: int = 1, **settings: Any) 
         async def infer(self, model: str, inputs: Arrays, version: str = "", timeout: float | None = None) -> Arrays:
             """The outputs of a model, for calls by a handle. Raises as `Batcher.infer`."""
             state = _state(self)
-            with state.repository.use(model, version) as served:
+            with state.inference("ray", model, version) as served:
                 deadline = None if timeout is None else time.monotonic() + timeout
                 return await served.infer(inputs, deadline)
 

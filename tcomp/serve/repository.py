@@ -14,8 +14,8 @@ import asyncio
 import logging
 import os
 import re
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
-from contextlib import asynccontextmanager, contextmanager, suppress
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass
 from http import HTTPStatus
 from pathlib import Path
@@ -116,16 +116,6 @@ class Repository:
         if name in self._unloaded:
             raise Refusal(HTTPStatus.SERVICE_UNAVAILABLE, f"{what} is unloaded")
         raise Refusal(HTTPStatus.NOT_FOUND, f"there is no {what}", hint="POST /v2/repository/index lists all models")
-
-    @contextmanager
-    def use(self, name: str, version: str = "") -> Iterator[ServedModel]:
-        """A model that is not closed while the block runs. Raises Refusal as `find`."""
-        model = self.find(name, version)
-        model.users += 1
-        try:
-            yield model
-        finally:
-            model.users -= 1
 
     def index(self, only_ready: bool = False) -> list[dict[str, str]]:
         """Name, version, state and reason of all models."""

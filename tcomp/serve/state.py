@@ -47,8 +47,8 @@ class ServerState:
 
     @contextmanager
     def inference(self, protocol: str, name: str, version: str) -> Iterator[ServedModel]:
-        """The model for a request, which is counted, and logged if the options say so, when the block ends. Raises Refusal as
-        `Repository.find`."""
+        """The model for a request, which is not closed while the block runs; the request is counted, and logged if the options say so, when
+        that ends. Raises Refusal as `Repository.find`."""
         start, model, status = time.monotonic(), self.repository.find(name, version), 500
         model.users += 1
         try:
