@@ -1,12 +1,14 @@
-"""Tokens a second of language models with random weights in few bits: tcomp, llama.cpp, ONNX Runtime GenAI, in turns.
+"""Tokens a second of language models with random weights in few bits: tcomp, llama.cpp, ONNX Runtime GenAI, OpenVINO, in turns.
 
-    pip install gguf safetensors tokenizers llama-cpp-python onnxruntime-genai transformers torch
+    pip install gguf safetensors tokenizers llama-cpp-python onnxruntime-genai openvino transformers torch
     python -m benchmarks.decoding --size 0.5B --weights int4,int8 --context 128,2048 --threads 1,2
     python -m benchmarks.decoding --size 0.5B --weights int4,int8 --context 128 --batch 4,16
 
 All have the same decoder, of a size of Qwen2.5, in blocks of 32 numbers: tcomp and llama.cpp int4 (Q4_0) and int8 (Q8_0), ONNX Runtime int4
-(accuracy level 4). What is not installed is left out, with a note. `decode` is a step of one token behind a context, always at the same
-place; `prefill` is that many tokens into an empty cache. With a `--batch`, so many sequences have a token in each step. Models are kept in
+(accuracy level 4), OpenVINO what `optimum-cli export openvino` makes, the command of `pip install optimum-intel nncf`, which may be in an
+environment of its own (int4 in blocks of 32, the last product and int8 by rows; the model as GenAI's pipelines run it). What is not
+installed is left out, with a note. `decode` is a step of one token behind a context, always at the same place (OpenVINO's cache grows by
+it); `prefill` is that many tokens into an empty cache. With a `--batch`, so many sequences have a token in each step. Models are kept in
 `--folder`.
 """
 
@@ -14,6 +16,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import shutil
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
@@ -30,7 +33,7 @@ from tcomp.ir.expr import dim
 from tcomp.runtime import Module
 
 from .timing import Call, least_times
-from .weights import SIZES, VOCABULARY, config_of, decoder, numbers, random_weights, show
+from .weights import BLOCK, SIZES, VOCABULARY, config_of, decoder, numbers, random_weights, show
 
 GGUF_TYPES = {"int4": "Q4_0", "int8": "Q8_0"}
 ROOM = 16  # tokens that a cache has room for behind the context
@@ -120,8 +123,49 @@ def ort_steps(config: DecoderConfig, args: argparse.Namespace, kind: str, ids: n
     return lambda: run(0, ids), lambda: run(len(ids), ids[:1])
 
 
+def openvino_steps(config: DecoderConfig, args: argparse.Namespace, kind: str, ids: np.ndarray, threads: int) -> Steps:
+    import openvino
+
+    path, rows = args.folder / f"{args.size}-{args.layers or 'all'}-{kind}.ov", len(ids)
+    if not (path / "openvino_model.xml").exists():
+        if (exporter := shutil.which("optimum-cli")) is None:
+            raise ImportError("the command optimum-cli exports its models")
+        source = args.folder / f"{args.size}-{args.layers or 'all'}.hf"
+        write_folder(source, config)
+        stored = ["--sym", "--group-size", str(BLOCK), "--ratio", "1.0"] if kind == "int4" else []
+        call = [exporter, "export", "openvino", "--model", source, "--task", "text-generation-with-past", "--weight-format", kind]
+        subprocess.run([*map(str, [*call, *stored, path])], check=True, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    core = openvino.Core()
+    model = core.read_model(path / "openvino_model.xml")
+    product = model.output("logits").get_node()
+    while product.get_type_name() != "MatMul":
+        product = product.input_value(0).get_node()
+    last = openvino.opset13.slice(
+        product.input_value(0), *(np.array([n]) for n in (-1, 1 << 31, 1, 1))
+    )  # as GenAI does: logits of one token
+    product.input(0).replace_source_output(last.output(0))
+    model.validate_nodes_and_infer_types()
+    request = core.compile_model(model, "CPU", {"INFERENCE_NUM_THREADS": threads}).create_infer_request()
+    held = 0
+
+    def run(new: np.ndarray) -> None:
+        nonlocal held
+        begin, held = held, held + new.shape[1]
+        places = np.broadcast_to(np.arange(begin, held), new.shape)
+        given = {"input_ids": new, "attention_mask": np.ones((rows, held), np.int64), "position_ids": places}
+        request.infer({**given, "beam_idx": np.arange(rows, dtype=np.int32)})
+
+    def prefill() -> None:
+        nonlocal held
+        held = 0
+        request.reset_state()
+        run(ids)
+
+    return prefill, lambda: run(ids[:, :1])
+
+
 CONTENDERS: dict[str, Callable[[DecoderConfig, argparse.Namespace, str, np.ndarray, int], Steps]] = {
-    "tcomp": tcomp_steps, "llama.cpp": llama_steps, "ort-genai": ort_steps,
+    "tcomp": tcomp_steps, "llama.cpp": llama_steps, "ort-genai": ort_steps, "openvino": openvino_steps,
 }  # fmt: skip
 
 
@@ -149,7 +193,9 @@ def write_gguf(path: Path, config: DecoderConfig, kind: str) -> None:
     writer.add_token_list(words(config.vocabulary))
     writer.add_token_types([gguf.TokenType.NORMAL] * config.vocabulary)
     writer.add_token_merges([" ".join(words(2))])  # llama.cpp wants one at least
-    writer.add_eos_token_id(config.vocabulary - 1)
+    for added in (writer.add_bos_token_id, writer.add_eos_token_id, writer.add_pad_token_id):
+        added(config.vocabulary - 1)
+    writer.add_file_type(gguf.LlamaFileType[f"MOSTLY_{kind}"])
     names, type_ = gguf.get_tensor_name_map(gguf.MODEL_ARCH.QWEN2, config.layers), gguf.GGMLQuantizationType[kind]
     for name, a in weights_of(config).items():
         theirs, floats = names.get_name(name, (".weight", ".bias")), a.astype(np.float32)

@@ -347,15 +347,10 @@ def _topped(terms: Linear) -> Linear:
     return terms
 
 
-def _weakened_at_least(terms: Linear, value: int, variables_first: bool) -> bool:
-    weaker: Linear | None = terms
-    for _ in range(6):
-        if weaker is None:
-            return False
-        if (lo := _lower_bound(weaker)) is not None and lo >= value:
-            return True
-        weaker = _weaken(weaker, variables_first)
-    return False
+def _weakened_at_least(terms: Linear, value: int, variables_first: bool, steps: int = 5) -> bool:
+    if (lo := _lower_bound(terms)) is not None and lo >= value:
+        return True
+    return steps > 0 and any(_weakened_at_least(t, value, variables_first, steps - 1) for t in _weaken(terms, variables_first))
 
 
 def _lower_bound(terms: Linear) -> int | None:
@@ -367,16 +362,16 @@ def _lower_bound(terms: Linear) -> int | None:
     return total
 
 
-def _weaken(terms: Linear, variables_first: bool) -> Linear | None:
-    """A sum that is never larger, with one atom, or two, replaced by a bound. None when no rule applies.
+def _weaken(terms: Linear, variables_first: bool) -> list[Linear]:
+    """Sums that are never larger, with one atom, or two, replaced by a bound; none when no rule applies.
 
     What is replaced first decides what can be proved. n // 4 * 4 - i * 4 > 0, where i < n // 4, needs the variable i replaced before
     n // 4; x // 4 * 4 - x >= -3 needs x // 4 replaced before x. So `_at_least` tries both orders.
     """
-    if variables_first and (weaker := _without_atom(terms, [m for m in terms if all(a.op == "var" for a in m)])) is not None:
+    if variables_first and (weaker := _without_atom(terms, [m for m in terms if all(a.op == "var" for a in m)])):
         return weaker
-    weaker = _without_quotients(terms)
-    return _without_atom(terms, list(terms)) if weaker is None else weaker
+    without = _without_quotients(terms)
+    return _without_atom(terms, list(terms)) if without is None else [without]
 
 
 def _without_quotients(terms: Linear) -> Linear | None:
@@ -396,15 +391,15 @@ def _without_quotients(terms: Linear) -> Linear | None:
     return None
 
 
-def _without_atom(terms: Linear, monomials: Sequence[Monomial]) -> Linear | None:
-    """A sum that is never larger, with an atom of one of its monomials replaced."""
+def _without_atom(terms: Linear, monomials: Sequence[Monomial]) -> list[Linear]:
+    """Sums that are never larger, with an atom of one of its monomials replaced by each of its bounds."""
     for m in monomials:
         for position, atom in enumerate(m):
             others = m[:position] + m[position + 1 :]
-            if (replacement := _bound_of_atom(atom, terms[m])) is not None and all(map(_nonnegative, others)):
-                scale, bound = replacement
-                return plus(plus(terms, {m: terms[m]}, -1), linear(simplify(bound * from_linear({others: 1}))), scale)
-    return None
+            if (found := _bounds_of_atom(atom, terms[m])) and all(map(_nonnegative, others)):
+                rest = plus(terms, {m: terms[m]}, -1)
+                return [plus(rest, linear(simplify(bound * from_linear({others: 1}))), scale) for scale, bound in found]
+    return []
 
 
 def _last(v: Expr) -> Expr | None:
@@ -415,16 +410,14 @@ def _last(v: Expr) -> Expr | None:
     return None if extent is None else extent - 1
 
 
-def _bound_of_atom(atom: Expr, k: int) -> tuple[int, Expr] | None:
-    """(scale, bound) with scale * bound <= k * atom."""
+def _bounds_of_atom(atom: Expr, k: int) -> list[tuple[int, Expr]]:
+    """All (scale, bound) that are known with scale * bound <= k * atom."""
     if atom.op == "var" and (last := _last(atom)) is not None:
-        return (k, last) if k < 0 else (k, const(0))
+        return [(k, last if k < 0 else const(0))]
     if atom.op == "floordiv" and atom.args[1].op == "const" and atom.args[1].attr > 0 and k % atom.args[1].attr == 0:
         x, c = atom.args[0], int(atom.args[1].attr)
-        return (k // c, x) if k < 0 else (k // c, x - (c - 1))  # x - c + 1 <= c * (x // c) <= x
-    if (atom.op == "min" and k < 0) or (atom.op == "max" and k > 0):
-        return k, atom.args[0] if atom.args[0].op != "const" else atom.args[1]
-    return None
+        return [(k // c, x if k < 0 else x - (c - 1))]  # x - c + 1 <= c * (x // c) <= x
+    return [(k, x) for x in atom.args] if (atom.op == "min" and k < 0) or (atom.op == "max" and k > 0) else []
 
 
 def _compare(e: Expr) -> Expr:

@@ -1,4 +1,4 @@
-"""Windows over spatial axes: convolution, its transpose, pooling; biases of channels, dense layers of experts.
+"""Windows over spatial axes: convolution, its transpose, pooling; biases of channels, dense layers of experts, masks of attention.
 
 Activations are (batch, channels, spatial...), weights (out channels, in channels / groups, kernel...). Padding is an operator of
 its own, so that every read here is in range. 16-bit floats are accumulated in float32 and rounded once.
@@ -256,9 +256,27 @@ def max_unpool(x: Tensor, indices: Tensor, shape: Sequence[Dim], source: Sequenc
     return te.extern((shape, x.dtype), [x, indices], program, "max_unpool")
 
 
+def causal_mask(scores: Tensor, places: Tensor, starts: Tensor | None, window: int = 0) -> Tensor:
+    """Scores [..., queries, keys], and what hides those of keys that a query must not see: it stands at the row `places` [queries] of the
+    keys, and sees the rows up to its own, with a `window` so many of them. `starts` [scores.shape[0]]: the first row of each sequence. The
+    score of a hidden key is -inf, but with `starts`, where a query may see none, a number so low that its weight is 0 beside others."""
+    hidden = float("-inf") if starts is None else -1e30
+
+    def element(*i: Expr) -> Expr:
+        query, key = i[-2:]
+        seen = key <= places[query]
+        if window:
+            seen = seen & (places[query] - window < key)
+        if starts is not None:
+            seen = seen & (starts[i[0]] <= key)
+        return select(seen, scores[i], const(hidden, scores.dtype))
+
+    return te.compute(scores.shape, element, "causal_mask")
+
+
 CONV, CONV_TRANSPOSE, DEFORM_CONV = Operator("conv", conv), Operator("conv_transpose", conv_transpose), Operator("deform_conv", deform_conv)
 ADD_CHANNELS = Operator("add_channels", add_channels)
-EXPERT_DENSE = Operator("expert_dense", expert_dense)
+EXPERT_DENSE, CAUSAL_MASK = Operator("expert_dense", expert_dense), Operator("causal_mask", causal_mask)
 MAX_POOL, MAX_POOL_INDICES = Operator("max_pool", max_pool), Operator("max_pool_indices", max_pool_indices)
 AVERAGE_POOL, MAX_UNPOOL = Operator("average_pool", average_pool), Operator("max_unpool", max_unpool)
 LP_POOL, GLOBAL_LP_POOL = Operator("lp_pool", lp_pool), Operator("global_lp_pool", global_lp_pool)

@@ -1,6 +1,6 @@
 """Products with weights that are stored in few bits, of activations that are rounded to integers block by block.
 
-    y[.., o] = sum over blocks b: sx[.., b] * sw[o, b] * (sum over k of xq[.., b, k] * wq[o, b, k]  -  z[o, b] * sum over k of xq[.., b, k])
+    y[.., o] = sum over blocks b: sw[o, b] * (sx[.., b] * sum over k of xq[.., b, k] * wq[o, b, k]  -  z[o, b] * sx[.., b] * sum of xq[.., b, k])
 
 The inner sums are of integers, exact and in any order. Integers xq of 8 bits are a byte. Those of 16 are two, 256 * xh + xl, each of which
 is multiplied by itself, or are taken as they are, where vectors multiply such. Of a byte with several numbers, those at one position are
@@ -20,48 +20,47 @@ LARGEST = {8: 127, 16: 127 << 8}  # of the integers of so many bits that stand f
 SMALLEST = 1e-30  # of the largest element of a block: blocks of smaller ones are zeros
 
 
-def byte_blocks(x: Tensor, block: int, each: int, bits: int, whole: bool = False) -> tuple[Tensor, Tensor, Tensor]:
+def byte_blocks(x: Tensor, block: int, each: int, bits: int, whole: bool = False, zero: int = 1) -> tuple[Tensor, Tensor, Tensor]:
     """Activations [..., in] as integers of 8 or 16 `bits`: (their bytes int8 [..., blocks, bits / 8, each, block / each], the upper ones
-    first, or, as a `whole`, int16 [..., blocks, 1, each, block / each]; scales float32 [..., blocks]; sums int32 [..., blocks]).
+    first, or, as a `whole`, int16 [..., blocks, 1, each, block / each]; scales float32 [..., blocks]; sums float32 [..., blocks]).
 
     x[..., b * block + j * each + p] is about integer[..., b, p, j] * scales[..., b], the largest of a block exactly; `sums` are those of
-    the integers of a block. Rounding is to nearest, ties to even.
+    a block, times `zero`, the integer that stands for weights of 0. Rounding is to nearest, ties to even.
     """
     size = x.shape[-1]
     if not isinstance(size, int) or each < 1 or block % each or size % block or bits not in LARGEST:
         raise IRError(f"{x!r} does not consist of blocks of {block} elements, {each} in a byte")
     rows, count, largest = x.shape[:-1], size // block, LARGEST[bits]
-    k = te.reduce_axis(block, "k")
+    k, p, j = te.reduce_axis(block, "k"), te.reduce_axis(each, "p"), te.reduce_axis(block // each, "j")
     peak = te.compute((*rows, count), lambda *i: te.max(te.abs(widened(x[(*i[:-1], i[-1] * block + k)])), k), "peak")
-    inverse = te.compute(peak.shape, lambda *i: select(peak[i] > SMALLEST, largest / peak[i], 0.0), "inverse")
-
-    def element(*i: Expr) -> Expr:
-        *row, b, p, j = i
-        value = widened(x[(*row, b * block + j * each + p)]) * inverse[(*row, b)]
-        return cast(te.round(value), "int32")
-
-    rounded = te.compute((*rows, count, each, block // each), element, "integers")
+    scales = te.compute(peak.shape, lambda *i: peak[i] * (1 / largest), "scales")
+    inverse = te.compute(peak.shape, lambda *i: select(scales[i] > SMALLEST / largest, 1.0 / scales[i], 0.0), "inverse")
 
     def byte(*i: Expr) -> Expr:
-        *row, part, p, j = i
-        value = rounded[(*row, p, j)]
+        *row, b, part, p, j = i
+        value = cast(te.round(widened(x[(*row, b * block + j * each + p)]) * inverse[(*row, b)]), "int32")
         if whole or bits == 8:
             return cast(value, "int16" if whole else "int8")
         upper = (value + 128) >> 8
         return cast(select(te.equal(part, 0), upper, value - (upper << 8)), "int8")
 
     bytes_ = te.compute((*rows, count, 1 if whole else bits // 8, each, block // each), byte, "bytes")
-    scales = te.compute(peak.shape, lambda *i: peak[i] * (1 / largest), "scales")
-    p, j = te.reduce_axis(each, "p"), te.reduce_axis(block // each, "j")
-    sums = te.compute(peak.shape, lambda *i: te.sum(rounded[(*i, p, j)], (p, j)), "sums")
+
+    def integer(*i: Expr) -> Expr:
+        upper, lower = (cast(bytes_[(*i, part, p, j)], "int32") for part in (0, bytes_.shape[-3] - 1))
+        return lower if upper is lower else (upper << 8) + lower
+
+    total = te.compute(peak.shape, lambda *i: te.sum(integer(*i), (p, j)), "total")
+    sums = te.compute(peak.shape, lambda *i: cast(total[i], "float32") * (scales[i] * float(zero)), "sums")
     return bytes_, scales, sums
 
 
 def byte_block_product(
-    x: Tensor, x_scales: Tensor, x_sums: Tensor, w: Tensor, scales: Tensor, zeros: Tensor | None, bits: int, zero: int, dtype: str
+    x: Tensor, x_scales: Tensor, x_sums: Tensor, w: Tensor, scales: Tensor, zeros: Tensor | None, bits: int, dtype: str
 ) -> Tensor:
     """y [..., out], of what `byte_blocks` makes of activations and weights uint8 [out, blocks, bytes of a block] of `bits` bits, the lowest
-    bits first; `scales` [out, blocks] and `zeros` (likewise; None: `zero`) are numbers of any type. Sums over blocks are of float32."""
+    bits first; `scales` [out, blocks] and `zeros` (likewise; None: what `byte_blocks` was told) are numbers of any type. Sums over blocks are
+    of float32."""
     each = 8 // bits
     if w.dtype != "uint8" or 8 % bits or w.ndim != 3 or x.ndim < 4:
         raise IRError(f"{w!r} are not blocks of weights of {bits} bits")
@@ -94,10 +93,8 @@ def byte_block_product(
     def term(row: tuple[Expr, ...], o: Expr) -> Expr:
         upper, lower = (total[(*row, part, o, b)] for part in (0, parts - 1))
         value, moved = lower if parts == 1 else (upper << 8) + lower, x_sums[(*row, b)]
-        factor = widened(scales[o, b]) * x_scales[(*row, b)]
-        if zeros is not None:
-            return (cast(value, "float32") - cast(zeros[o, b], "float32") * cast(moved, "float32")) * factor
-        return cast(value - moved * zero if zero else value, "float32") * factor
+        moved = moved if zeros is None else cast(zeros[o, b], "float32") * moved
+        return (cast(value, "float32") * x_scales[(*row, b)] - moved) * widened(scales[o, b])
 
     y = te.compute((*rows, out), lambda *i: te.sum(term(i[:-1], i[-1]), b), "sum")
     return y if dtype == "float32" else te.compute(y.shape, lambda *i: cast(y[i], dtype), "rounded")

@@ -3,7 +3,7 @@
 An edge is fused when its value has one reader and
   - the reader is elementwise over the value at the same index (an epilogue), or
   - the producer is free of reductions and the reader uses each element about once (a prologue), or
-  - the producer only moves elements and every index stays affine, whoever reads it (a view), or
+  - the producer only moves elements and every index stays affine, whoever reads it (a view), or computes them from positions alone, or
   - the producer only moves matrices to where a product reads each several times (heads of attention that share keys), or
   - the producer is a product of matrices, and what reads it concatenates their rows (heads that are joined), or
   - the reader only takes the maximum of rows, and sums of exponentials relative to it, for a product (see `primitives.online_softmax`), or
@@ -254,11 +254,11 @@ class _Facts:
         return any(len(variables) > 1 and not summed.isdisjoint(variables) for variables in used)
 
     def is_cheap(self, node: Node, stored: Container[Value]) -> bool:
-        """Whether several readers had better compute the result themselves: a view, or a few operations on few elements, or on what is
-        `stored` in any case."""
+        """Whether several readers had better compute the result themselves: a view, or a few operations on positions alone, on few
+        elements, or on what is `stored` in any case."""
         if len(node.outputs) != 1 or node.outputs[0] in stored or self.imperative or self.reduces or len(self.bodies) != 1:
             return False
-        if self.is_view:
+        if self.is_view or (not node.inputs and self.operations <= MAX_RECOMPUTED):
             return True
         sizes = {v: prod(v.shape) for v in (*node.inputs, *node.outputs) if v is not None and all(isinstance(d, int) for d in v.shape)}
         if self.operations > MAX_RECOMPUTED or len(sizes) < len({*node.inputs, *node.outputs} - {None}):
@@ -396,6 +396,7 @@ class _Grouping:
             alone = len(other.nodes) == 1
             fits = (
                 (len(readers) == 1 and self.is_view(other.nodes, readers[0]))
+                or self.made_of_positions(other.nodes)
                 or (self.halos and alone and self.reads_halo(producer, value))
                 or (alone and all(window_size(facts[r].bodies) <= SMALL_WINDOW for r in readers) and facts[producer].pads)
                 # A contraction reads its operands over and over, whatever a single edge looks like.
@@ -408,6 +409,12 @@ class _Grouping:
     def read_once(self, value: Value) -> bool:
         """Whether every reader of a value reads each element once. Walks the readers' bodies: asked last."""
         return all(self.facts[r].reads_once(value) for r in self.consumers[value])
+
+    def made_of_positions(self, nodes: Sequence[Node]) -> bool:
+        """Whether nodes read nothing from others, and compute little: their results are as quickly computed as loaded, and a condition on
+        them is one on the loops."""
+        own = {v for n in nodes for v in n.outputs}
+        return own.issuperset(v for n in nodes for v in n.inputs) and sum(self.facts[n].operations for n in nodes) <= MAX_RECOMPUTED
 
     def joins_heads(self, product: Node, readers: Sequence[Node]) -> bool:
         """Whether nodes, one after the other, concatenate rows of the matrices that a product computes, and do nothing else."""

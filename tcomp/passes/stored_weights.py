@@ -88,18 +88,19 @@ def multiply_blocks(graph: Graph, lanes: int, notes: Notes | None = None, words:
         parts = [w, scales, zeros]
         fits = fits and (not extra or all(rewriter.array(v) is not None for v in parts))
         if allowed and fits and w in rewriter.constants:
+            scales = _without_loss(scales, rewriter)
             if extra:
                 w, scales, zeros = (_with_rows(v, extra, rewriter) for v in parts)
-            attrs = {"bits": bits, "zero": 0, "dtype": x.dtype}
+            attrs, zero = {"bits": bits, "dtype": x.dtype}, 1
             points, point = rewriter.array(zeros), None
             if points is not None and (points == points.flat[0]).all() and points.flat[0] == int(points.flat[0]):
-                attrs["zero"] = int(points.flat[0])
+                zero = int(points.flat[0])
             elif points is not None and bool((points == np.clip(points, 0, 255).astype(np.uint8)).all()):
                 point = rewriter.constant(points.astype(np.uint8), zeros.name)
             else:
                 point = zeros
             (weights,) = rewriter.add(RESHAPE, [w], {"shape": (out + extra, count, own)}, f"{w.name}.blocks")
-            how = {"block": block, "each": each, "bits": allowed, **({"whole": True} if words else {})}
+            how = {"block": block, "each": each, "bits": allowed, "zero": zero, **({"whole": True} if words else {})}
             rounded = rewriter.add(BYTE_BLOCKS, [x], how, f"{node.name}.bytes")
             if not extra:
                 return rewriter.add(BYTE_BLOCK_PRODUCT, [*rounded, weights, scales, point], attrs, node.name)
@@ -114,6 +115,16 @@ def multiply_blocks(graph: Graph, lanes: int, notes: Notes | None = None, words:
         return "activations may not be rounded" if not allowed else "no vectors multiply such bytes" if not fits else None
 
     return rewrite_graph(graph, (rounded_activations,), notes)
+
+
+def _without_loss(scales: Value, rewriter: Rewriter) -> Value:
+    """Scales in half as many bytes, where they are float32 numbers that float16 holds, as those of most formats are."""
+    array = rewriter.array(scales)
+    if array is None or array.dtype != np.float32:
+        return scales
+    with np.errstate(over="ignore"):
+        half = array.astype(np.float16)
+    return rewriter.constant(half, scales.name) if (half.astype(np.float32) == array).all() else scales
 
 
 def _with_rows(value: Value, extra: int, rewriter: Rewriter) -> Value:

@@ -24,7 +24,7 @@ import numpy as np
 
 from tcomp.errors import InputError
 from tcomp.frontends.language_models.config import DecoderConfig, Experts
-from tcomp.frontends.language_models.layers import HIDDEN, Layers, Weights
+from tcomp.frontends.language_models.layers import Layers, Weights
 from tcomp.frontends.language_models.stored import StoredBlocks
 from tcomp.ir.expr import Dim, as_expr, dim, minimum
 from tcomp.ir.graph import Graph, GraphBuilder, Value
@@ -32,7 +32,7 @@ from tcomp.ir.simplify import as_dim
 from tcomp.ops import elementwise as ew
 from tcomp.ops.matmul import MATMUL
 from tcomp.ops.movement import ARANGE, CONCAT, GATHER, RESHAPE, SLICE, TOP_K, TRANSPOSE, product
-from tcomp.ops.nn import EXPERT_DENSE
+from tcomp.ops.nn import CAUSAL_MASK, EXPERT_DENSE
 from tcomp.ops.reduction import REDUCE_SUM, SOFTMAX
 
 PROMPT_PART = 512  # tokens of a prompt that `tcomp.generation` gives at a time
@@ -87,8 +87,7 @@ class _Decoder(Layers):
         place = self.add(ARANGE, [], "places", start=past, step=1, count=tokens, dtype="int64")
         own = place
         if starts is not None:
-            starts = self.add(RESHAPE, [starts], shape=(*several, 1))
-            own = self.add(ew.SUB, [place, starts], "own_places")
+            own = self.add(ew.SUB, [place, self.add(RESHAPE, [starts], shape=(*several, 1))], "own_places")
         masks = self.masks(place, starts, length)
         turns: dict[bool, Callable[[Value], Value]] = {windowed: lambda x: x for windowed in masks}
         if not c.alibi and c.positions_from is None:
@@ -119,29 +118,20 @@ class _Decoder(Layers):
         c = self.config
         return c.window > 0 and (c.windowed is None or layer in c.windowed)
 
-    def masks(self, place: Value, starts: Value | None, length: Dim) -> dict[bool, Value]:
-        """What is added to scores, for layers without and with a window: [tokens, length] for queries at the rows `place`; with a batch of
-        sequences that begin at the rows `starts` [batch, 1], or with biases of heads, more axes stand in front."""
-        c, g = self.config, self.g
-        at = self.add(RESHAPE, [place], shape=(place.shape[0], 1))
-        key = self.add(ARANGE, [], "keys", start=0, step=1, count=length, dtype="int64")
-        seen = self.add(ew.LESS_EQUAL, [key, at], "seen")
-        if starts is not None:
-            begun = self.add(ew.LESS_EQUAL, [self.add(RESHAPE, [starts], shape=(starts.shape[0], 1, 1, 1, 1)), key], "begun")
-            seen = self.add(ew.AND, [seen, begun])
-        zero, hidden = (g.constant(np.array(n, np.float32), name) for n, name in ((0, "zero"), (HIDDEN, "hidden")))
-        found = {}
-        for windowed in sorted({self.has_window(n) for n in range(c.layers)}):
-            visible = seen
-            if windowed:
-                first = self.add(ew.SUB, [at, g.constant(np.array(c.window), "window")])
-                visible = self.add(ew.AND, [seen, self.add(ew.LESS, [first, key])])
-            found[windowed] = self.add(ew.WHERE, [visible, zero, hidden], "window_mask" if windowed else "mask")
+    def masks(self, place: Value, starts: Value | None, length: Dim) -> dict[bool, Callable[[Value], Value]]:
+        """What hides scores [..., tokens, length] of queries at the rows `place` of the cache, for layers without and with a window; with a
+        batch, sequences begin at the rows `starts` [batch]. Biases of heads are added before."""
+        c, bias = self.config, list[Value]()
         if c.alibi:
-            slopes = g.constant(_slopes(c.heads).reshape(c.kv_heads, -1, 1, 1), "slopes")
-            bias = self.add(ew.MUL, [slopes, self.add(ew.CAST, [key], dtype="float32")], "biases")
-            found = {windowed: self.add(ew.ADD, [mask, bias]) for windowed, mask in found.items()}
-        return found
+            key = self.add(ARANGE, [], "keys", start=0, step=1, count=length, dtype="float32")
+            slopes = self.g.constant(_slopes(c.heads).reshape(c.kv_heads, -1, 1, 1), "slopes")
+            bias.append(self.add(ew.MUL, [slopes, key], "biases"))
+
+        def hidden(scores: Value, window: int) -> Value:
+            scores = self.add(ew.ADD, [scores, *bias]) if bias else scores
+            return self.add(CAUSAL_MASK, [scores, place, starts], window=window)
+
+        return {windowed: partial(hidden, window=c.window if windowed else 0) for windowed in {self.has_window(n) for n in range(c.layers)}}
 
     def embedded(self, ids: Value, place: Value) -> Value:
         """Vectors [..., hidden] of tokens [...] at positions [...]."""
@@ -157,12 +147,12 @@ class _Decoder(Layers):
         return self.norm(x, "model.embed_norm") if c.normalised_embedding else x
 
     def layer(
-        self, x: Value, number: int, cache: tuple[Value, ...], turn: Callable[[Value], Value], mask: Value
+        self, x: Value, number: int, cache: tuple[Value, ...], turn: Callable[[Value], Value], hide: Callable[[Value], Value]
     ) -> tuple[Value, list[Value]]:
         """(x [..., hidden] after a layer, its longer cache)"""
         c, prefix = self.config, f"model.layers.{number}"
         h = self.norm(x, f"{prefix}.input_layernorm")
-        y, grown = self.attention(h, f"{prefix}.self_attn", number, cache, turn, mask)
+        y, grown = self.attention(h, f"{prefix}.self_attn", number, cache, turn, hide)
         y = self.linear(y, f"{prefix}.self_attn.o_proj", c.hidden, c.output_bias)
         y = self.norm(y, f"{prefix}.self_attn.norm") if c.post_norms else y
         if not c.parallel:
@@ -211,7 +201,7 @@ class _Decoder(Layers):
         return self.add(ew.ADD, [y, self.add(ew.MUL, [gate, self.mlp(x, f"{prefix}.shared_expert", e.shared)])])
 
     def attention(
-        self, x: Value, prefix: str, layer: int, cache: tuple[Value, ...], turn: Callable[[Value], Value], mask: Value
+        self, x: Value, prefix: str, layer: int, cache: tuple[Value, ...], turn: Callable[[Value], Value], hide: Callable[[Value], Value]
     ) -> tuple[Value, list[Value]]:
         """(attention of x [..., hidden] as [..., heads * size], the longer cache)"""
         c, lead = self.config, x.shape[:-1]
@@ -236,9 +226,7 @@ class _Decoder(Layers):
             for part in grown
         )
         scores = self.add(MATMUL, [q, keys], f"{prefix}.scores", transpose_a=False, transpose_b=True)
-        weights = self.add(
-            SOFTMAX, [self.add(ew.ADD, [self.capped(scores, c.score_cap), mask])], f"{prefix}.weights", axes=(len(scores.shape) - 1,)
-        )
+        weights = self.add(SOFTMAX, [hide(self.capped(scores, c.score_cap))], f"{prefix}.weights", axes=(len(scores.shape) - 1,))
         y = self.add(MATMUL, [weights, values], f"{prefix}.values", transpose_a=False, transpose_b=False)
         y = self.add(TRANSPOSE, [y], perm=after(2, 0, 1, 3))
         return self.add(RESHAPE, [y], prefix, shape=(*lead, c.heads * c.head_size)), grown

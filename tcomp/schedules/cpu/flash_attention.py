@@ -19,7 +19,9 @@ from contextlib import suppress
 from tcomp.errors import ScheduleError
 from tcomp.ir import expr as E
 from tcomp.ir.dtypes import itemsize
+from tcomp.ir.expr import as_expr
 from tcomp.ir.loops import SERIAL, STACK_LIMIT, Accumulate, For, If, Store, walk
+from tcomp.ir.simplify import as_dim
 from tcomp.schedules.analysis.access_patterns import Nest, batch_axes, extent_of, is_product, reduction_nest, row_axis, write_nests
 from tcomp.schedules.cost.register_tiles import Tile, tiles
 from tcomp.schedules.cpu.common import MAX_LANES, divides, extent, nest_lanes, size, threads, unguard_lanes, whole_tiles
@@ -92,7 +94,7 @@ def schedule(s: Schedule, found: SoftmaxProduct, target: CpuTarget, knobs: Knobs
         shared = [[*outside, around], [*of_tail, tail]]
     if (whole := whole_tiles(keys.extent, length)) is not None:
         for name in [x for x in s.loops if original.get(x, x) == blocks]:
-            cut(name, whole)
+            cut(name, as_dim(E.minimum(as_expr(whole), as_expr(extent(s, name)))))  # of a causal mask, there may be fewer
     s.clean()
     for c in write_nests(s.kernel.body):
         name = original.get(c.leaf.buffer.name, c.leaf.buffer.name)

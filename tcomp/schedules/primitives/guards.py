@@ -178,7 +178,7 @@ def tighten(kernel: L.Kernel, loop: Loop) -> L.Kernel:
     refuse_if(any(isinstance(s, L.While) for s in L.walk(target)), f"`{loop}` has a while loop inside")
     own = {s.buffer for s in L.walk(target) if isinstance(s, L.Allocate)}
     inside = {x.var: as_expr(x.extent) for x in L.walk(target.body) if isinstance(x, L.For)}
-    found = [{end for c in known if (end := _end(c, target.var, inside)) is not None} for known in _store_conditions(target.body, own)]
+    found = [{end for c in known if (end := iterations(c, target.var, inside)) is not None} for known in _store_conditions(target.body, own)]
     common = set.intersection(*found) if found else set[Expr]()
     refuse_if(not common, f"no condition around all stores in `{loop}` tells from which iteration on it does not hold")
     end = min(common, key=str)
@@ -200,7 +200,7 @@ def _store_conditions(s: L.Stmt, own: Collection[L.Buffer], known: tuple[Expr, .
     return found
 
 
-def _end(condition: Expr, v: Expr, inside: Mapping[Expr, Expr]) -> Expr | None:
+def iterations(condition: Expr, v: Expr, inside: Mapping[Expr, Expr]) -> Expr | None:
     """After how many iterations of a loop a condition holds in no iteration of the loops inside; None where that is not known."""
     easiest = None if E.reads(condition) else _extreme(condition, inside, hardest=False)
     if easiest is None or easiest.op not in ("lt", "le") or easiest.args[0].dtype != INDEX:

@@ -17,6 +17,7 @@ from tcomp.schedules.handles import Loop, Stage
 from tcomp.schedules.instructions import tf32
 from tcomp.schedules.primitives import editing
 from tcomp.schedules.primitives.editing import enclose, fresh, guard, path, reads, refuse, refuse_if, renamed, sequence
+from tcomp.schedules.primitives.guards import iterations
 
 FLOATS = ("float16", "float32", "float64")
 
@@ -32,7 +33,9 @@ def online(kernel: L.Kernel, stage: Stage, loop: Loop, factor: int) -> tuple[L.K
     maximum, each of them once, in exp(x - maximum), rounded or not, with the x of the maximum. Nothing else may use the sums, or change
     what they are computed from, in between. Floats are rounded otherwise (always in the same way, for one factor). -inf, infinite maxima
     and NaN give what they gave: no difference is taken to a maximum below all finite numbers, and a sum of nothing but -inf becomes NaN at
-    the end. Good for long rows, attention above all: what is computed for a block is used while it is in a cache.
+    the end. Blocks at the end in which x is -inf, by a condition on the loops, are left out: their exponentials are 0 (a causal mask: about
+    half of all blocks; what is not finite there is not multiplied by 0). Good for long rows, attention above all: what is computed for a
+    block is used while it is in a cache.
 
     Sources: M. Milakov and N. Gimelshein, "Online normalizer calculation for softmax" (2018); T. Dao et al., "FlashAttention" (2022).
 
@@ -215,7 +218,11 @@ def _in_blocks(kernel: L.Kernel, top: _Reduction, sums: Sequence[_Sum], factor: 
     shapes = {"terms": (*maximum.shape, factor), "weights": (*maximum.shape, factor), "scale": maximum.shape}
     local = [L.Buffer(fresh(kernel, f"{maximum.name}.{part}"), maximum.dtype, shape) for part, shape in shapes.items()]
     terms, weights, scale = local
-    outer, inner = loop_var(fresh(kernel, f"{top.along.var.name}.o"), count), loop_var(fresh(kernel, f"{top.along.var.name}.i"), factor)
+    inner = loop_var(fresh(kernel, f"{top.along.var.name}.i"), factor)
+    outer = loop_var(fresh(kernel, f"{top.along.var.name}.o"), count)
+    if (end := _end_of_finite(top, outer, inner, factor)) is not None:
+        count = as_dim(E.minimum(as_expr(count), end if prove(end >= 0) else E.maximum(end, 0)))
+        outer = loop_var(outer.name, count)
     current, previous = E.read(maximum, places), E.read(scale, places)
 
     def moved(e: Expr, along: L.For, v: Expr) -> Expr:
@@ -265,6 +272,16 @@ def _in_blocks(kernel: L.Kernel, top: _Reduction, sums: Sequence[_Sum], factor: 
         *(s for a in sums for s in raised(a)),
     )
     return L.For(outer, count, L.allocated(local, body)), [*map(final, sums)], [outer.name, *(b.name for b in local)]
+
+
+def _end_of_finite(top: _Reduction, outer: Expr, inner: Expr, factor: int) -> Expr | None:
+    """The block from which on all elements are -inf: they are so where a condition does not hold. None if that is not known."""
+    value = top.update.value
+    if value.op != "select" or value.args[2] is not top.update.reducer.identity:
+        return None
+    inside = {inner: as_expr(factor), **{x.var: as_expr(x.extent) for x in top.nest.spatial}}
+    ends = [iterations(E.substitute(c, {top.along.var: outer * factor + inner}), outer, inside) for c in E.conjuncts(value.args[0])]
+    return next((end for end in ends if end is not None), None)
 
 
 def _at_least_finite(x: Expr) -> Expr:

@@ -125,6 +125,7 @@ CASES += [
     ("conv_transpose", [x(1, 4, 3, 5), x(4, 3, 3, 2)], {"strides": (2, 2), "dilations": (1, 1), "group": 2, "before": (1, 0), "shape": (5, 10)}),
     ("deform_conv", [x(1, 2, 5, 5), x(3, 2, 3, 3), x(1, 18, 3, 3), x(1, 9, 3, 3)], {"strides": (1, 1), "dilations": (1, 1), "before": (0, 0), "group": 1, "offset_group": 1}),
     ("add_channels", [x(2, 3, 5), x(3)], {}), ("expert_dense", [x(5, 2, 3), x(4, 7, 3), ints(5, 2, below=4)], {}),
+    ("causal_mask", [x(2, 3, 5), ints(3, below=5), ints(2, below=2)], {"window": 2}),
     ("max_pool", [x(1, 2, 7, 5)], {"kernel": (3, 2), "strides": (2, 1), "dilations": (1, 2)}),
     ("average_pool", [x(1, 2, 7, 5)], {"kernel": (3, 2), "strides": (2, 1), "dilations": (1, 1), "counted": ((1, 6), None)}),
     ("lp_pool", [x(1, 2, 7, 5)], {"kernel": (3, 2), "strides": (2, 1), "dilations": (1, 1), "p": 3}), ("global_lp_pool", [x(2, 3, 5)], {"p": 2}),

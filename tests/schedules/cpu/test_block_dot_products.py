@@ -33,11 +33,11 @@ def product(rows, columns, blocks, bits=4, block=32, zeros=False, scales="float3
     given = [
         b.input("x", "int16" if words else "int8", (rows, blocks, parts, each, own)),
         b.input("sx", "float32", (rows, blocks)),
-        b.input("sums", "int32", (rows, blocks)),
+        b.input("sums", "float32", (rows, blocks)),
     ]
     given += [b.input("w", "uint8", (columns, blocks, own)), b.input("s", scales, (columns, blocks))]
     point = b.input("z", "uint8", (columns, blocks)) if zeros else None
-    values = b.add(BYTE_BLOCK_PRODUCT, [*given, point], {"bits": bits, "zero": 1 << (bits - 1), "dtype": "float32"}, "y")
+    values = b.add(BYTE_BLOCK_PRODUCT, [*given, point], {"bits": bits, "dtype": "float32"}, "y")
     if residual:
         values = b.add(ADD, [*values, b.input("r", "float32", (rows, columns))], {}, "total")
     return b.build(values)
@@ -56,7 +56,7 @@ def random(value, size):
         most = LARGEST[8 if value.dtype == "int8" else 16]
         return RNG.integers(-most, most, shape, value.dtype, endpoint=True)
     if value.name == "sums":
-        return RNG.integers(-999, 999, shape, np.int32)
+        return RNG.integers(-999, 999, shape).astype(np.float32)
     return RNG.integers(0, 256, shape, np.uint8) if value.dtype == "uint8" else RNG.random(shape).astype(value.dtype)
 
 
@@ -159,16 +159,16 @@ def test_activations_of_16_bits_may_stay_whole():
 def test_activations_are_rounded_block_by_block(bits):
     x = np.concatenate([np.zeros((1, 8)), RNG.normal(size=(1, 8)) * 5], 1).astype(np.float32)
     b = GraphBuilder("k")
-    graph = b.build(list(b.add(BYTE_BLOCKS, [b.input("x", "float32", x.shape)], {"block": 8, "each": 2, "bits": bits}, "q")))
+    graph = b.build(list(b.add(BYTE_BLOCKS, [b.input("x", "float32", x.shape)], {"block": 8, "each": 2, "bits": bits, "zero": 8}, "q")))
     s = build_loops(graph, "kernel", backend_of(VNNI))
-    bytes_, scales, sums = np.zeros((1, 2, bits // 8, 2, 4), np.int8), np.zeros((1, 2), np.float32), np.zeros((1, 2), np.int32)
+    bytes_, scales, sums = np.zeros((1, 2, bits // 8, 2, 4), np.int8), np.zeros((1, 2), np.float32), np.zeros((1, 2), np.float32)
     arrays: list[np.ndarray] = [x, bytes_, scales, sums]
     run_kernel(s.kernel, {b: a.reshape([int(n) for n in b.shape]) for b, a in zip(s.kernel.buffers, arrays, strict=True)})
     integers = bytes_[:, :, 0].astype(np.int32) if bits == 8 else bytes_[:, :, 0].astype(np.int32) * 256 + bytes_[:, :, 1]
     numbers = integers.transpose(0, 1, 3, 2).reshape(1, 2, 8)
     assert not numbers[0, 0].any() and np.abs(numbers[0, 1]).max() == LARGEST[bits]
     np.testing.assert_allclose(numbers * scales[..., None], x.reshape(1, 2, 8), atol=scales.max() / 2 * 1.001)
-    np.testing.assert_array_equal(sums, numbers.sum(-1))
+    np.testing.assert_allclose(sums, numbers.sum(-1) * scales * 8, rtol=1e-6)
 
 
 def test_weights_are_loaded_in_the_order_in_which_they_lie():

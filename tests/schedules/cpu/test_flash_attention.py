@@ -123,6 +123,23 @@ def test_all_sizes(rows: int, keys: int, columns: int) -> None:
     unchanged(s, m=keys)
 
 
+@pytest.mark.parametrize("ahead", [-3, 0, 4])
+@pytest.mark.parametrize("height", [0, 3, 4])
+def test_blocks_behind_a_causal_mask_are_left_out(ahead: int, height: int) -> None:
+    """Rows that see nothing are NaN, as before."""
+    x, v = te.placeholder((9, 13), "float32", "x"), te.placeholder((13, 3), "float32", "v")
+    s = Schedule(softmax_product(te.compute(x.shape, lambda i, j: te.select(j <= i + ahead, x[i, j], float("-inf")), "seen"), v))
+    s.collapse()
+    s.inline("softmax.exp")
+    if height:
+        in_rows(s, height)
+    blocks, *_ = s.online("softmax.max", FOLD, 4)
+    assert ("softmax_product.i0.o" in str(s.loops[blocks].extent)) if height else s.loops[blocks].extent == min(4, (8 + ahead) // 4 + 1)
+    unchanged(s)
+    s.clean()
+    unchanged(s, native=False)
+
+
 def test_no_element_at_all() -> None:
     s = mean(3, te.var("m", 0), 2)
     s.online("softmax.max", FOLD, 4)
@@ -379,6 +396,23 @@ def test_the_default_schedule_of_symbolic_sizes() -> None:
         *arrays, found = arrays_for(source, {"n": n, "m": m}, source)
         function(*arrays, found)
         close([found], [reference(*arrays)], 2e-5)
+
+
+def test_the_default_schedule_of_causal_attention() -> None:
+    """Whole blocks are computed without conditions on sizes."""
+    n, m = te.var("n", 1, 4096), te.var("m", 0, 4096)
+    q, k, v = (te.placeholder((2, d, 20), "float32", name) for name, d in (("q", n), ("k", n + m), ("v", n + m)))
+    scores = matmul(q, k, transpose_b=True)
+    masked = te.compute(scores.shape, lambda h, i, j: te.select(j <= i + m, scores[h, i, j] * 0.125, float("-inf")), "masked")
+    source = lower("attention", [q, k, v], [softmax_product(masked, v)])
+    s = cpu.schedule(source, HOST)
+    assert not s.kernel.notes and any(step.primitive == "promote" for step in s.trace)
+    function = tcomp.build(s, HOST, threads=2)
+    for rows, past in ((1, 0), (61, 0), (300, 0), (150, 131), (1, 299), (64, 64)):
+        *arrays, found = arrays_for(source, {"n": rows, "m": past}, source)
+        function(*arrays, found)
+        close([found], [reference(*arrays, np.where(np.tri(rows, rows + past, past), 0, -np.inf))], 2e-5)
+    close(run(source, {"n": 37, "m": 5}, s.kernel), run(source, {"n": 37, "m": 5}))
 
 
 @pytest.mark.parametrize("target", [HOST, HASWELL], ids=["host", "haswell"])
