@@ -1,6 +1,7 @@
 """Products with weights that are stored in few bits, of activations that are rounded to integers block by block.
 
-    y[.., o] = sum over blocks b: sw[o, b] * (sx[.., b] * sum over k of xq[.., b, k] * wq[o, b, k]  -  z[o, b] * sx[.., b] * sum of xq[.., b, k])
+    y[.., o] = sum over blocks b: sw[o, b] * (sx[.., b] * sum over k of xq[.., b, k] * wq[o, b, k]  -  z[o, b] * sums[.., b])
+    sums[.., b] = sx[.., b] * sum over k of xq[.., b, k]
 
 The inner sums are of integers, exact and in any order. Integers xq of 8 bits are a byte. Those of 16 are two, 256 * xh + xl, each of which
 is multiplied by itself, or are taken as they are, where vectors multiply such. Of a byte with several numbers, those at one position are
@@ -59,8 +60,8 @@ def byte_block_product(
     x: Tensor, x_scales: Tensor, x_sums: Tensor, w: Tensor, scales: Tensor, zeros: Tensor | None, bits: int, dtype: str
 ) -> Tensor:
     """y [..., out], of what `byte_blocks` makes of activations and weights uint8 [out, blocks, bytes of a block] of `bits` bits, the lowest
-    bits first; `scales` [out, blocks] and `zeros` (likewise; None: what `byte_blocks` was told) are numbers of any type. Sums over blocks are
-    of float32."""
+    bits first; `scales` [out, blocks] and `zeros` (likewise; None: that of `byte_blocks`) are numbers of any type. Sums over blocks are of
+    float32."""
     each = 8 // bits
     if w.dtype != "uint8" or 8 % bits or w.ndim != 3 or x.ndim < 4:
         raise IRError(f"{w!r} are not blocks of weights of {bits} bits")

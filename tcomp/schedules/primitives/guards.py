@@ -178,7 +178,8 @@ def tighten(kernel: L.Kernel, loop: Loop) -> L.Kernel:
     refuse_if(any(isinstance(s, L.While) for s in L.walk(target)), f"`{loop}` has a while loop inside")
     own = {s.buffer for s in L.walk(target) if isinstance(s, L.Allocate)}
     inside = {x.var: as_expr(x.extent) for x in L.walk(target.body) if isinstance(x, L.For)}
-    found = [{end for c in known if (end := iterations(c, target.var, inside)) is not None} for known in _store_conditions(target.body, own)]
+    stores = _store_conditions(target.body, own)
+    found = [{end for c in known if (end := iterations(c, target.var, inside)) is not None} for known in stores]
     common = set.intersection(*found) if found else set[Expr]()
     refuse_if(not common, f"no condition around all stores in `{loop}` tells from which iteration on it does not hold")
     end = min(common, key=str)
