@@ -95,7 +95,7 @@ def byte_block_product(
         upper, lower = (total[(*row, part, o, b)] for part in (0, parts - 1))
         value, moved = lower if parts == 1 else (upper << 8) + lower, x_sums[(*row, b)]
         moved = moved if zeros is None else cast(zeros[o, b], "float32") * moved
-        return (cast(value, "float32") * x_scales[(*row, b)] - moved) * widened(scales[o, b])
+        return te.fma(cast(value, "float32"), x_scales[(*row, b)], -moved) * widened(scales[o, b])
 
     y = te.compute((*rows, out), lambda *i: te.sum(term(i[:-1], i[-1]), b), "sum")
     return y if dtype == "float32" else te.compute(y.shape, lambda *i: cast(y[i], dtype), "rounded")
