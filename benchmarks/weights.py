@@ -7,7 +7,7 @@
 `products`: MatMulNBits (blocks of 32, accuracy level 4) of 1, 4, 16 and 512 rows, in turns with ONNX Runtime.
 
 `decode`: a decoder of the sizes of Qwen2.5 with random weights, one token after the other behind a context; the bytes of weights that a token
-reads and of the cache, over its time, as a share of what memory delivers in the same run: the best of a sum and of a product with float32
+reads and of the cache, over its time, as a share of what memory delivers in turns with it: the best of a sum and of a product with float32
 weights that no cache holds. `copied` is the same step with the cache as inputs and outputs, which copies it.
 
 `batches`: steps of 1, 4 and 16 sequences in one run, and of a model for one sequence.
@@ -63,15 +63,14 @@ def _model(nodes: list[Any], inputs: Mapping[str, Any], constants: Mapping[str, 
     return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 21), helper.make_opsetid("com.microsoft", 1)], ir_version=10)
 
 
-def bandwidth(threads: int, seconds: float = 0.3, rounds: int = 3) -> float:
-    """Bytes a second that this machine reads from memory by so many threads."""
+def reads_of_memory(threads: int) -> dict[str, Callable[[], object]]:
+    """Runs that read `STREAMED` bytes from memory by so many threads: a sum, and a product with float32 weights."""
     rows = STREAMED // 4 // 4096
     sum_of = _model([helper.make_node("ReduceSum", ["x"], ["y"], keepdims=0)], {"x": [rows, 4096]}, {})
     product = _model([helper.make_node("MatMul", ["x", "w"], ["y"])], {"x": [1, 4096]}, {"w": np.ones((4096, rows), np.float32)})
     summed, multiplied = (tcomp.compile(m, threads=threads) for m in (sum_of, product))
     x, row = np.ones((rows, 4096), np.float32), np.ones((1, 4096), np.float32)
-    times = least_times({"sum": lambda: summed.run({"x": x}), "product": lambda: multiplied.run({"x": row})}, seconds, rounds)
-    return STREAMED / min(times.values())
+    return {"sum": lambda: summed.run({"x": x}), "product": lambda: multiplied.run({"x": row})}
 
 
 def n_bits(rows: int, k: int, n: int, bits: int) -> onnx.ModelProto:
@@ -151,7 +150,7 @@ def decode(args: argparse.Namespace) -> Iterator[dict[str, Any]]:
     """Steps of one token behind contexts."""
     args.folder.mkdir(parents=True, exist_ok=True)
     for threads in args.threads:
-        delivered = bandwidth(threads)
+        reads = reads_of_memory(threads)
         for kind in args.weights:
             path = args.folder / f"{args.size}-{args.layers or 'all'}-{kind}.tcomp"
             decoder(args.size, None if kind == "float32" else kind, args.layers, path)
@@ -174,7 +173,8 @@ def decode(args: argparse.Namespace) -> Iterator[dict[str, Any]]:
                     s.run({"ids": i})
 
                 calls = {"decode": step, "copied": lambda m=model, p=past, i=one: m.run({"ids": i, **p})}
-                times = least_times(calls, args.seconds, args.rounds)
+                times = least_times({**calls, **reads}, args.seconds, args.rounds)
+                delivered = STREAMED / min(times[name] for name in reads)
                 bytes_read = streamed_weights(model) + sum(a.nbytes for a in past.values())
                 found = {"threads": threads, "weights": kind, "context": context, "tokens_per_s": 1 / times["decode"]}
                 found |= {"MB": bytes_read / 1e6, "GB_per_s": bytes_read / times["decode"] / 1e9, "memory_GB_per_s": delivered / 1e9}
