@@ -409,9 +409,9 @@ def test_the_default_schedule_of_causal_attention() -> None:
     assert not s.kernel.notes and any(step.primitive == "promote" for step in s.trace)
     function = tcomp.build(s, HOST, threads=2)
     for rows, past in ((1, 0), (61, 0), (300, 0), (150, 131), (1, 299), (64, 64)):
-        *arrays, found = arrays_for(source, {"n": rows, "m": past}, source)
-        function(*arrays, found)
-        close([found], [reference(*arrays, np.where(np.tri(rows, rows + past, past), 0, -np.inf))], 2e-5)
+        queries, keys, values, found = arrays_for(source, {"n": rows, "m": past}, source)
+        function(queries, keys, values, found)
+        close([found], [reference(queries, keys, values, np.where(np.tri(rows, rows + past, past), 0, -np.inf))], 2e-5)
     close(run(source, {"n": 37, "m": 5}, s.kernel), run(source, {"n": 37, "m": 5}))
 
 
