@@ -140,9 +140,8 @@ def openvino_steps(config: DecoderConfig, args: argparse.Namespace, kind: str, i
     product = model.output("logits").get_node()
     while product.get_type_name() != "MatMul":
         product = product.input_value(0).get_node()
-    last = openvino.opset13.slice(
-        product.input_value(0), *(np.array([n]) for n in (-1, 1 << 31, 1, 1))
-    )  # as GenAI does: logits of one token
+    ends = (np.array([n]) for n in (-1, 1 << 31, 1, 1))  # of the last token alone, as GenAI computes logits: start, stop, step, axis
+    last = openvino.opset13.slice(product.input_value(0), *ends)
     product.input(0).replace_source_output(last.output(0))
     model.validate_nodes_and_infer_types()
     request = core.compile_model(model, "CPU", {"INFERENCE_NUM_THREADS": threads}).create_infer_request()

@@ -25,6 +25,8 @@ from tcomp.ops.movement import clamped, valid_index
 Ints = Sequence[int]
 Index = tuple[Expr, ...]
 
+HIDDEN = -1e30  # the score of a key that a query must not see, where it may see none: finite, so that its weights are
+
 
 def window_count(extent: Dim, kernel: Dim, stride: int, dilation: int) -> Dim:
     """How many windows of `kernel` elements, `dilation` apart, fit into `extent` at steps of `stride`."""
@@ -260,7 +262,7 @@ def causal_mask(scores: Tensor, places: Tensor, starts: Tensor | None, window: i
     """Scores [..., queries, keys], and what hides those of keys that a query must not see: it stands at the row `places` [queries] of the
     keys, and sees the rows up to its own, with a `window` so many of them. `starts` [scores.shape[0]]: the first row of each sequence. The
     score of a hidden key is -inf, but with `starts`, where a query may see none, a number so low that its weight is 0 beside others."""
-    hidden = float("-inf") if starts is None else -1e30
+    hidden = float("-inf") if starts is None else HIDDEN
 
     def element(*i: Expr) -> Expr:
         query, key = i[-2:]

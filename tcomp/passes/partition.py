@@ -44,6 +44,7 @@ MAX_OPERATORS = 40  # in one kernel: bounds the time to schedule and compile it
 MAX_READS = 8  # of one operand for one element, unless the operator reduces: of more, it is a sum that is written out
 MAX_READ_AGAIN = 0.25  # elements of operands for one of a result that readers compute again where they would read it otherwise
 MAX_RECOMPUTED = 2  # operations for an element that several readers compute again: about what it costs to store and load it
+MAX_STEPS = 4  # operators for an element that is computed from its position alone, wherever it is read
 FUNCTION_COST = 8  # operations that an elementary function takes, about: it is a polynomial
 INLINE_ELEMENTS = 1  # constants up to this size become literals of the kernel
 
@@ -258,7 +259,7 @@ class _Facts:
         elements, or on what is `stored` in any case."""
         if len(node.outputs) != 1 or node.outputs[0] in stored or self.imperative or self.reduces or len(self.bodies) != 1:
             return False
-        if self.is_view or (not node.inputs and self.operations <= MAX_RECOMPUTED):
+        if self.is_view or (not node.inputs and self.steps <= MAX_STEPS):
             return True
         sizes = {v: prod(v.shape) for v in (*node.inputs, *node.outputs) if v is not None and all(isinstance(d, int) for d in v.shape)}
         if self.operations > MAX_RECOMPUTED or len(sizes) < len({*node.inputs, *node.outputs} - {None}):
@@ -283,6 +284,12 @@ class _Facts:
         """A rough count of the arithmetic for one element."""
         counted = [e.op for e in E.walk(*self.bodies) if e.op not in ("var", "const", "read") and is_float(e.dtype)]
         return sum(FUNCTION_COST if op in UNARY and op not in ("neg", "abs", "not") else 1 for op in counted)
+
+    @cached_property
+    def steps(self) -> int:
+        """Operators of the expression of an element, also on integers and in indices; a function counts as many."""
+        operators = [e.op for e in E.walk(*self.bodies) if e.op not in ("var", "const", "read", "cast")]
+        return sum(FUNCTION_COST if op in UNARY and op not in ("neg", "abs", "not") else 1 for op in operators)
 
     def is_aligned(self, value: Value) -> bool:
         """Every access reads the element at the index that is being computed, with the same shape."""
@@ -414,7 +421,7 @@ class _Grouping:
         """Whether nodes read nothing from others, and compute little: their results are as quickly computed as loaded, and a condition on
         them is one on the loops."""
         own = {v for n in nodes for v in n.outputs}
-        return own.issuperset(v for n in nodes for v in n.inputs) and sum(self.facts[n].operations for n in nodes) <= MAX_RECOMPUTED
+        return own.issuperset(v for n in nodes for v in n.inputs) and sum(self.facts[n].steps for n in nodes) <= MAX_STEPS
 
     def joins_heads(self, product: Node, readers: Sequence[Node]) -> bool:
         """Whether nodes, one after the other, concatenate rows of the matrices that a product computes, and do nothing else."""

@@ -85,12 +85,11 @@ def multiply_blocks(graph: Graph, lanes: int, notes: Notes | None = None, words:
         fits = lanes > 0 and own % GROUP == 0
         fits = fits and allowed in LARGEST and block * LARGEST[allowed] * ((1 << bits) - 1) < LARGEST_SUM[allowed]
         extra = -out % lanes and -out % max(panel, lanes) if lanes else 0  # columns more, so that all of them are in whole panels
-        parts = [w, scales, zeros]
-        fits = fits and (not extra or all(rewriter.array(v) is not None for v in parts))
+        fits = fits and (not extra or all(rewriter.array(v) is not None for v in (w, scales, zeros)))
         if allowed and fits and w in rewriter.constants:
             scales = _without_loss(scales, rewriter)
             if extra:
-                w, scales, zeros = (_with_rows(v, extra, rewriter) for v in parts)
+                w, scales, zeros = (_with_rows(v, extra, rewriter) for v in (w, scales, zeros))
             attrs, zero = {"bits": bits, "dtype": x.dtype}, 1
             points, point = rewriter.array(zeros), None
             if points is not None and (points == points.flat[0]).all() and points.flat[0] == int(points.flat[0]):

@@ -10,7 +10,7 @@ from tcomp.ir.graph import IF, KERNEL, GraphBuilder, Node, Value
 from tcomp.ops import elementwise as ew, movement as mv
 from tcomp.ops.matmul import MATMUL
 from tcomp.ops.movement import GATHER, TOP_K
-from tcomp.ops.nn import ADD_CHANNELS, CONV, MAX_POOL
+from tcomp.ops.nn import ADD_CHANNELS, CAUSAL_MASK, CONV, MAX_POOL
 from tcomp.ops.reduction import REDUCE_MEAN, REDUCE_SUM, SOFTMAX
 from tcomp.passes.dce import eliminate_dead
 from tcomp.passes.partition import INLINE_ELEMENTS, MAX_OPERATORS, partition
@@ -154,6 +154,17 @@ def test_what_few_elements_make_is_computed_by_each_reader(parts, contracted):
         assert sorted(found) == [["add"], ["matmul"], ["mul"]]
     else:
         assert sorted(found) == [["add", "mul"], ["add", "reduce_sum"]]
+
+
+def test_positions_are_computed_by_each_reader(parts):
+    """Also behind products, where each is read again and again; unless that takes many operations."""
+    b = GraphBuilder("positions")
+    x = b.input("x", "float32", (6, 8))
+    (places,) = b.add(mv.ARANGE, [], {"start": 2, "step": 1, "count": 6, "dtype": "int64"})
+    (far,) = b.add(ew.CAST, b.add(ew.SIN, b.add(ew.CAST, [places], {"dtype": "float32"})), {"dtype": "int64"})
+    scores = [b.add(MATMUL, [x, b.constant(random(8, 9))], {"transpose_a": False, "transpose_b": False})[0] for _ in range(2)]
+    found, _ = parts(b.build([b.add(CAUSAL_MASK, [y, row, None], {"window": 0})[0] for y, row in zip(scores, (places, far), strict=True)]))
+    assert sorted(found) == [["arange", "cast", "sin", "cast"], ["arange", "matmul", "causal_mask"], ["matmul", "causal_mask"]]
 
 
 def test_reshapes_of_what_is_stored_take_no_kernel(unchanged):

@@ -13,15 +13,14 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from dataclasses import dataclass, field
 
-import numpy as np
-
-from tcomp.frontends.language_models.layers import HIDDEN, Layers
+from tcomp.frontends.language_models.layers import Layers
 from tcomp.ir.expr import as_expr, dim
 from tcomp.ir.graph import Graph, Value
 from tcomp.ir.simplify import as_dim
 from tcomp.ops import elementwise as ew
 from tcomp.ops.matmul import MATMUL
 from tcomp.ops.movement import ARANGE, CONCAT, TRANSPOSE
+from tcomp.ops.nn import CAUSAL_MASK
 from tcomp.ops.reduction import SOFTMAX
 
 KINDS = ("key", "value", "source_key", "source_value")  # of caches of a layer
@@ -99,23 +98,20 @@ class EncoderDecoder(Layers, ABC):
         ]
         places = self.add(ARANGE, [], "places", start=past, step=1, count=tokens, dtype="int64")
         keys = self.add(ARANGE, [], "keys", start=0, step=1, count=as_dim(as_expr(past) + tokens), dtype="int64")
-        queries = self.reshaped(places, tokens, 1)
-        zero, hidden = (g.constant(np.array(n, np.float32), name) for n, name in ((0, "zero"), (HIDDEN, "hidden")))
-        mask = self.add(ew.WHERE, [self.add(ew.LESS_EQUAL, [keys, queries], "seen"), zero, hidden], "mask")
-        x, present, scored = self.embedded(self.reshaped(ids, tokens), places), list[Value](), mask
+        queries, bias = self.reshaped(places, tokens, 1), None
+        x, present = self.embedded(self.reshaped(ids, tokens), places), list[Value]()
         for n, cache in enumerate(caches):
             itself, across = self.parts("decoder", n)
             if n == 0 or self.own_biases:
                 bias = self.bias("decoder", n, queries, keys)
-                scored = mask if bias is None else self.add(ew.ADD, [bias, mask], "biases")
             h = self.norm(x, itself.norm)
             new = [self.by_heads(h, itself, "k"), self.by_heads(h, itself, "v")]
             new += [self.by_heads(encoded, across, "k"), self.by_heads(encoded, across, "v")]
             grown = [
                 self.add(CONCAT, [old, rows], f"present.{n}.{kind}", axis=0) for old, rows, kind in zip(cache, new, KINDS, strict=True)
             ]
-            x = self.attended(x, h, itself, grown[0], grown[1], scored)
-            x = self.attended(x, self.norm(x, across.norm), across, grown[2], grown[3], None)
+            x = self.attended(x, h, itself, grown[0], grown[1], bias, places)
+            x = self.attended(x, self.norm(x, across.norm), across, grown[2], grown[3])
             x = self.add(ew.ADD, [x, self.mlp(x, "decoder", n)], f"decoder.{n}")
             present += grown
         return g.build([self.logits(self.norm(self.last(x), self.last_norm("decoder"))), *present])
@@ -139,11 +135,14 @@ class EncoderDecoder(Layers, ABC):
         """Queries, keys or values of x [rows, hidden] as [rows, heads, size]."""
         return self.reshaped(self.projected(x, part.attention, which), x.shape[0], self.heads, self.size)
 
-    def attended(self, x: Value, h: Value, part: Part, keys: Value, values: Value, bias: Value | None) -> Value:
-        """x and the attention of h to keys and values [rows, heads, size]."""
+    def attended(
+        self, x: Value, h: Value, part: Part, keys: Value, values: Value, bias: Value | None = None, places: Value | None = None
+    ) -> Value:
+        """x and the attention of h to keys and values [rows, heads, size]; with `places`, the rows of h among them, to none behind."""
         q, k, v = (self.add(TRANSPOSE, [y], perm=(1, 0, 2)) for y in (self.by_heads(h, part, "q"), keys, values))
         scores = self.add(MATMUL, [q, k], f"{part.attention}.scores", transpose_a=False, transpose_b=True)
         scores = scores if bias is None else self.add(ew.ADD, [scores, bias])
+        scores = scores if places is None else self.add(CAUSAL_MASK, [scores, places, None])
         weights = self.add(SOFTMAX, [scores], f"{part.attention}.weights", axes=(2,))
         y = self.add(MATMUL, [weights, v], f"{part.attention}.values", transpose_a=False, transpose_b=False)
         y = self.reshaped(self.add(TRANSPOSE, [y], perm=(1, 0, 2)), x.shape[0], self.heads * self.size)

@@ -20,7 +20,6 @@ from tcomp.ops.reduction import LAYER_NORM, RMS_NORM
 
 # (name as in Hugging Face's files, shape) -> float32 or 16-bit floats; of matrices of products also blocks
 Weights = Callable[[str, tuple[int, ...]], np.ndarray | StoredBlocks]
-HIDDEN = -1e30  # added to the score of a position that a query must not see
 
 
 @dataclass
