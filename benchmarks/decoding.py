@@ -6,10 +6,9 @@
 
 All have the same decoder, of a size of Qwen2.5, in blocks of 32 numbers: tcomp and llama.cpp int4 (Q4_0) and int8 (Q8_0), ONNX Runtime int4
 (accuracy level 4), OpenVINO what `optimum-cli export openvino` makes, the command of `pip install optimum-intel nncf`, which may be in an
-environment of its own (int4 in blocks of 32, the last product and int8 by rows; the model as GenAI's pipelines run it). What is not
-installed is left out, with a note. `decode` is a step of one token behind a context, always at the same place (OpenVINO's cache grows by
-it); `prefill` is that many tokens into an empty cache. With a `--batch`, so many sequences have a token in each step. Models are kept in
-`--folder`.
+environment of its own (int4 in blocks of 32, the last product and int8 by rows), run without GenAI. What is not installed is left out, with
+a note. `decode` is a step of one token behind a context, always at the same place (OpenVINO's cache grows by it); `prefill` is that many
+tokens into an empty cache. With a `--batch`, so many sequences have a token in each step. Models are kept in `--folder`.
 """
 
 from __future__ import annotations
@@ -140,7 +139,7 @@ def openvino_steps(config: DecoderConfig, args: argparse.Namespace, kind: str, i
     product = model.output("logits").get_node()
     while product.get_type_name() != "MatMul":
         product = product.input_value(0).get_node()
-    ends = (np.array([n]) for n in (-1, 1 << 31, 1, 1))  # of the last token alone, as GenAI computes logits: start, stop, step, axis
+    ends = (np.array([n]) for n in (-1, 1 << 31, 1, 1))  # start, stop, step, axis: logits of the last token alone, as all have
     last = openvino.opset13.slice(product.input_value(0), *ends)
     product.input(0).replace_source_output(last.output(0))
     model.validate_nodes_and_infer_types()

@@ -417,7 +417,8 @@ def _bounds_of_atom(atom: Expr, k: int) -> list[tuple[int, Expr]]:
     if atom.op == "floordiv" and atom.args[1].op == "const" and atom.args[1].attr > 0 and k % atom.args[1].attr == 0:
         x, c = atom.args[0], int(atom.args[1].attr)
         return [(k // c, x if k < 0 else x - (c - 1))]  # x - c + 1 <= c * (x // c) <= x
-    return [(k, x) for x in atom.args] if (atom.op == "min" and k < 0) or (atom.op == "max" and k > 0) else []
+    sides = [x for x in atom.args if x.op != "const"]  # constants are bounds of the atom already
+    return [(k, x) for x in sides] if (atom.op == "min" and k < 0) or (atom.op == "max" and k > 0) else []
 
 
 def _compare(e: Expr) -> Expr:

@@ -25,7 +25,7 @@ from tcomp.ops.movement import clamped, valid_index
 Ints = Sequence[int]
 Index = tuple[Expr, ...]
 
-HIDDEN = -1e30  # the score of a key that a query must not see, where it may see none: finite, so that its weights are
+HIDDEN = -1e30  # the score of a hidden key where a query may see no key at all: softmax of -inf alone would be NaN
 
 
 def window_count(extent: Dim, kernel: Dim, stride: int, dilation: int) -> Dim:
@@ -259,9 +259,9 @@ def max_unpool(x: Tensor, indices: Tensor, shape: Sequence[Dim], source: Sequenc
 
 
 def causal_mask(scores: Tensor, places: Tensor, starts: Tensor | None, window: int = 0) -> Tensor:
-    """Scores [..., queries, keys], and what hides those of keys that a query must not see: it stands at the row `places` [queries] of the
-    keys, and sees the rows up to its own, with a `window` so many of them. `starts` [scores.shape[0]]: the first row of each sequence. The
-    score of a hidden key is -inf, but with `starts`, where a query may see none, a number so low that its weight is 0 beside others."""
+    """Scores [..., queries, keys], with a very low number in the place of those of hidden keys. Query q stands at row `places[q]` of the
+    keys, and sees the keys up to that row: the last `window` of them, or all if that is 0. `starts` [scores.shape[0]] is the first row
+    that a sequence has. Hidden scores are -inf, or `HIDDEN` where there are `starts`: queries before them see nothing."""
     hidden = float("-inf") if starts is None else HIDDEN
 
     def element(*i: Expr) -> Expr:

@@ -16,7 +16,7 @@ recorded, edge by edge.
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Container, Iterator, Mapping, Sequence
+from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
 from copy import copy
 from dataclasses import dataclass, replace
 from enum import StrEnum
@@ -282,14 +282,12 @@ class _Facts:
     @cached_property
     def operations(self) -> int:
         """A rough count of the arithmetic for one element."""
-        counted = [e.op for e in E.walk(*self.bodies) if e.op not in ("var", "const", "read") and is_float(e.dtype)]
-        return sum(FUNCTION_COST if op in UNARY and op not in ("neg", "abs", "not") else 1 for op in counted)
+        return _cost(e for e in E.walk(*self.bodies) if is_float(e.dtype))
 
     @cached_property
     def steps(self) -> int:
-        """Operators of the expression of an element, also on integers and in indices; a function counts as many."""
-        operators = [e.op for e in E.walk(*self.bodies) if e.op not in ("var", "const", "read", "cast")]
-        return sum(FUNCTION_COST if op in UNARY and op not in ("neg", "abs", "not") else 1 for op in operators)
+        """The same with the arithmetic on integers, also of indices, and without conversions."""
+        return _cost(e for e in E.walk(*self.bodies) if e.op != "cast")
 
     def is_aligned(self, value: Value) -> bool:
         """Every access reads the element at the index that is being computed, with the same shape."""
@@ -307,6 +305,12 @@ class _Facts:
             if window or any(E.bounds(a)[1] != 0 for a in axes - set(E.variables(*r.args))):
                 return False
         return True
+
+
+def _cost(expressions: Iterable[E.Expr]) -> int:
+    """The number of operators, of which functions count as several."""
+    operators = [e.op for e in expressions if e.op not in ("var", "const", "read")]
+    return sum(FUNCTION_COST if op in UNARY and op not in ("neg", "abs", "not") else 1 for op in operators)
 
 
 @dataclass(eq=False)

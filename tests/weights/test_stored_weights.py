@@ -25,12 +25,12 @@ def operators(proto, target):
     return [m.op.name for n in kernels for m in n.bodies[0].nodes], types
 
 
-def nbits(rows, k, n, level, zeros=False, bits=4, block=32, exact="float32"):
+def nbits(rows, k, n, level, zeros=False, bits=4, block=32, scale="float32"):
     """(MatMulNBits, the weights it stands for)"""
     blocks = k // block
     numbers = RNG.integers(0, 1 << bits, (n, blocks, block), np.uint8)
     packed = numbers if bits == 8 else numbers[..., 0::2] | numbers[..., 1::2] << 4
-    scales, points = RNG.random((n, blocks)).astype(exact).astype(np.float32), np.full((n, blocks), 1 << (bits - 1), np.uint8)
+    scales, points = RNG.random((n, blocks)).astype(scale).astype(np.float32), np.full((n, blocks), 1 << (bits - 1), np.uint8)
     held = {"w": packed, "s": scales}
     if zeros:
         points = RNG.integers(0, 1 << bits, (n, blocks), np.uint8)
@@ -75,7 +75,7 @@ def test_columns_that_fill_no_vectors_are_filled_up(columns, zeros):
 
 def test_scales_take_half_the_bytes_where_nothing_is_lost():
     """Most formats have float16 scales, which models then hold as float32."""
-    proto, weights = nbits(5, 128, 64, 4, exact="float16")
+    proto, weights = nbits(5, 128, 64, 4, scale="float16")
     assert operators(proto, VNNI)[1] == {"uint8", "float16"}
     x = RNG.normal(size=(5, 128)).astype(np.float32)
     wanted, y = x @ weights.T, tcomp.compile(proto).run({"x": x})["y"]
