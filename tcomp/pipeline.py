@@ -220,6 +220,7 @@ def graph_passes(
     return [
         *([("state", grown)] if options.state is not None else []),
         ("use-bytes", lambda g: quantized.use_bytes(g, notes)),
+        *([("use-words", lambda g: quantized.use_words(g, notes))] if wanted.words else []),
         ("keep-blocks", lambda g: stored_weights.keep_blocks(g, notes)),
         ("fold", lambda g: fold.fold_constants(g, notes)),
         *([("widen-half-floats", widen)] if wanted.algorithms_for else []),

@@ -39,7 +39,8 @@ class CpuBackend(Backend):
         from tcomp.schedules.cpu.block_dot_products import PANEL_VECTORS, block_lanes
         from tcomp.schedules.cpu.dot_products import byte_lanes
 
-        lanes, words = block_lanes(self.target), not byte_lanes(self.target)
+        lanes = block_lanes(self.target)
+        words = lanes > 0 and not byte_lanes(self.target)
         return GraphOptions(True, self.target, self.target.l2, block_lanes=lanes, words=words, block_panel=PANEL_VECTORS * lanes)
 
     def operand_layouts(self, kernel: Kernel, constants: frozenset[int], knobs: Knobs | None = None) -> Mapping[int, Layout]:

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from itertools import zip_longest
 
 from tcomp.errors import IRError
-from tcomp.ir.dtypes import NARROW_FLOATS
+from tcomp.ir.dtypes import BITS, NARROW_FLOATS, is_integer
 from tcomp.ir.expr import Dim, Expr, as_expr, bounds, cast
 from tcomp.ir.simplify import same_dim
 
@@ -75,9 +75,17 @@ def widened(value: Expr) -> Expr:
     return cast(value, "float32") if value.dtype in HALF or value.dtype in NARROW_FLOATS else value
 
 
-def factor(value: Expr) -> Expr:
-    """An operand of a contraction, in the type of the sums: as `widened`, and 8-bit integers as int32."""
-    return cast(value, "int32") if value.dtype in BYTES else widened(value)
+def term(a: Expr, b: Expr, dtype: str | None = None) -> Expr:
+    """A product that a contraction sums, in the type of the sums: operands are `widened`, integers to `dtype` where that holds more, and
+    8-bit ones to int32 at least."""
+
+    def operand(value: Expr) -> Expr:
+        integers = dtype is not None and is_integer(dtype) and is_integer(value.dtype)
+        if dtype is not None and integers and BITS[dtype] > BITS[value.dtype]:
+            return cast(value, dtype)
+        return cast(value, "int32") if value.dtype in BYTES else widened(value)
+
+    return operand(a) * operand(b)
 
 
 def product_dtype(dtype: str) -> str:

@@ -18,7 +18,7 @@ from typing import Any, Protocol, TypeAlias, TypeVar, overload
 
 from tcomp.errors import IRError
 from tcomp.ir import expr as E
-from tcomp.ir.broadcasting import HALF, broadcast_shape, factor, product_dtype, require_same, widened
+from tcomp.ir.broadcasting import HALF, broadcast_shape, product_dtype, require_same, term, widened
 from tcomp.ir.dtypes import BITS, dtype_name
 from tcomp.ir.expr import Dim, Expr, ExprLike, as_expr, cast, const, fma, loop_var, reduce, select
 from tcomp.ir.loops import Buffer, Kernel, LoopPrinter, Stmt, block, over, redirect, store
@@ -351,7 +351,8 @@ def matmul(a: Tensor, b: Tensor, transpose_a: bool = False, transpose_b: bool = 
 
     [..., m, k] x [..., k, n] -> [..., m, n]; a vector is a row on the left ([k]) and a column on the right, and its axis is
     missing in the result. `transpose_a` ([..., k, m]) and `transpose_b` ([..., n, k]) need matrices. 16-bit floats are
-    accumulated in float32; 8-bit integers, which may differ in sign, in int32, which is the type of the result. `dtype` asks for another.
+    accumulated in float32; 8-bit integers, which may differ in sign, in int32, which is the type of the result. `dtype` asks for another;
+    integers that it holds more of are summed in it.
     """
     if a.ndim == 0 or b.ndim == 0:
         raise IRError("a matrix product of a scalar", hint="use a product by elements")
@@ -368,11 +369,12 @@ def matmul(a: Tensor, b: Tensor, transpose_a: bool = False, transpose_b: bool = 
 
     def operand(x: Tensor, outer: Sequence[Expr], inner: Sequence[Expr]) -> Expr:
         at = [0 if d == 1 else i for d, i in zip(x.shape[-3::-1], reversed(outer), strict=False)]
-        return factor(x[(*reversed(at), *inner)])
+        return x[(*reversed(at), *inner)]
 
     def element(*index: Expr) -> Expr:
         outer, i, j = index[: len(batch)], index[len(batch) : len(batch) + len(rows)], index[len(batch) + len(rows) :]
-        return sum(operand(a, outer, (k, *i) if transpose_a else (*i, k)) * operand(b, outer, (*j, k) if transpose_b else (k, *j)), k)
+        left, right = operand(a, outer, (k, *i) if transpose_a else (*i, k)), operand(b, outer, (*j, k) if transpose_b else (k, *j))
+        return sum(term(left, right, dtype), k)
 
     return rounded(compute((*batch, *rows, *columns), element, "matmul"), dtype or product_dtype(a.dtype))
 

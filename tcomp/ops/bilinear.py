@@ -12,8 +12,11 @@ An axis with a window of 1 is left as it is. The constants come from interpolati
 relative to the largest output about 1e-6 for 4x4 of them and 1e-5 for 6x6 in float32. With a stride of s, the pixels and weights at places
 q, q + s, ... are a convolution of stride 1 for each q < s, and y the sum of these: an axis then has the points of all of them. For windows
 of 3 and stride 2 these are F(m, 2) and F(m, 1), the product of pixel and weight itself: 3x3 windows take 1.44 times fewer with m = 2, 1.78
-times with m = 4. Between the operators, tensors are (points of each axis, batch, tiles of each axis, channels); with channels in groups,
-(points, group, batch, tiles, channels of a group), so that the products of a group find its channels next to each other.
+times with m = 4. For integers of 16 bits, G is multiplied by the denominator that its elements have in common, and the result divided by
+it: exact as long as the sums times that denominator (squared, for two axes) are below 2**31 (`exact_sums`).
+
+Between the operators, tensors are (points of each axis, batch, tiles of each axis, channels); with channels in groups, (points, group,
+batch, tiles, channels of a group), so that the products of a group find its channels next to each other.
 
 **Strassen's algorithm**, one level: a product of matrices cut in quarters takes 7 products of quarters in place of 8.
 
@@ -35,13 +38,14 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from fractions import Fraction
 from functools import cache
-from math import inf, nan, prod
+from math import inf, lcm, nan, prod
 
 import numpy as np
 
 from tcomp.errors import IRError
 from tcomp.ir import te
-from tcomp.ir.broadcasting import require_same
+from tcomp.ir.broadcasting import require_same, term
+from tcomp.ir.dtypes import is_float
 from tcomp.ir.expr import Dim, Expr, as_expr, const, select
 from tcomp.ir.graph import Operator
 from tcomp.ir.simplify import as_dim
@@ -93,14 +97,37 @@ def _polynomial(roots: Sequence[Fraction]) -> list[Fraction]:
     return found
 
 
+@cache
+def denominator(tile: int, window: int, stride: int = 1) -> int:
+    """What makes integers of G for this axis; 0 where A' or B' has elements besides 0, 1, and -1, so that pixels grow by more than sums."""
+    found = 1
+    for n in phases(window, stride):
+        to_outputs, of_weights, of_inputs = matrices(tile, n) if n > 1 else ((), (), ())
+        if any(abs(e) > 1 for row in (*to_outputs, *of_inputs) for e in row):
+            return 0
+        found = lcm(found, *(e.denominator for row in of_weights for e in row))
+    return found if window > 1 else 1
+
+
+def exact_sums(w: np.ndarray, tile: int, stride: int, largest: int) -> bool:
+    """Whether integer weights (out, in, *window) times pixels from 0 to `largest` are summed exactly in int32 by integers of 16 bits."""
+    scales = [denominator(tile, n, stride) for n in w.shape[2:]]
+    sums = np.abs(w.astype(np.int64)).reshape(w.shape[0], -1).sum(1).max(initial=0)
+    grown = prod(2 if n > 1 else 1 for n in w.shape[2:])  # a point adds or subtracts two pixels along an axis, and less than `n` weights
+    point = prod(n * scale for n, scale in zip(w.shape[2:], scales, strict=True)) * np.abs(w.astype(np.int64)).max(initial=0)
+    return 0 not in scales and prod(scales) * sums * largest < 1 << 31 and max(grown * largest, point) < 1 << 15
+
+
 def transformed_weights(w: np.ndarray, tile: int, stride: int = 1, group: int = 1) -> np.ndarray:
     """G w G' for weights (out, in, *window), as (*points, in, out), with several groups (*points, group, in, out); computed in float64 and
-    rounded once, a cache full at a time."""
+    rounded once, a cache full at a time. Integers are multiplied by the `denominator` of each axis."""
     if group > 1:
         return np.stack([transformed_weights(part, tile, stride) for part in np.split(w, group)], axis=w.ndim - 2)
     outputs, channels, *window = w.shape
     shape = [points_of(tile, n, stride) for n in window]
     to_points = {axis: _of_weights(tile, n, stride) for axis, n in enumerate(window) if n > 1}
+    if np.issubdtype(w.dtype, np.integer):
+        to_points = {axis: matrix * denominator(tile, window[axis], stride) for axis, matrix in to_points.items()}
     found = np.empty((*shape, channels, outputs), w.dtype)
     step = max(1, _BLOCK // max(1, outputs * prod(shape)))
     for start in range(0, channels, step):
@@ -154,16 +181,17 @@ def winograd_input(x: Tensor, tile: int, taps: Sequence[int], stride: int = 1, f
     return te.compute((*points, *groups, x.shape[0], *counts, as_dim(each)), element, "winograd_input")
 
 
-def winograd_product(x: Tensor, w: Tensor) -> Tensor:
-    """For every point, and group, tiles times weights (*points, in channels, out channels), or (*points, group, in, out)."""
+def winograd_product(x: Tensor, w: Tensor, dtype: str | None = None) -> Tensor:
+    """For every point, and group, tiles times weights (*points, in channels, out channels), or (*points, group, in, out). Integers are
+    summed in `dtype`."""
     require_same(x.shape[-1], w.shape[-2], "channels of a convolution")
     c, shape = te.reduce_axis(w.shape[-2], "rc"), (*x.shape[:-1], w.shape[-1])
-    return te.compute(shape, lambda *i: te.sum(x[*i[:-1], c] * w[*i[: w.ndim - 2], c, i[-1]], c), "winograd_product")
+    return te.compute(shape, lambda *i: te.sum(term(x[*i[:-1], c], w[*i[: w.ndim - 2], c, i[-1]], dtype), c), "winograd_product")
 
 
 def winograd_output(p: Tensor, tile: int, shape: Sequence[Dim], stride: int = 1, fused: bool = True, group: int = 1) -> Tensor:
-    """A' p A for every tile, put together: (batch, channels, *shape), what lies beyond `shape` cut off. `fused` and `group` as of
-    `winograd_input`."""
+    """A' p A for every tile, put together: (batch, channels, *shape), what lies beyond `shape` cut off. Integers are divided by the
+    denominators of the weights. `fused` and `group` as of `winograd_input`."""
     rank = len(shape)
     points = sizes(p.shape[:rank], "points")
     tiles = tile_shape(tile, points)  # one point where the window is 1
@@ -171,6 +199,8 @@ def winograd_output(p: Tensor, tile: int, shape: Sequence[Dim], stride: int = 1,
         require_same(as_dim((as_expr(d) + (n - 1)) // n), count, "tiles of a convolution")
 
     each = as_expr(p.shape[-1])
+    windows = [n - stride * tile + stride if n > 1 else 1 for n in points]
+    scale = 1 if is_float(p.dtype) else prod(denominator(tile, n, stride) for n in windows)
 
     def element(n: Expr, o: Expr, *place: Expr) -> Expr:
         def transformed(axis: int, point: tuple[int, ...]) -> Expr:
@@ -180,9 +210,10 @@ def winograd_output(p: Tensor, tile: int, shape: Sequence[Dim], stride: int = 1,
             values = [transformed(axis - 1, (i, *point)) for i in range(points[axis])]
             if points[axis] == 1:
                 return values[0]
-            return pick(place[axis] % tile, _from_points(tile, points[axis] - stride * tile + stride, stride, values, fused))
+            return pick(place[axis] % tile, _from_points(tile, windows[axis], stride, values, fused))
 
-        return transformed(rank - 1, ())
+        found = transformed(rank - 1, ())
+        return found if scale == 1 else found // scale
 
     return te.compute((p.shape[-rank - 2], as_dim(each * group), *shape), element, "winograd_output")
 
@@ -281,15 +312,18 @@ def strassen_rows(x: Tensor) -> Tensor:
     return reduce(x, [x.ndim - 1], False, te.max, "strassen_rows", te.abs, size)
 
 
-def strassen_input(x: Tensor, sizes: Tensor) -> Tensor:
+def strassen_input(x: Tensor, sizes: Tensor | None) -> Tensor:
     """The left factors of the seven products, for matrices x (..., rows, k) with k even: (7, ..., ceil(rows / 2), k / 2). Each row is
-    divided by its size (..., rows), zeros where that is 0 or NaN; the last row stands for the one that an odd number of rows lacks."""
+    divided by its size (..., rows), zeros where that is 0 or NaN; integers have None. The last row stands for the one that an odd number of
+    rows lacks."""
     *batch, rows, k = x.shape
     if not isinstance(k, int) or k % 2:
         raise IRError(f"Strassen's algorithm for rows of {k} elements", why="they are cut in halves")
     half = k // 2
 
     def scaled(*index: Expr) -> Expr:
+        if sizes is None:
+            return x[index]
         size = sizes[index[:-1]]
         return select(size > 0.0, x[index] * (1.0 / size), 0.0)
 
@@ -300,15 +334,18 @@ def strassen_input(x: Tensor, sizes: Tensor) -> Tensor:
     return te.compute((PRODUCTS, *batch, as_dim((as_expr(rows) + 1) // 2), half), element, "strassen_input")
 
 
-def strassen_output(p: Tensor, sizes: Tensor) -> Tensor:
-    """The result, from the seven products p (7, ..., ceil(rows / 2), n / 2) and the sizes of its rows (..., rows): (..., rows, n)."""
+def strassen_output(p: Tensor, sizes: Tensor | None, rows: Dim | None = None) -> Tensor:
+    """The result, from the seven products p (7, ..., ceil(rows / 2), n / 2) and the sizes of its rows (..., rows), or their number where
+    they have none: (..., rows, n)."""
     _, *batch, pairs, half = p.shape
-    rows = sizes.shape[-1]
+    rows = as_dim(as_expr(pairs) * 2) if rows is None else rows
+    rows = rows if sizes is None else sizes.shape[-1]
     require_same(pairs, as_dim((as_expr(rows) + 1) // 2), "pairs of rows")
 
     def element(*index: Expr) -> Expr:
         *outer, i, j = index
-        return _quarter([p[n, *outer, i // 2, j % half] for n in range(PRODUCTS)], i % 2, j // half) * sizes[*outer, i]
+        found = _quarter([p[n, *outer, i // 2, j % half] for n in range(PRODUCTS)], i % 2, j // half)
+        return found if sizes is None else found * sizes[*outer, i]
 
     return te.compute((*batch, rows, as_dim(as_expr(half) * 2)), element, "strassen_output")
 

@@ -13,7 +13,7 @@ from operator import add, and_
 
 from tcomp.errors import IRError
 from tcomp.ir import loops as L, te
-from tcomp.ir.broadcasting import broadcast_shape, factor, product_dtype, require_same, require_same_shape, widened
+from tcomp.ir.broadcasting import broadcast_shape, product_dtype, require_same, require_same_shape, term, widened
 from tcomp.ir.dtypes import integer_range
 from tcomp.ir.expr import Dim, Expr, as_expr, cast, const, maximum, minimum, select
 from tcomp.ir.graph import Operator
@@ -59,7 +59,8 @@ def conv(x: Tensor, w: Tensor, strides: Ints, dilations: Ints, group: int, dtype
     """Cross-correlation: y[n, o, p...] = sum over c, k of x[n, g*C/G + c, p*stride + k*dilation] * w[o, c, k...].
 
     Any number of spatial axes; `group` divides channels in `group` independent convolutions (depthwise where it equals them).
-    Integers wrap around in their own type, except that 8-bit ones, which may differ in sign, give int32. `dtype` is that of the result.
+    Integers wrap around in their own type, except that 8-bit ones, which may differ in sign, give int32. `dtype` is that of the result;
+    integers that it holds more of are summed in it.
     """
     _check(x, w, group, strides, dilations)
     out_channels, in_channels, *kernel = w.shape
@@ -75,7 +76,7 @@ def conv(x: Tensor, w: Tensor, strides: Ints, dilations: Ints, group: int, dtype
     def element(n: Expr, o: Expr, *p: Expr) -> Expr:
         source = inner if group == 1 else o // per_group * as_expr(in_channels) + inner
         at = [i * s + k * r for i, s, k, r in zip(p, strides, window, dilations, strict=True)]
-        return cast(te.sum(factor(x[(n, source, *at)]) * factor(w[(o, inner, *window)]), reduced), dtype or product_dtype(x.dtype))
+        return cast(te.sum(term(x[(n, source, *at)], w[(o, inner, *window)], dtype), reduced), dtype or product_dtype(x.dtype))
 
     return te.compute((x.shape[0], out_channels, *spatial), element, "conv")
 

@@ -18,6 +18,7 @@ MAX_POINTS = {1: 8, 2: 6}  # along an axis, by the number of axes that are cut i
 MAX_STRIDE = 2  # of a window of three, a larger stride leaves nothing to save
 MIN_GROUP = 16  # channels of a group: products of shorter sums take as long to start and to store as to add up
 TYPICAL = 256  # elements of an axis of unknown size: pixels of an image; a power of two, so that no algorithm has a tile too many
+WORDS_TOGETHER = 1.5  # products of 16-bit integers in the time of one of floats: an instruction adds up two, others add that to the sums
 MAX_TIME = 0.95  # of the time of the direct sum: smaller differences are within the error of the model
 
 
@@ -25,7 +26,7 @@ MAX_TIME = 0.95  # of the time of the direct sum: smaller differences are within
 class Convolution:
     """The sizes of a convolution, which decide on the fastest algorithm. `channels` and `outputs` are those of each of its groups,
     `extents` those of the result, `window` those of the filter, axis by axis; `stride` is that of the axes along which the window has more
-    than one element."""
+    than one element. `words`: it multiplies integers of 16 bits."""
 
     batch: int
     channels: int
@@ -34,24 +35,30 @@ class Convolution:
     window: tuple[int, ...] = (3, 3)
     stride: int = 1
     groups: int = 1
+    words: bool = False
 
     def __str__(self) -> str:
         window, extents = ("x".join(map(str, n)) for n in (self.window, self.extents))
         stride = ("" if self.stride == 1 else f" of stride {self.stride}") + ("" if self.groups == 1 else f" in {self.groups} groups")
-        return f"{window} convolution{stride} {self.batch}x{self.channels} -> {self.outputs}x{extents}"
+        return f"{window} convolution{stride} {self.batch}x{self.channels} -> {self.outputs}x{extents}" + _of_words(self.words)
 
 
 @dataclass(frozen=True, slots=True)
 class Product:
-    """The sizes of a product of `batch` matrices, rows x depth, with one that is known, depth x columns."""
+    """The sizes of a product of `batch` matrices, rows x depth, with one that is known, depth x columns; `words` as of `Convolution`."""
 
     batch: int
     rows: int
     depth: int
     columns: int
+    words: bool = False
 
     def __str__(self) -> str:
-        return f"product {self.batch}x{self.rows}x{self.depth} by {self.depth}x{self.columns}"
+        return f"product {self.batch}x{self.rows}x{self.depth} by {self.depth}x{self.columns}" + _of_words(self.words)
+
+
+def _of_words(words: bool) -> str:
+    return " of 16-bit integers" if words else ""
 
 
 Sizes = Convolution | Product
@@ -63,9 +70,8 @@ def convolution_sizes(node: Node, form: Form, sample: Mapping[Expr, int]) -> Con
     assert w is not None
     outputs, channels, *window = (typical_size(d, sample) for d in w.shape)
     batch, extents = output.shape[0], tuple(typical_size(d, sample) for d in output.shape[2:])
-    return Convolution(
-        batch if isinstance(batch, int) else 1, channels, outputs // form.group, extents, tuple(window), max(form.strides), form.group
-    )
+    batch, outputs, words = batch if isinstance(batch, int) else 1, outputs // form.group, output.dtype == "int32"
+    return Convolution(batch, channels, outputs, extents, tuple(window), max(form.strides), form.group, words)
 
 
 def typical_dims(graph: Graph) -> dict[Expr, int]:
@@ -92,15 +98,17 @@ def fastest(x: Sizes, target: CpuTarget) -> int:
     return min(costs, key=lambda n: costs[n] * (1 if n else MAX_TIME))
 
 
-def algorithm_costs(x: Sizes, target: CpuTarget, together: int = 1) -> dict[int, float]:
+def algorithm_costs(x: Sizes, target: CpuTarget, together: float = 1) -> dict[int, float]:
     """Modelled cycles of the direct sum, of which an instruction adds up so many products `together` in a lane of 32 bits, and of the
-    alternatives that may be faster, in float32, by the number of the algorithm (see `fastest`)."""
+    alternatives that may be faster, in float32 or by integers of 16 bits, by the number of the algorithm (see `fastest`)."""
     core, lanes = target.core, target.lanes(32)
+    together, apart = (WORDS_TOGETHER, WORDS_TOGETHER) if x.words else (together, 1.0)  # `apart`: as `together`, of the alternatives
+    size = 2 if x.words else 4  # bytes of an element, and of one of the weights
 
-    def cycles(products: int, weights: int, channels: int, outputs: int, together: int = 1) -> float:
+    def cycles(products: int, weights: int, channels: int, outputs: int, together: float) -> float:
         """Of a core; `products` and `weights` are those of one pair of channels. Of weights some arrive while products are computed."""
         vectors = channels * -(-outputs // lanes) / together
-        computing, arriving = vectors * products / core.fma, vectors * weights * lanes * 4 / target.streaming_bandwidth
+        computing, arriving = vectors * products / core.fma, vectors * weights * lanes * size / target.streaming_bandwidth
         exposed = min(1.0, arriving / computing) if computing else 1.0  # an operand may have no rows
         return computing / core.product_efficiency + arriving * exposed
 
@@ -109,25 +117,28 @@ def algorithm_costs(x: Sizes, target: CpuTarget, together: int = 1) -> dict[int,
         if x.rows > 1 and x.depth % (2 * lanes) == 0 and x.columns % (2 * lanes) == 0:
             pairs, depth, columns = x.batch * -(-x.rows // 2), x.depth // 2, x.columns // 2
             whole = -(-columns // (2 * lanes)) * 2 * lanes  # tiles are two vectors wide: one that is left over takes as long
-            moved = 4 * pairs * (depth * (4 + bilinear.PRODUCTS) + columns * 2 * bilinear.PRODUCTS)  # products are written and read
+            moved = pairs * (size * depth * (4 + bilinear.PRODUCTS) + 4 * columns * 2 * bilinear.PRODUCTS)  # products are written and read
             bandwidth = core.quarters_bandwidth if moved <= core.cached_quarters else core.large_quarters_bandwidth
-            costs[1] = cycles(bilinear.PRODUCTS * pairs, bilinear.PRODUCTS, depth, whole) + moved / bandwidth
+            costs[1] = cycles(bilinear.PRODUCTS * pairs, bilinear.PRODUCTS, depth, whole, apart) + moved / bandwidth
         return costs
     pixels, elements = x.batch * prod(x.extents), prod(x.window)
     read = prod(x.stride for n in x.window if n > 1)  # pixels of the input for one of the result
     costs = {0: x.groups * cycles(elements * pixels, elements, x.channels, x.outputs, together)}
     least = lanes if x.groups == 1 else max(lanes, MIN_GROUP)
-    for tile in winograd_tiles(x.window, x.stride) if min(x.channels, x.outputs) >= least else ():
+    for tile in winograd_tiles(x.window, x.stride, x.words) if min(x.channels, x.outputs) >= least else ():
         points = prod(bilinear.points_of(tile, n, x.stride) for n in x.window)
         tiles = x.batch * prod(-(-d // n) for d, n in zip(x.extents, bilinear.tile_shape(tile, x.window), strict=True))
-        moved = pixels * (x.channels * read + x.outputs) + 2 * points * tiles * (x.channels + x.outputs)  # each is written and read once
-        costs[tile] = x.groups * (cycles(points * tiles, points, x.channels, x.outputs) + moved * 4 / core.tile_bandwidth)
+        moved = size * pixels * (x.channels * read + x.outputs)
+        moved += 2 * points * tiles * (size * x.channels + 4 * x.outputs)  # each is written and read once
+        costs[tile] = x.groups * (cycles(points * tiles, points, x.channels, x.outputs, apart) + moved / core.tile_bandwidth)
     return costs
 
 
-def winograd_tiles(window: Sequence[int], stride: int) -> tuple[int, ...]:
-    """The tile sizes on offer for a filter: those whose rounding errors stay small. (The phases of a stride have fewer points each.)"""
+def winograd_tiles(window: Sequence[int], stride: int, words: bool = False) -> tuple[int, ...]:
+    """The tile sizes on offer for a filter: those whose rounding errors stay small (the phases of a stride have fewer points each), and of
+    `words`, whose points are their sums and differences."""
     wide = [n for n in window if n > 1]
     most = MAX_POINTS.get(len(wide), 0)
     fitting = (tile for tile in (2, 4) if all(n % 2 == 1 and tile + max(bilinear.phases(n, stride)) - 1 <= most for n in wide))
+    fitting = (tile for tile in fitting if not words or all(bilinear.denominator(tile, n, stride) for n in wide))
     return tuple(fitting) if wide and stride <= MAX_STRIDE else ()

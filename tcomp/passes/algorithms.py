@@ -61,6 +61,7 @@ MIN_KEYS = 256  # elements of a row of scores: two blocks of the schedule; a sho
 UNBOUNDED = 1 << 20  # elements of a symbolic extent: where it may be larger, its bound says nothing about likely sizes
 MAX_ZEROS = 4  # elements of a filter, zeros included, for each element of it: with more, multiplying by zeros takes longest
 MIN_PAIRED = 16  # rows of a matrix that are added in pairs: of fewer, a row without another one takes too much of the time
+WORDS, MAX_BYTE = ("int16", "int8", "int32"), 255  # the types of products of bytes by integers of 16 bits, which are bytes as well
 MIN_SAVED = 0.02  # of the multiplications of a model: code for two ranges of sizes takes twice as long to plan, and stores weights twice
 
 
@@ -77,11 +78,12 @@ class FreeRows:
     total: Expr
     depth: int
     columns: int
+    words: bool
 
     def product(self, total: int) -> Product:
         """The sizes where there are so many rows."""
         rows = min(self.rows, total) if isinstance(self.rows, int) else total
-        return Product(total // rows, rows, self.depth, self.columns)
+        return Product(total // rows, rows, self.depth, self.columns, self.words)
 
 
 def choose_algorithms(
@@ -106,19 +108,20 @@ def choose_algorithms(
     def winograd(node: Node, rewriter: Rewriter) -> Replacement:
         """conv(x, w) = winograd_output(winograd_product(winograd_input(x), G w G'))"""
         form = structure.convolution(node)
-        if form is None or node.outputs[0].dtype != "float32":
+        if form is None or (weights := _weights(node, rewriter)) is None:
             return None
         (x, w), output = node.inputs, node.outputs[0]
-        if x is None or w is None or (weights := rewriter.array(w)) is None:
-            return None
+        assert x is not None and w is not None
         window, stride = weights.shape[2:], max(form.strides)
         even = all(n == (stride if size > 1 else 1) for n, size in zip(form.strides, window, strict=True))
-        if not even or not winograd_tiles(window, stride) or any(n != 1 for n in form.dilations):
+        if not even or not winograd_tiles(window, stride, output.dtype == "int32") or any(n != 1 for n in form.dilations):
             return None
         extents, sizes = output.shape[2:], convolution_sizes(node, form, sample)
         channels, outputs = sizes.channels, sizes.outputs
         if not (tile := chosen(sizes)):
             return "the direct sum is faster"
+        if not is_float(output.dtype) and not bilinear.exact_sums(weights, tile, stride, MAX_BYTE):
+            return "sums may exceed 32 bits"
         whole = [(as_expr(d) + (n - 1)) // n * n for d, n in zip(extents, bilinear.tile_shape(tile, window), strict=True)]
         missing = [as_dim((n - d) * stride) for d, n in zip(extents, whole, strict=True)]
         steps = [stride if n > 1 else 1 for n in window]
@@ -134,7 +137,7 @@ def choose_algorithms(
         shape = (*(bilinear.points_of(tile, n, stride) for n in window), *groups, channels, outputs)
         transformed = LazyConstant(shape, bilinear.transformed_weights, weights, (tile, stride, *groups))
         kernels = rewriter.constant(transformed, f"{w.name}.winograd")
-        (products,) = rewriter.add(bilinear.WINOGRAD_PRODUCT, [points, kernels], {}, f"{node.name}.products")
+        (products,) = rewriter.add(bilinear.WINOGRAD_PRODUCT, [points, kernels], {"dtype": output.dtype}, f"{node.name}.products")
         return rewriter.add(bilinear.WINOGRAD_OUTPUT, [products], {**attrs, "shape": extents}, node.name)
 
     def halves(w: Value, matrix: np.ndarray, transposed: bool, rank: int, rewriter: Rewriter) -> Value:
@@ -146,39 +149,41 @@ def choose_algorithms(
     def strassen(node: Node, rewriter: Rewriter) -> Replacement:
         """matmul(x, w) = strassen_output(matmul(strassen_input(x, rows), sums of quarters of w), rows)"""
         form = structure.matrix_product(node)
-        if form is None or form.transpose_left or node.outputs[0].dtype != "float32":
+        if form is None or form.transpose_left or (matrix := _weights(node, rewriter)) is None:
             return None
-        (x, w), transposed = node.inputs, form.transpose_right
-        if x is None or w is None or (matrix := rewriter.array(w)) is None or matrix.ndim != 2 or len(x.shape) < 2:
+        (x, w), transposed, words = node.inputs, form.transpose_right, node.outputs[0].dtype == "int32"
+        assert x is not None and w is not None
+        if matrix.ndim != 2 or len(x.shape) < 2:
             return None
         depth, columns = matrix.shape[::-1] if transposed else matrix.shape
         *batch, rows = (max(1, bounds(as_expr(d))[0] or 1) for d in x.shape[:-1])  # for few rows it would take up to 7/4 of the time
-        sizes, known = Product(prod(batch), rows, depth, columns), isinstance(x.shape[-2], int)
+        sizes, known = Product(prod(batch), rows, depth, columns, words), isinstance(x.shape[-2], int)
         total = as_dim(prod(map(as_expr, x.shape[:-1]), start=as_expr(1)))
-        doubtful = FreeRows(x.shape[-2], total, depth, columns) if isinstance(total, Expr) else None
+        doubtful = FreeRows(x.shape[-2], total, depth, columns, words) if isinstance(total, Expr) else None
         if doubtful is not None and least and doubtful.total in least:
             sizes = doubtful.product(least[doubtful.total])
         if len(algorithm_costs(doubtful.product(MIN_PAIRED) if doubtful else sizes, target)) == 1:
             return None
         if len(algorithm_costs(sizes, target)) == 1 or not chosen(sizes):
-            if free is not None and doubtful is not None and bilinear.similar_columns(matrix, transposed):
+            if free is not None and doubtful is not None and (words or bilinear.similar_columns(matrix, transposed)):
                 free.append(doubtful)
             return "the direct sum is faster" if known else f"there may be too few rows: {rows}"
-        if not bilinear.similar_columns(matrix, transposed):
+        if not words and not bilinear.similar_columns(matrix, transposed):
             return "columns of the matrix differ too much in size"
-        (row_sizes,) = rewriter.add(bilinear.STRASSEN_ROWS, [x], {}, f"{node.name}.rows")
+        row_sizes = None if words else rewriter.add(bilinear.STRASSEN_ROWS, [x], {}, f"{node.name}.rows")[0]
         (factors,) = rewriter.add(bilinear.STRASSEN_INPUT, [x, row_sizes], {}, f"{node.name}.factors")
         weights = halves(w, matrix, transposed, len(x.shape), rewriter)
-        (products,) = rewriter.add(MATMUL, [factors, weights], {}, f"{node.name}.products")
-        return rewriter.add(bilinear.STRASSEN_OUTPUT, [products, row_sizes], {}, node.name)
+        (products,) = rewriter.add(MATMUL, [factors, weights], {"dtype": node.outputs[0].dtype}, f"{node.name}.products")
+        return rewriter.add(bilinear.STRASSEN_OUTPUT, [products, row_sizes], {"rows": x.shape[-2]}, node.name)
 
     def pointwise(node: Node, rewriter: Rewriter) -> Replacement:
         """conv1x1(x, w) = the product of the pixels of x, as rows, with w, by Strassen's algorithm"""
         form = structure.convolution(node)
-        if form is None or form.group != 1 or node.outputs[0].dtype != "float32" or max(form.strides) > 1:
+        if form is None or form.group != 1 or max(form.strides) > 1 or (weights := _weights(node, rewriter)) is None:
             return None
         (x, w), output = node.inputs, node.outputs[0]
-        if x is None or w is None or (weights := rewriter.array(w)) is None or prod(weights.shape[2:]) != 1:
+        assert x is not None and w is not None
+        if prod(weights.shape[2:]) != 1:
             return None
         if not all(isinstance(d, int) for d in output.shape):
             return None
@@ -186,13 +191,15 @@ def choose_algorithms(
         channels = weights.shape[1]
         matrix = weights.reshape(outputs, channels)
         paired = min(range(len(extents)), key=lambda n: (extents[n] % 2, -n))  # pixels along this axis are pairs
-        sizes = Product(batch * prod(extents) // extents[paired], extents[paired], channels, outputs)
+        words = output.dtype == "int32"
+        sizes = Product(batch * prod(extents) // extents[paired], extents[paired], channels, outputs, words)
         if len(algorithm_costs(sizes, target)) == 1 or not chosen(sizes):
             return "the direct sum is faster"
-        if not bilinear.similar_columns(matrix, True):
+        if not words and not bilinear.similar_columns(matrix, True):
             return "columns of the matrix differ too much in size"
         (factors,) = rewriter.add(bilinear.STRASSEN_PIXELS, [x], {"rows": 2 + paired}, f"{node.name}.factors")
-        (products,) = rewriter.add(MATMUL, [factors, halves(w, matrix, True, 2, rewriter)], {}, f"{node.name}.products")
+        sums = halves(w, matrix, True, 2, rewriter)
+        (products,) = rewriter.add(MATMUL, [factors, sums], {"dtype": output.dtype}, f"{node.name}.products")
         return rewriter.add(bilinear.STRASSEN_IMAGE, [products], {"shape": output.shape, "rows": 2 + paired}, node.name)
 
     def spread_product(node: Node, rewriter: Rewriter) -> Replacement:
@@ -282,6 +289,13 @@ def choose_algorithms(
 
     rules = spread_product, columns, phases
     return rewrite_graph(graph, rules if direct else (winograd, strassen, pointwise, *rules), notes)
+
+
+def _weights(node: Node, rewriter: Rewriter) -> np.ndarray | None:
+    """The constant weights of a contraction in float32, or, as integers of 16 bits, of one of bytes (see `quantized.use_words`)."""
+    x, w = node.inputs
+    found, types = rewriter.array(w), (x and x.dtype, w and w.dtype, node.outputs[0].dtype)
+    return found if types == ("float32",) * 3 else None if found is None or types != WORDS else found.astype(np.int16)
 
 
 def _phase_weights(rewriter: Rewriter, w: Value, shape: Sequence[int], strides: Sequence[int], group: int, lanes_of_phases: bool) -> Value:

@@ -236,7 +236,7 @@ def _products(graph: Graph) -> Iterator[_Product]:
     """Reductions of two operands, one constant or bytes: (kernel, reduction, the value that each read is of, through zeros around it)."""
     reductions = _remembered(kernel_layouts.reductions_of_two)
     for node in graph.nodes:
-        if node.op is KERNEL and any(v is not None and (v in graph.constants or v.dtype == "uint8") for v in node.inputs):
+        if node.op is KERNEL and any(v is not None and (v in graph.constants or v.dtype in ("uint8", "int16")) for v in node.inputs):
             sources = [v for v in node.inputs if v is not None]
             for reduction, operands in reductions(node.bodies[0]):
                 yield node, reduction, {r: sources[number] for r, number in operands.items()}
@@ -264,12 +264,16 @@ def _is_summed(index: E.Expr, reduced: Collection[E.Expr]) -> bool:
     return all(x in reduced or x.op == "floordiv" for x in factors) and any(x in reduced for x in factors)
 
 
+SUMMED_PAIRS = (("int8", "uint8"), ("int8", "int16"), ("int16", "int16"), ("bfloat16", "bfloat16"))  # of types whose products are added up
+
+
 def _summed_neighbours(graph: Graph, products: Sequence[_Product]) -> dict[Value, Layout]:
     """For the bytes of activations, and bfloat16 numbers, the axis that a product sums goes to the end: instructions add up neighbours."""
     wanted: dict[Value, Layout] = {}
     for _, reduction, operands in products:
-        weights, read = sorted(E.reads(reduction.args[0]), key=lambda r: (r.dtype, operands.get(r) not in graph.constants))
-        if (weights.dtype, read.dtype) in (("int8", "uint8"), ("bfloat16", "bfloat16")) and read in operands:
+        reads = sorted(E.reads(reduction.args[0]), key=lambda r: operands.get(r) not in graph.constants)
+        weights, read = sorted(reads, key=lambda r: (itemsize(r.dtype), r.dtype))
+        if (weights.dtype, read.dtype) in SUMMED_PAIRS and read in operands:
             axes = [d for d, i in enumerate(read.args) if i in reduction.attr[1] and i in weights.args]
             rank = len(operands[read].shape)
             if len(axes) == 1 and rank > 2 and axes[0] != rank - 1:

@@ -361,7 +361,7 @@ class _Grouping:
                 continue
             source = next((v for v in node.inputs if v is not None and v.dtype in BYTES and v.shape == value.shape), None)
             readers, (reader, *others) = self.consumers[value], {self.groups[r]: None for r in self.consumers[value]}
-            if source is None or itemsize(value.dtype) == 1 or others or reader.closed:
+            if source is None or itemsize(value.dtype) == 1 or value.dtype == "int16" or others or reader.closed:
                 continue
             if not all(self.facts[r].is_aligned(v) for r, v in ((node, source), *((r, value) for r in readers))):
                 continue

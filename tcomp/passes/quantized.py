@@ -9,6 +9,7 @@ Integers are exact; floats keep their values up to the order of multiplications.
 
 from __future__ import annotations
 
+from collections.abc import Container
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -18,8 +19,9 @@ from tcomp.ir.broadcasting import BYTES
 from tcomp.ir.dtypes import NARROW
 from tcomp.ir.graph import Graph, Node, Value
 from tcomp.ops.elementwise import ADD, CAST, MUL
+from tcomp.ops.matmul import MATMUL
 from tcomp.ops.movement import PAD, TRANSPOSE
-from tcomp.ops.nn import ADD_CHANNELS, MAX_POOL
+from tcomp.ops.nn import ADD_CHANNELS, CONV, MAX_POOL
 from tcomp.ops.quantization import CENTRED, DEQUANTIZE, QUANTIZE, SWAP_SIGN
 from tcomp.passes import structure
 from tcomp.passes.canonicalize import uniform, zero_padding
@@ -33,6 +35,51 @@ MAX_EPILOGUE = 8  # operators between a contraction and a `quantize` of its resu
 def use_bytes(graph: Graph, notes: Notes | None = None) -> Graph:
     """The graph with integer contractions in the place of quantised ones: see the rules."""
     return rewrite_graph(graph, (unsigned_activations, two_swaps, swapped_numbers, byte_contraction, moved_bytes, inverse_scale), notes)
+
+
+def use_words(graph: Graph, notes: Notes | None = None) -> Graph:
+    """The graph with products of bytes by integers of 16 bits in the place of those of two bytes, for processors that multiply such alone:
+    activations are widened where they are computed, once, not where they are multiplied; weights stay bytes."""
+    multiplied = set[Value | None]()
+    for node in reversed(graph.nodes):
+        if node.op in (PAD, MAX_POOL) and not multiplied.isdisjoint(node.outputs):
+            multiplied.add(node.inputs[0])
+        multiplied.add(_multiplied(node, graph.constants))
+
+    def words(value: Value, rewriter: Rewriter) -> Value:
+        """The bytes as integers of 16 bits: what is only moved is moved as such."""
+        before, attrs = rewriter.producer(value, PAD, MAX_POOL), {"dtype": "int16"}
+        if before is None:
+            return rewriter.add(CAST, [value], attrs, f"{value.name}.words")[0]
+        inputs = [None if v is None else words(v, rewriter) for v in before.inputs]
+        return rewriter.add(before.op, inputs, before.attrs, before.name)[0]
+
+    @rule_for(CONV, MATMUL)
+    def word_contraction(node: Node, rewriter: Rewriter) -> Replacement:
+        """f(x, w) = f(int16(x), w)"""
+        if (x := _multiplied(node, rewriter.constants)) is None:
+            return None
+        return rewriter.add(node.op, [words(x, rewriter), node.inputs[1]], {**node.attrs, "dtype": "int32"}, node.name)
+
+    @rule_for(DEQUANTIZE)
+    def same_words(node: Node, rewriter: Rewriter) -> Replacement:
+        """dequantize(x, s, z) = dequantize(int16(x), s, z), where x is multiplied as well: it is stored once"""
+        x = node.inputs[0]
+        if x is None or x.dtype != "uint8" or x not in multiplied:
+            return None
+        return rewriter.add(DEQUANTIZE, [words(x, rewriter), *node.inputs[1:]], node.attrs, node.name)
+
+    return rewrite_graph(graph, (word_contraction, same_words), notes)
+
+
+def _multiplied(node: Node, constants: Container[Value]) -> Value | None:
+    """The bytes of activations that a contraction of several neighbours multiplies by constant ones."""
+    if node.op not in (CONV, MATMUL):
+        return None
+    x, w = node.inputs
+    if x is None or w is None or w not in constants or (x.dtype, w.dtype) != ("uint8", "int8"):
+        return None
+    return x if node.op is MATMUL or w.shape[1] != 1 else None
 
 
 def _zero_point(value: Value | None, dtype: str, rewriter: Rewriter) -> np.ndarray | None:

@@ -11,7 +11,7 @@ from typing import Any
 
 from tcomp.errors import TcompError
 from tcomp.ir import access, expr as E, te
-from tcomp.ir.dtypes import BITS, NARROW_FLOATS, SIGNED, integer_range, is_float
+from tcomp.ir.dtypes import BITS, NARROW_FLOATS, SIGNED, integer_range, is_float, is_integer
 from tcomp.ir.graph import STRUCTURAL, Application, Node, Operator, Value, application
 from tcomp.ir.simplify import as_dim, same_shape, simplify
 from tcomp.ops.matmul import MATMUL
@@ -278,7 +278,8 @@ class Convolution:
 def matrix_product(node: Node) -> MatrixProduct | None:
     """The matrix product that a node computes; None where it computes anything else."""
     forms = product((False, True), repeat=2) if _contracts(node) else ()
-    return next((MatrixProduct(a, b) for a, b in forms if computes(node, MATMUL, {"transpose_a": a, "transpose_b": b})), None)
+    attrs = _sums(node) if node.outputs else {}
+    return next((MatrixProduct(a, b) for a, b in forms if computes(node, MATMUL, {"transpose_a": a, "transpose_b": b, **attrs})), None)
 
 
 def convolution(node: Node) -> Convolution | None:
@@ -297,7 +298,13 @@ def convolution(node: Node) -> Convolution | None:
     strides = tuple(max((c for v, c in form.terms.items() if v in axes), default=1) for form in forms)
     dilations = tuple(form.terms.get(k, 1) for form, k in zip(forms, w.args[2:], strict=True))
     result = Convolution(strides, dilations, channels // depth)
-    return result if computes(node, CONV, asdict(result)) else None
+    return result if computes(node, CONV, asdict(result) | _sums(node)) else None
+
+
+def _sums(node: Node) -> dict[str, Any]:
+    """The attribute of contractions that says in which type integers are summed."""
+    dtype = node.outputs[0].dtype
+    return {"dtype": dtype} if is_integer(dtype) else {}
 
 
 def adjacent_windows(node: Node) -> bool:

@@ -76,6 +76,12 @@ def vpmaddwd(rows: int, vectors: int, unroll: int = 1, bits: int = 512) -> Instr
 
 
 @cache
+def vpmaddwd_bytes(rows: int, vectors: int, unroll: int = 1, bits: int = 512) -> Instruction:
+    """As `vpmaddwd`, but of int16 by int8: the packed operand is widened by an instruction of its own, once for all rows."""
+    return _pair_tile("vpmaddwd_bytes", ("int32", "int16", "int8"), (rows, vectors, unroll), bits, "avx512bw" if bits == 512 else "avx2")
+
+
+@cache
 def vdpbf16ps(rows: int, vectors: int, unroll: int = 1, bits: int = 512) -> Instruction:
     """AVX-512 BF16: sums of two products of bfloat16 numbers, added to float32; in an order of its own, numbers below 2**-126 taken as 0.
 
@@ -230,7 +236,10 @@ def tf32(x: Expr) -> Expr:
     return E.bitcast(E.bitcast(x, "uint32") & 0xFFFFE000, "float32")
 
 
-_GENERATORS = {f.__name__: f for f in (fma_tile, vpdpbusd, vpdpbusd_unsigned, vpmaddwd, vdpbf16ps, sdot, mma, mma_fill, mma_store, wgmma)}
+_GENERATORS = {
+    f.__name__: f
+    for f in (fma_tile, vpdpbusd, vpdpbusd_unsigned, vpmaddwd, vpmaddwd_bytes, vdpbf16ps, sdot, mma, mma_fill, mma_store, wgmma)
+}
 
 
 def _call(name: str, *arguments: int | str) -> str:

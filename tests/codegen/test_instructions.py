@@ -24,7 +24,7 @@ from tcomp.ir.instruction import Instruction, match
 from tcomp.ir.interpreters.loops import run_kernel
 from tcomp.ir.loops import Accumulate, Allocate, Buffer, Call, For, Kernel, Stmt, block, loop, store, walk
 from tcomp.ir.verify.loops import verify_kernel
-from tcomp.schedules.instructions import fma_tile, mma, sdot, vdpbf16ps, vpdpbusd, vpmaddwd
+from tcomp.schedules.instructions import fma_tile, mma, sdot, vdpbf16ps, vpdpbusd, vpmaddwd, vpmaddwd_bytes
 from tcomp.schedules.primitives.editing import rebuild
 from tcomp.target import CpuTarget, CudaTarget, Target
 from tests.codegen.cuda import cuda_host
@@ -40,6 +40,7 @@ X86 = [
     (fma_tile(4, 2, 3, "avx2"), "haswell"), (fma_tile(2, 3, 1, "avx2", "float64"), "haswell"),
     (vpdpbusd(1, 1), "cascadelake"), (vpdpbusd(6, 4), "cascadelake"), (vpdpbusd(3, 2, 5), "cascadelake"), (vpdpbusd(2, 2, 2, 256), "cascadelake"),
     (vpmaddwd(1, 1, 1, 256), "haswell"), (vpmaddwd(3, 2, 4, 256), "haswell"), (vpmaddwd(6, 4), "skylake-avx512"),
+    (vpmaddwd_bytes(5, 2, 1, 256), "haswell"), (vpmaddwd_bytes(2, 3, 2), "skylake-avx512"),
     (vdpbf16ps(1, 1), "cooperlake"), (vdpbf16ps(6, 4), "cooperlake"), (vdpbf16ps(3, 2, 5, 256), "cooperlake"),
 ]  # fmt: skip
 EXTRA = Buffer("extra", "int32", (64,))

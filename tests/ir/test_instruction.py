@@ -15,10 +15,10 @@ from tcomp.ir.interpreters.loops import run_kernel
 from tcomp.ir.loops import Accumulate, Buffer, Call, For, Kernel, Stmt, block, loop, store, walk
 from tcomp.ir.text.parser import parse_instruction, parse_kernel
 from tcomp.ir.verify.loops import verify_kernel
-from tcomp.schedules.instructions import fma_tile, mma, mma_fill, mma_store, sdot, vpdpbusd, vpmaddwd, wgmma
+from tcomp.schedules.instructions import fma_tile, mma, mma_fill, mma_store, sdot, vpdpbusd, vpmaddwd, vpmaddwd_bytes, wgmma
 
 GOLDEN = Path(__file__).parents[1] / "golden"
-SHIPPED = [fma_tile(6, 4), fma_tile(1, 1, 2, "neon", "float64"), vpdpbusd(3, 2, 2), vpdpbusd(1, 1, 1, 256), vpmaddwd(2, 2, 1, 256), sdot(2, 2), *map(mma, ("float16", "float32", "int8")), mma_fill(), mma_store("int32"), wgmma("float16", 24), wgmma("float32", 8), wgmma("uint8", 32)]  # fmt: skip
+SHIPPED = [fma_tile(6, 4), fma_tile(1, 1, 2, "neon", "float64"), vpdpbusd(3, 2, 2), vpdpbusd(1, 1, 1, 256), vpmaddwd(2, 2, 1, 256), vpmaddwd_bytes(2, 2), sdot(2, 2), *map(mma, ("float16", "float32", "int8")), mma_fill(), mma_store("int32"), wgmma("float16", 24), wgmma("float32", 8), wgmma("uint8", 32)]  # fmt: skip
 
 
 def called(i: Instruction) -> Kernel:

@@ -15,7 +15,7 @@ from tcomp.pipeline import compile_model, graph_passes
 from tcomp.target import CpuTarget, Target
 
 RNG = np.random.default_rng(3)
-PLAIN = CpuTarget.parse("cpu -mcpu=haswell")
+VNNI, PLAIN = CpuTarget.parse("cpu -mcpu=cascadelake"), CpuTarget.parse("cpu -mcpu=haswell")
 
 
 @pytest.fixture(autouse=True)
@@ -37,15 +37,15 @@ def model(nodes, inputs, output, constants, opset=21):
     )
 
 
-def products(proto):
+def products(proto, target=VNNI):
     """The (activation, weight) types of the contractions of a model after all passes."""
-    graph, _ = run_passes(import_model(proto), graph_passes(CompileOptions(CpuTarget.parse("cpu")), Report()), verify=True)
+    graph, _ = run_passes(import_model(proto), graph_passes(CompileOptions(target), Report()), verify=True)
     inside = [n for node in graph.nodes if node.op is KERNEL for n in node.bodies[0].nodes]
     return [tuple(v.dtype for v in n.inputs) for n in inside if n.op.name in ("conv", "matmul")]
 
 
 def exactly(proto, inputs, expected=None):
-    """Native code computes the integers of the ONNX reference, with instructions for bytes and without."""
+    """Native code computes the integers of the ONNX reference, with instructions for bytes and for integers of 16 bits."""
     if expected is None:
         (expected,) = ReferenceEvaluator(proto).run(None, inputs)
     for target in (None, PLAIN):
@@ -159,7 +159,7 @@ def test_dequantized_operands_per_channel(dtype):
     ]  # fmt: skip
     x = RNG.normal(size=(1, 3, 8, 8)).astype(np.float32)
     proto = model(nodes, {"x": x}, dtype, constants)
-    assert products(proto) == [("uint8", "int8")] * 3
+    assert products(proto) == [("uint8", "int8")] * 3 and products(proto, PLAIN) == [("int16", "int8")] * 3
     (expected,) = ReferenceEvaluator(proto).run(None, {"x": x})
     for target in (None, PLAIN):
         artifact, report = compile_model(proto, CompileOptions(target, emit=("graph",)))
@@ -181,7 +181,7 @@ def test_dynamic_quantization():
     ]
     proto = model(nodes, {"x": x}, "float32", {"w": w, "sw": np.float32(0.01)})
     assert products(proto) == [("uint8", "int8")]
-    graph, _ = run_passes(import_model(proto), graph_passes(CompileOptions(CpuTarget.parse("cpu")), Report()))
+    graph, _ = run_passes(import_model(proto), graph_passes(CompileOptions(VNNI), Report()))
     assert graph.nodes[-1].bodies[0].name == "matmul_add_cast_mul"  # zero point and scale are applied to the register tile
     (expected,) = ReferenceEvaluator(proto).run(None, {"x": x})
     found = tcomp.compile(proto).run({"x": x})["y"]

@@ -23,6 +23,17 @@ def _word_products(bits: int) -> Emission:
     return emit
 
 
+def _widened_products(bits: int) -> Emission:
+    """The same of b int8 [lanes, 2]."""
+    products, bytes_, words = _word_products(bits), f"<{bits // 16} x i8>", f"<{bits // 16} x i16>"
+
+    def emit(op: Emit, declare: Declare, arguments: Sequence[str]) -> str:
+        total, a, b = arguments
+        return products(op, declare, (total, a, op(f"sext {bytes_} {b} to {words}")))
+
+    return emit
+
+
 def _bfloat_products(bits: int) -> Emission:
     """sums float32 [lanes] + a bfloat16 [lanes, 2] * b bfloat16 [lanes, 2], summed over two."""
     intrinsic, sums, numbers = f"llvm.x86.avx512bf16.dpbf16ps.{bits}", f"<{bits // 32} x float>", f"<{bits // 16} x bfloat>"
@@ -36,5 +47,5 @@ def _bfloat_products(bits: int) -> Emission:
     return emit
 
 
-_KINDS = {"vpmaddwd": _word_products, "vdpbf16ps": _bfloat_products}
+_KINDS = {"vpmaddwd": _word_products, "vpmaddwd_bytes": _widened_products, "vdpbf16ps": _bfloat_products}
 SEQUENCES: Mapping[str, Emission] = {f"tcomp.{name}.{bits}": kind(bits) for name, kind in _KINDS.items() for bits in (256, 512)}

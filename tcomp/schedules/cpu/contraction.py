@@ -384,12 +384,13 @@ def tile_of(nest: Nest, target: CpuTarget, knobs: Knobs) -> Tile:
             return vectors * target.core.memory_vector_load, 0.0
         return 0.0, vectors * target.core.l2_vector_load if panel > target.l1 * PANEL_SHARE else 0.0
 
+    products = summed(nest, target)
+    held = target.tile_registers - (products is not None and products.kind.apart)
+
     def suggested(outer_options: Sequence[int]) -> Tile:
         if _overlapping(nest, (outer, row)):  # vectors are loaded once for a window: these need registers as well
             return choose_tile(rows, lanes, lanes, registers // 4 + WINDOW_REGISTERS, target.core, multiple=multiple)
-        return choose_tile(
-            rows, columns, lanes, target.tile_registers, target.core, cached_rows, outer_rows, outer_options, loading, multiple, panel, free
-        )
+        return choose_tile(rows, columns, lanes, held, target.core, cached_rows, outer_rows, outer_options, loading, multiple, panel, free)
 
     counts = [n for n in outer_row_counts(outer_rows) if outer_multiple % n == 0]
     best = suggested(counts)

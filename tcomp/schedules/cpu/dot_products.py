@@ -1,6 +1,7 @@
 """Products on a CPU whose instructions add several up in a 32-bit lane, so that operands lie in groups of as many:
 
     acc[row, column] += int32(a[row, k * 4 + g]) * int32(b[k, column, g])            a: uint8, b: int8
+    acc[row, column] += int32(a[row, k * 2 + g]) * int32(b[k, column, g])            a: int16, b: int8 or int16
     acc[row, column] += float32(a[row, k * 2 + g]) * float32(b[k, column, g])        a, b: bfloat16
 
 Channels-last activations are in such groups already; constant weights are packed. The register tile is that of any product (`contraction`);
@@ -17,10 +18,10 @@ from tcomp.ir import expr as E
 from tcomp.ir.access import stride
 from tcomp.ir.instruction import Instruction
 from tcomp.ir.layout import Layout, Piece
-from tcomp.ir.loops import SERIAL, Accumulate, For, perfect, walk
+from tcomp.ir.loops import SERIAL, Accumulate, Call, For, perfect, walk
 from tcomp.schedules.analysis.access_patterns import Nest, nests
 from tcomp.schedules.cpu.common import divides, lanes_of
-from tcomp.schedules.instructions import vdpbf16ps, vpdpbusd, vpmaddwd
+from tcomp.schedules.instructions import vdpbf16ps, vpdpbusd, vpmaddwd, vpmaddwd_bytes
 from tcomp.schedules.primitives import editing
 from tcomp.schedules.schedule import Schedule
 from tcomp.schedules.tiles import unroll
@@ -34,16 +35,20 @@ Tiles = Callable[[int, int, int, int], Instruction]  # rows, vectors, unroll, bi
 
 @dataclass(frozen=True, slots=True)
 class DotProduct:
-    """What an instruction adds up in a lane: a `group` of products of elements of rows by those of columns, which have these types."""
+    """What an instruction adds up in a lane: a `group` of products of elements of rows by those of columns, which have these types. Where
+    another instruction adds that to the sums, it is in a register of its own (`apart`)."""
 
     group: int
     rows: str
     columns: str
     sums: str
     instruction: Tiles
+    apart: bool = False
 
 
 BYTES = DotProduct(GROUP, "uint8", "int8", "int32", vpdpbusd)
+BYTES_BY_WORDS = DotProduct(WORDS, "int16", "int8", "int32", vpmaddwd_bytes, apart=True)
+WORD_PAIRS = DotProduct(WORDS, "int16", "int16", "int32", vpmaddwd, apart=True)
 BFLOATS = DotProduct(2, "bfloat16", "bfloat16", "float32", vdpbf16ps)
 
 
@@ -65,7 +70,7 @@ def word_lanes(target: CpuTarget) -> int:
 
 def dot_products(target: CpuTarget) -> list[DotProduct]:
     """Those that a target has instructions for."""
-    return [kind for kind in (BYTES, BFLOATS) if _lanes(target, kind.instruction)]
+    return [kind for kind in (BYTES, BYTES_BY_WORDS, WORD_PAIRS, BFLOATS) if _lanes(target, kind.instruction)]
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,8 +125,10 @@ def group_loop(nest: Nest, target: CpuTarget) -> Summed | None:
 
 
 def add_up_groups(s: Schedule, target: CpuTarget) -> None:
-    """The update of every register tile of groups: one instruction, if its sizes are constant and fill vectors."""
+    """The update of every register tile of groups that is none yet: one instruction, if its sizes are constant and fill vectors."""
     for leaf in [x for x in walk(s.kernel.body) if isinstance(x, Accumulate) and x.buffer.scope == "register"]:
+        if any(isinstance(x, Call) for x in editing.path(s.kernel.body, leaf)):
+            continue
         around = editing.enclosing(s.kernel, leaf)
         top = next((n for n, x in enumerate(around) if perfect(x)[1] is leaf), len(around))
         tile = Nest(tuple(around[top:]), leaf)

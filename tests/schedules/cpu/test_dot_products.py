@@ -26,10 +26,10 @@ RNG = np.random.default_rng(0)
 BF, NUMBER = ("bfloat16", "bfloat16"), np.dtype(ml_dtypes.bfloat16)
 
 
-def matmul(rows, depth, columns, dtypes=("uint8", "int8")):
+def matmul(rows, depth, columns, dtypes=("uint8", "int8"), **attrs):
     b = GraphBuilder("k")
     x, w = b.input("x", dtypes[0], (rows, depth)), b.input("w", dtypes[1], (depth, columns))
-    return b.build(b.add(MATMUL, [x, w], {}, "y")), [None, None]
+    return b.build(b.add(MATMUL, [x, w], attrs, "y")), [None, None]
 
 
 def conv(channels, outputs, size, kernel, stride=1, dtypes=("uint8", "int8")):
@@ -108,6 +108,25 @@ def test_bfloat16_is_multiplied_by_its_instruction(name):
     if BFLOATS.runs_on(HOST):
         compile_kernel(s.kernel, BFLOATS)(values[0], layout.to_physical(values[1]), got)
         np.testing.assert_array_equal(got, want.reshape(got.shape))
+
+
+@pytest.mark.parametrize("columns", ("int8", "int16"))
+@pytest.mark.parametrize("sizes", ((1, 64, 1000), (128, 64, 96), (30, 6, 80)), ids=("row", "rows left over", "columns left over"))
+@pytest.mark.parametrize("target", (HASWELL, WITHOUT), ids=str)
+def test_integers_of_16_bits(sizes, columns, target):
+    """Products of activations of 16 bits by weights of 8 or 16: one instruction, whose result has a register of its own."""
+    rows, depth, outputs = sizes
+    made = matmul(rows, depth, outputs, ("int16", columns), dtype="int32")
+    s, layout = scheduled(made, target)
+    text = code(s, target)
+    assert calls(s) and "vpmaddwd" in text and "vpmulld" not in text and spill_count(text) == 0 and layout.pieces[-1].mod == 2
+    assert Schedule.from_json(s.to_json()).kernel is not None  # every step is proved again
+    if target.runs_on(HOST):
+        x, w = RNG.integers(-1000, 1000, (rows, depth), np.int16), RNG.integers(-128, 128, (depth, outputs), columns)
+        given, _, result = ([int(n) for n in b.shape] for b in s.kernel.buffers)
+        got = np.full(result, -1, np.int32)
+        compile_kernel(s.kernel, target)(x.reshape(given), layout.to_physical(w), got)
+        np.testing.assert_array_equal(got.reshape(rows, outputs), x.astype(int) @ w)
 
 
 def test_accumulators_stay_in_registers():
