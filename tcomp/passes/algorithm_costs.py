@@ -17,6 +17,7 @@ from tcomp.target import CpuTarget
 MAX_POINTS = {1: 8, 2: 6}  # along an axis, by the number of axes that are cut into tiles: rounding errors grow with all points together
 MAX_STRIDE = 2  # of a window of three, a larger stride leaves nothing to save
 MIN_GROUP = 16  # channels of a group: products of shorter sums take as long to start and to store as to add up
+WHOLE = 8  # of a product for Strassen's algorithm, depth and columns are multiples of so many: four steps of half a sum are unrolled
 TYPICAL = 256  # elements of an axis of unknown size: pixels of an image; a power of two, so that no algorithm has a tile too many
 WORDS_TOGETHER = 1.5  # products of 16-bit integers in the time of one of floats: an instruction adds up two, others add that to the sums
 MAX_TIME = 0.95  # of the time of the direct sum: smaller differences are within the error of the model
@@ -114,7 +115,7 @@ def algorithm_costs(x: Sizes, target: CpuTarget, together: float = 1) -> dict[in
 
     if isinstance(x, Product):
         costs = {0: cycles(x.batch * x.rows, 1, x.depth, x.columns, together)}
-        if x.rows > 1 and x.depth % (2 * lanes) == 0 and x.columns % (2 * lanes) == 0:
+        if x.rows > 1 and x.depth % WHOLE == 0 and x.columns % WHOLE == 0:
             pairs, depth, columns = x.batch * -(-x.rows // 2), x.depth // 2, x.columns // 2
             whole = -(-columns // (2 * lanes)) * 2 * lanes  # tiles are two vectors wide: one that is left over takes as long
             moved = pairs * (size * depth * (4 + bilinear.PRODUCTS) + 4 * columns * 2 * bilinear.PRODUCTS)  # products are written and read

@@ -15,7 +15,7 @@ MAX_TILE_VECTORS = 8  # vectors of a row of a tile: bounds the search
 MAX_OUTER_ROWS = 4  # rows of a tile along the outer of two axes: bounds the search, and the length of the code
 LOAD_CONTENTION = 1.1  # factor by which loads take longer than their ports alone would: other instructions use these (an estimate)
 STEP_OVERHEAD = 0.5  # cycles of a step of the reduction that nothing hides: its share of the loop's counter and branch (an estimate)
-OUTER_ROWS_GAIN = 0.97  # share of the cycles of the best tile so far that one with more outer rows may take: its code is longer
+LONGER_CODE_GAIN = 0.97  # share of the cycles of the best tile so far that one with longer code may take: with more outer rows, or a tail
 FEW_ROWS = 8  # from where on a free dim may be, each power of two as likely as another
 TILE_GAIN = 0.999  # the same for any other tile: of equal ones, the first
 
@@ -49,11 +49,13 @@ def choose_tile(
     outer_options: Iterable[int] = (1,),
     loading: Callable[[int], tuple[float, float]] = lambda vectors: (0.0, 0.0),
     multiple: int = 0,
+    part: int = 0,
     panel: int = 0,
     free: int = 0,
 ) -> Tile:
     """The register tile with the least modelled cycles (`Tile.cycles`) for an outer_rows x rows x columns result, among the tiles whose
-    number of outer rows is one of `outer_options`, whose rows divide `multiple`, and which fit panels of `panel` vectors (see `tiles`).
+    number of outer rows is one of `outer_options`, whose rows divide `multiple`, and a `part` of the rows if others gain little, and which
+    fit panels of `panel` vectors (see `tiles`).
 
     More rows than `cached_rows` evict each other from the first-level cache. `loading(vectors)` is (minimum, additional) cycles for
     loading a step's vectors of the operand again for other rows. Where the number of rows is not known, it is between
@@ -79,7 +81,8 @@ def choose_tile(
         for tile in tiles(min(rows, MAX_TILE_ROWS), vector_count, registers, outer, core.loads_first, panel):
             if multiple % tile.rows == 0:
                 cost = outer_rows // outer * cycles(tile, outer) + cycles(tile, outer_rows % outer)
-                if cost < best_cost * (TILE_GAIN if outer == best.outer_rows else OUTER_ROWS_GAIN):
+                longer = outer != best.outer_rows or (part % tile.rows != 0 == part % best.rows)
+                if cost < best_cost * (LONGER_CODE_GAIN if longer else TILE_GAIN):
                     best, best_cost = tile, cost
     return best
 

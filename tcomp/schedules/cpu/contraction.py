@@ -93,6 +93,11 @@ def schedule(s: Schedule, result: str, acc: str, target: CpuTarget, knobs: Knobs
     p = p if p is not None and knobs.flag((p.operand, "panels"), True) else None
     next_tile = ""  # the loop whose next iteration is prefetched
     if p is not None and p.in_blocks:
+        if part is not None:  # sums wait for all rows of a part, and for no more: a tile that hangs over its edge is cut before
+            in_panel = around[around.index(column) + 1 :]
+            common.partition_tails(s, in_panel, cuts)
+            s.clean()
+            cuts = {x: n for x, n in cuts.items() if x not in in_panel}
         axes = [(x.var.name, n) for x, n in zip(tile_axes, (tile.outer_rows, tile.rows), strict=True) if x is not None]
         panel_blocking.accumulate_in_blocks(s, acc, axes, lanes, column, p)
     else:
@@ -364,7 +369,9 @@ def tile_of(nest: Nest, target: CpuTarget, knobs: Knobs) -> Tile:
     lanes, columns = nest_lanes(target, nest), extent_of(nest.spatial[-1].extent)
     part = work_partition.row_parts(nest, target, knobs)
     rows, outer_rows = (1 if x is None else extent_of(x.extent) if part is None or part[0] is not x else part[1] for x in (row, outer))
-    multiple, outer_multiple = (part[1] if part is not None and part[0] is x else 0 for x in (row, outer))  # what tiles divide
+    of_part, outer_multiple = (part[1] if part is not None and part[0] is x else 0 for x in (row, outer))
+    equal = part is not None and isinstance(part[0].extent, int) and part[0].extent % part[1] == 0
+    multiple = 0 if equal else of_part  # what tiles divide; each of equal parts may have a tail
     free = 0  # how many rows there are at least, where their number is not known
     if row is not None and not isinstance(row.extent, int):  # for example, the rows of several images: whole tiles only
         known, exact = known_factor(row.extent), row.extent.op == "var" and row.extent.attr.exact
@@ -389,8 +396,11 @@ def tile_of(nest: Nest, target: CpuTarget, knobs: Knobs) -> Tile:
 
     def suggested(outer_options: Sequence[int]) -> Tile:
         if _overlapping(nest, (outer, row)):  # vectors are loaded once for a window: these need registers as well
-            return choose_tile(rows, lanes, lanes, registers // 4 + WINDOW_REGISTERS, target.core, multiple=multiple)
-        return choose_tile(rows, columns, lanes, held, target.core, cached_rows, outer_rows, outer_options, loading, multiple, panel, free)
+            held_for_windows = registers // 4 + WINDOW_REGISTERS
+            return choose_tile(rows, lanes, lanes, held_for_windows, target.core, multiple=multiple, part=of_part)
+        return choose_tile(
+            rows, columns, lanes, held, target.core, cached_rows, outer_rows, outer_options, loading, multiple, of_part, panel, free
+        )
 
     counts = [n for n in outer_row_counts(outer_rows) if outer_multiple % n == 0]
     best = suggested(counts)

@@ -34,6 +34,14 @@ def test_tiles_of_short_rows_have_outer_rows() -> None:
     assert choose_tile(7, 512, 16, 32, SKYLAKE.core, loading=near) == Tile(7, 3)
 
 
+def test_tiles_divide_a_part_unless_others_gain_more_than_the_tail_costs() -> None:
+    """98 rows: seven of them by three vectors take 24 of 32 registers, by one vector 9 of 16."""
+    narrow = CpuTarget.parse("cpu -mcpu=znver3")
+    assert choose_tile(98, 336, 16, 32, SKYLAKE.core, part=98) == Tile(7, 3)
+    assert choose_tile(98, 336, 8, 16, narrow.core, part=98) == Tile(4, 3)
+    assert choose_tile(98, 336, 8, 16, narrow.core, multiple=98) == Tile(2, 5)
+
+
 def test_panels_stay_in_a_cache() -> None:
     def loading(vectors: int) -> tuple[float, float]:
         return (8.0 * vectors, 0.0) if vectors > 2 else (0.0, 0.5 * vectors)

@@ -6,7 +6,7 @@ from __future__ import annotations
 import pytest
 
 from tcomp.ir import te
-from tcomp.ir.loops import PARALLEL, For, Kernel, walk
+from tcomp.ir.loops import PARALLEL, Allocate, For, If, Kernel, walk
 from tcomp.schedules.cpu.default import schedule
 from tcomp.schedules.knobs import Knobs
 from tcomp.schedules.lowering import lower
@@ -105,6 +105,20 @@ def test_rows_of_which_too_few_are_cached_come_in_parts_from_memory(l3: str, par
 def test_parts_of_rows_compute_the_same(p: Program, cores: int) -> None:
     s = scheduled(p, cores, l2="64K")
     assert not s.kernel.notes and shared(s.kernel)[0][1] >= 2
+    for got, want in zip(native(p, s.kernel), expected(p), strict=True):
+        p.same(got, want)
+
+
+@pytest.mark.parametrize(("depth", "tile", "waiting"), [(64, (4, 24), []), (888, (6, 2, 8), [(98, 16)])])
+def test_a_part_may_have_a_tail(depth: int, tile: tuple[int, ...], waiting: list[tuple[int, ...]]) -> None:
+    """98 rows of each core: tiles that divide them, of 14 or 7 rows and one vector, load more than they multiply where there are 16
+    registers. Sums that wait for the next block of a long reduction are those of a part: no test is left inside of the sum."""
+    p = product(196, depth, 336)
+    s = scheduled(p, 2, l2="512K")
+    assert not s.kernel.notes and shared(s.kernel)[0] == ("C.0.o", 2)
+    _, *found = (x.buffer for x in walk(s.kernel.body) if isinstance(x, Allocate))  # the first one are the packed columns
+    assert [b.shape for b in found if b.scope == "register"] == [tile, tile] and [b.shape for b in found if b.scope == "global"] == waiting
+    assert not waiting or not any(isinstance(x, If) for x in walk(s.kernel.body))
     for got, want in zip(native(p, s.kernel), expected(p), strict=True):
         p.same(got, want)
 
