@@ -641,8 +641,8 @@ def test_long_expression_chains() -> None:
 # ---------------------------------------------------------------- machine code
 
 
-def gemm(mr: int, nv: int, lanes: int = 16) -> Kernel:
-    """C[48, 64] += A B with an accumulator tile of mr x nv vectors over a serial k loop."""
+def gemm(mr: int, nv: int, lanes: int = 16, unrolled: int = 1) -> Kernel:
+    """C[48, 64] += A B with an accumulator tile of mr x nv vectors over a serial k loop, of which so many steps are unrolled."""
     m, n, k = mr * 4, nv * lanes * 2, 64
     a, b, c = Buffer("A", "float32", (m, k)), Buffer("B", "float32", (k, n)), Buffer("C", "float32", (m, n))
     acc = Buffer("acc", "float32", (mr, nv, lanes), "register")
@@ -654,7 +654,10 @@ def gemm(mr: int, nv: int, lanes: int = 16) -> Kernel:
         def update(k: Expr, i: Expr, j: Expr, v: Expr) -> Stmt:
             return Accumulate(acc, (i, j, v), a[io * mr + i, k] * b[k, (jo * nv + j) * lanes + v], SUM)
 
-        steps = loop("k", k, lambda k: tile("1", lambda i, j, v: update(k, i, j, v)))
+        def step(outer: Expr) -> Stmt:
+            return unroll(unrolled, lambda inner: tile("1", lambda i, j, v: update(outer * unrolled + inner, i, j, v)), "s")
+
+        steps = loop("k", k // unrolled, step)
         done = tile("2", lambda i, j, v: store(c, (io * mr + i, (jo * nv + j) * lanes + v), acc[i, j, v]))
         return Allocate(acc, block(tile("0", lambda i, j, v: store(acc, (i, j, v), 0.0)), steps, done))
 
@@ -665,13 +668,15 @@ def gemm(mr: int, nv: int, lanes: int = 16) -> Kernel:
     "target, mr, nv, lanes",
     [("cpu -mcpu=skylake-avx512", 6, 4, 16), ("cpu -mcpu=skylake-avx512", 14, 2, 16), ("cpu -mcpu=haswell", 6, 2, 8), ("cpu -mcpu=neoverse-n1", 6, 4, 4)],
 )  # fmt: skip
-def test_register_tiles_stay_in_registers(target: str, mr: int, nv: int, lanes: int) -> None:
+@pytest.mark.parametrize("unrolled", [1, 2, 4])
+def test_register_tiles_stay_in_registers(target: str, mr: int, nv: int, lanes: int, unrolled: int) -> None:
+    """Also where LLVM would bring loads of neighbours together, which belong to several unrolled steps."""
     t = CpuTarget.parse(target)
-    text = emit_kernel(gemm(mr, nv, lanes), t)
+    text = emit_kernel(gemm(mr, nv, lanes, unrolled), t)
     asm = assembly(text, t)
     assert spill_count(asm) == 0
     multiply_adds = asm.count("vfmadd") + asm.count("fmla")
-    assert multiply_adds == mr * nv
+    assert multiply_adds == mr * nv * unrolled
     assert undefined_symbols(compile_ir(text, t)) == []
 
 

@@ -83,6 +83,14 @@ def define(module: KernelModule, kernel: Kernel, linkage: str = "") -> None:
     module.functions.append(function.text(f"define {linkage} void {symbol(kernel.name)}({', '.join(parameters)}) #0"))
 
 
+def _accumulates_in_registers(s: L.For) -> bool:
+    """Whether each iteration of a loop adds to all vectors of a register tile."""
+    inside = [*L.walk(s.body)]
+    sums = [x for x in inside if isinstance(x, L.Accumulate)]
+    vectors = any(isinstance(x, L.For) and x.kind == L.VECTORIZED for x in inside)
+    return vectors and bool(sums) and all(x.buffer.scope == "register" and s.var not in E.variables(*x.indices) for x in sums)
+
+
 class Function(CountedLoops):
     """The LLVM function of a loop program, whose parameters are pointers to buffers and scalars."""
 
@@ -141,7 +149,10 @@ class Function(CountedLoops):
         extent = self.fold(as_expr(s.extent))
         known = int(extent.attr) if extent.op == "const" else None
         if known is not None and (known <= 0 or s.kind == L.UNROLLED or (known == 1 and s.kind in L.KINDS[:4])):
+            apart = self.target.arch == "x86_64" and _accumulates_in_registers(s)
             for n in range(known):
+                if apart and n:  # LLVM brings up to four loads of neighbours together: of several steps, whose operands spill the sums then
+                    self.line('call void asm sideeffect "", ""()')
                 self.constants[s.var] = n
                 self.statement(s.body)
             self.constants.pop(s.var, None)

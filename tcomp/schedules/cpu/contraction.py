@@ -371,7 +371,10 @@ def tile_of(nest: Nest, target: CpuTarget, knobs: Knobs) -> Tile:
     rows, outer_rows = (1 if x is None else extent_of(x.extent) if part is None or part[0] is not x else part[1] for x in (row, outer))
     of_part, outer_multiple = (part[1] if part is not None and part[0] is x else 0 for x in (row, outer))
     equal = part is not None and isinstance(part[0].extent, int) and part[0].extent % part[1] == 0
-    multiple = 0 if equal else of_part  # what tiles divide; each of equal parts may have a tail
+    products = summed(nest, target)
+    multiple = (
+        0 if equal and products is None else of_part
+    )  # what tiles divide; a tail of equal parts is tested, which instructions are not
     free = 0  # how many rows there are at least, where their number is not known
     if row is not None and not isinstance(row.extent, int):  # for example, the rows of several images: whole tiles only
         known, exact = known_factor(row.extent), row.extent.op == "var" and row.extent.attr.exact
@@ -391,7 +394,6 @@ def tile_of(nest: Nest, target: CpuTarget, knobs: Knobs) -> Tile:
             return vectors * target.core.memory_vector_load, 0.0
         return 0.0, vectors * target.core.l2_vector_load if panel > target.l1 * PANEL_SHARE else 0.0
 
-    products = summed(nest, target)
     held = target.tile_registers - (products is not None and products.kind.apart)
 
     def suggested(outer_options: Sequence[int]) -> Tile:
