@@ -115,7 +115,7 @@ def algorithm_costs(x: Sizes, target: CpuTarget, together: float = 1) -> dict[in
 
     if isinstance(x, Product):
         costs = {0: cycles(x.batch * x.rows, 1, x.depth, x.columns, together)}
-        if x.rows > 1 and x.depth % WHOLE == 0 and x.columns % WHOLE == 0:
+        if x.rows > 1 and min(x.depth, x.columns) >= 2 * lanes and x.depth % WHOLE == x.columns % WHOLE == 0:
             pairs, depth, columns = x.batch * -(-x.rows // 2), x.depth // 2, x.columns // 2
             whole = -(-columns // (2 * lanes)) * 2 * lanes  # tiles are two vectors wide: one that is left over takes as long
             moved = pairs * (size * depth * (4 + bilinear.PRODUCTS) + 4 * columns * 2 * bilinear.PRODUCTS)  # products are written and read
