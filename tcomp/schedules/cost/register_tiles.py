@@ -107,9 +107,12 @@ def outer_row_counts(outer_rows: int) -> range:
 
 def tiles(rows: int, vectors: int, registers: int, outer_rows: int = 1, loads_first: bool = False, panel: int = 0) -> list[Tile]:
     """All tiles of at most `rows` rows and `vectors` vectors, with `outer_rows`, whose accumulators and operands fit into the registers;
-    with `loads_first`, the operands of all rows and a product are in registers at once. Where the lanes walk panels of `panel` vectors,
-    tiles are whole panels or divide them."""
+    with `loads_first`, the operands of all rows and a product are in registers at once. A row's operand that is multiplied once is
+    overwritten by the sum (`vfmadd213ps`): sums go from register to register, which takes one more. Where the lanes walk panels of `panel`
+    vectors, tiles are whole panels or divide them."""
     widths = (v for v in range(1, min(vectors, MAX_TILE_VECTORS) + 1) if not panel or v % panel == 0 or panel % v == 0)
     sizes = ((r, v) for v in widths for r in range(1, rows + 1))
     spread = {r: r * outer_rows + 1 if loads_first else 1 for r in range(1, rows + 1)}
-    return [Tile(r, v, outer_rows) for r, v in sizes if r * v * outer_rows + v + spread[r] <= registers] or [Tile(1, 1, outer_rows)]
+    return [Tile(r, v, outer_rows) for r, v in sizes if r * v * outer_rows + v + spread[r] + (v == 1) <= registers] or [
+        Tile(1, 1, outer_rows)
+    ]

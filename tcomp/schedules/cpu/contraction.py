@@ -44,7 +44,7 @@ MAX_WINDOW_STEPS = 64  # steps of the inner two reduction loops that may be unro
 MAX_WINDOW_FMAS = 512  # multiply-adds of a tile that are unrolled by default, where rows share vectors: they stay in the instruction cache
 WINDOW_LINES = 64  # of the caches, which a tile of windows prefetches at most: windows of five with a stride of two ask for about as many
 ROW_SHARE = 1 / 4  # of the second-level cache, for the next row of tiles, which waits there while one is computed
-WINDOW_REGISTERS = 2  # registers, besides a quarter, for the accumulators of a window whose vectors are loaded once: these take the others
+WINDOW_REGISTERS = 3  # registers, besides a quarter, for the accumulators of a window whose vectors are loaded once: these take the others
 
 
 def schedule(s: Schedule, result: str, acc: str, target: CpuTarget, knobs: Knobs) -> None:

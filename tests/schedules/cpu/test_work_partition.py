@@ -63,7 +63,7 @@ def test_rows_that_cannot_be_divided_come_one_after_the_other() -> None:
 
 def test_a_column_alone_does_not_keep_the_rows_from_the_threads() -> None:
     """They used to share a loop of one iteration, that over columns, which stood outside of the rows."""
-    assert ("C.0.o", 895) in shared(scheduled(product(12541, 32, 8), 2, **{"C.acc.rows_in_order": False}).kernel)
+    assert ("C.0.o", 964) in shared(scheduled(product(12541, 32, 8), 2, **{"C.acc.rows_in_order": False}).kernel)
 
 
 @pytest.mark.parametrize("cores", [1, 2])
