@@ -103,7 +103,7 @@ def algorithm_costs(x: Sizes, target: CpuTarget, together: float = 1) -> dict[in
     """Modelled cycles of the direct sum, of which an instruction adds up so many products `together` in a lane of 32 bits, and of the
     alternatives that may be faster, in float32 or by integers of 16 bits, by the number of the algorithm (see `fastest`)."""
     core, lanes = target.core, target.lanes(32)
-    together, apart = (WORDS_TOGETHER, WORDS_TOGETHER) if x.words else (together, 1.0)  # `apart`: as `together`, of the alternatives
+    together, otherwise = (WORDS_TOGETHER, WORDS_TOGETHER) if x.words else (together, 1.0)  # of the direct sum, and of the alternatives
     size = 2 if x.words else 4  # bytes of an element, and of one of the weights
 
     def cycles(products: int, weights: int, channels: int, outputs: int, together: float) -> float:
@@ -120,7 +120,7 @@ def algorithm_costs(x: Sizes, target: CpuTarget, together: float = 1) -> dict[in
             whole = -(-columns // (2 * lanes)) * 2 * lanes  # tiles are two vectors wide: one that is left over takes as long
             moved = pairs * (size * depth * (4 + bilinear.PRODUCTS) + 4 * columns * 2 * bilinear.PRODUCTS)  # products are written and read
             bandwidth = core.quarters_bandwidth if moved <= core.cached_quarters else core.large_quarters_bandwidth
-            costs[1] = cycles(bilinear.PRODUCTS * pairs, bilinear.PRODUCTS, depth, whole, apart) + moved / bandwidth
+            costs[1] = cycles(bilinear.PRODUCTS * pairs, bilinear.PRODUCTS, depth, whole, otherwise) + moved / bandwidth
         return costs
     pixels, elements = x.batch * prod(x.extents), prod(x.window)
     read = prod(x.stride for n in x.window if n > 1)  # pixels of the input for one of the result
@@ -131,7 +131,7 @@ def algorithm_costs(x: Sizes, target: CpuTarget, together: float = 1) -> dict[in
         tiles = x.batch * prod(-(-d // n) for d, n in zip(x.extents, bilinear.tile_shape(tile, x.window), strict=True))
         moved = size * pixels * (x.channels * read + x.outputs)
         moved += 2 * points * tiles * (size * x.channels + 4 * x.outputs)  # each is written and read once
-        costs[tile] = x.groups * (cycles(points * tiles, points, x.channels, x.outputs, apart) + moved / core.tile_bandwidth)
+        costs[tile] = x.groups * (cycles(points * tiles, points, x.channels, x.outputs, otherwise) + moved / core.tile_bandwidth)
     return costs
 
 

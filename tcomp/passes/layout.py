@@ -41,6 +41,7 @@ MAX_ALIASED_ROWS = 8  # rows of a product at such addresses before they evict ea
 UNKNOWN = 32  # elements of an axis whose extent is not known, as assumed to count zeros and rows
 MAX_ZEROS = 0.5  # zeros around each element of what windows are reduced over; with more, testing each element is cheaper
 MAX_COPY_TIME = 0.6  # of the time without copies of inputs, by the model, which underestimates copies of images that no cache holds
+SUMMED_PAIRS = (("int8", "uint8"), ("int8", "int16"), ("int16", "int16"), ("bfloat16", "bfloat16"))  # of types, that instructions add up
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -262,9 +263,6 @@ def _is_summed(index: E.Expr, reduced: Collection[E.Expr]) -> bool:
     """Whether a reduction runs along an axis with this index, or along the group of neighbours that a quotient chooses."""
     factors = [monomial[0] for monomial in linear(index) if monomial]
     return all(x in reduced or x.op == "floordiv" for x in factors) and any(x in reduced for x in factors)
-
-
-SUMMED_PAIRS = (("int8", "uint8"), ("int8", "int16"), ("int16", "int16"), ("bfloat16", "bfloat16"))  # of types whose products are added up
 
 
 def _summed_neighbours(graph: Graph, products: Sequence[_Product]) -> dict[Value, Layout]:

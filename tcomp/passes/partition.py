@@ -354,7 +354,8 @@ class _Grouping:
                 yield value, Fallback(FallbackKind.NOT_FUSED, edge, self.obstacle(node, value) or "")
 
     def read_as_bytes(self) -> None:
-        """Bytes go through memory as bytes: what widens them at the end of a kernel moves to the kernel that reads it."""
+        """Bytes go through memory as bytes: what widens them at the end of a kernel moves to the kernel that reads it. (Integers of 16 bits
+        stay what they are: see `quantized.use_words`.)"""
         for node in reversed(self.graph.nodes):
             group, value = self.groups[node], node.outputs[0] if node.outputs else None
             if value not in self.consumers or value in self.graph.outputs or len(group.nodes) == 1 or group.nodes[-1] is not node:

@@ -113,6 +113,5 @@ def tiles(rows: int, vectors: int, registers: int, outer_rows: int = 1, loads_fi
     widths = (v for v in range(1, min(vectors, MAX_TILE_VECTORS) + 1) if not panel or v % panel == 0 or panel % v == 0)
     sizes = ((r, v) for v in widths for r in range(1, rows + 1))
     spread = {r: r * outer_rows + 1 if loads_first else 1 for r in range(1, rows + 1)}
-    return [Tile(r, v, outer_rows) for r, v in sizes if r * v * outer_rows + v + spread[r] + (v == 1) <= registers] or [
-        Tile(1, 1, outer_rows)
-    ]
+    fitting = [Tile(r, v, outer_rows) for r, v in sizes if r * v * outer_rows + v + spread[r] + (v == 1) <= registers]
+    return fitting or [Tile(1, 1, outer_rows)]

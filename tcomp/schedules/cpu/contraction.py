@@ -372,9 +372,8 @@ def tile_of(nest: Nest, target: CpuTarget, knobs: Knobs) -> Tile:
     of_part, outer_multiple = (part[1] if part is not None and part[0] is x else 0 for x in (row, outer))
     equal = part is not None and isinstance(part[0].extent, int) and part[0].extent % part[1] == 0
     products = summed(nest, target)
-    multiple = (
-        0 if equal and products is None else of_part
-    )  # what tiles divide; a tail of equal parts is tested, which instructions are not
+    # What tiles divide. Each of equal parts may have a tail, whose rows are tested, as those of instructions cannot be.
+    multiple = 0 if equal and products is None else of_part
     free = 0  # how many rows there are at least, where their number is not known
     if row is not None and not isinstance(row.extent, int):  # for example, the rows of several images: whole tiles only
         known, exact = known_factor(row.extent), row.extent.op == "var" and row.extent.attr.exact
