@@ -79,7 +79,10 @@ def choose_tile(
     best, best_cost = Tile(1, 1), float("inf")
     for outer in outer_options:
         for tile in tiles(min(rows, MAX_TILE_ROWS), vector_count, registers, outer, core.loads_first, panel):
-            if multiple % tile.rows == 0:
+            # The operand of a row that one vector multiplies is overwritten by the sum (`vfmadd213ps`): sums go from register to register,
+            # and where these are all in use, to memory.
+            full = tile.vectors == 1 < tile.rows and outer * tile.rows + 2 >= registers
+            if multiple % tile.rows == 0 and not full:
                 cost = outer_rows // outer * cycles(tile, outer) + cycles(tile, outer_rows % outer)
                 longer = outer != best.outer_rows or (part % tile.rows != 0 == part % best.rows)
                 if cost < best_cost * (LONGER_CODE_GAIN if longer else TILE_GAIN):
@@ -107,11 +110,9 @@ def outer_row_counts(outer_rows: int) -> range:
 
 def tiles(rows: int, vectors: int, registers: int, outer_rows: int = 1, loads_first: bool = False, panel: int = 0) -> list[Tile]:
     """All tiles of at most `rows` rows and `vectors` vectors, with `outer_rows`, whose accumulators and operands fit into the registers;
-    with `loads_first`, the operands of all rows and a product are in registers at once. A row's operand that is multiplied once is
-    overwritten by the sum (`vfmadd213ps`): sums go from register to register, which takes one more. Where the lanes walk panels of `panel`
-    vectors, tiles are whole panels or divide them."""
+    with `loads_first`, the operands of all rows and a product are in registers at once. Where the lanes walk panels of `panel` vectors,
+    tiles are whole panels or divide them."""
     widths = (v for v in range(1, min(vectors, MAX_TILE_VECTORS) + 1) if not panel or v % panel == 0 or panel % v == 0)
     sizes = ((r, v) for v in widths for r in range(1, rows + 1))
     spread = {r: r * outer_rows + 1 if loads_first else 1 for r in range(1, rows + 1)}
-    fitting = [Tile(r, v, outer_rows) for r, v in sizes if r * v * outer_rows + v + spread[r] + (v == 1) <= registers]
-    return fitting or [Tile(1, 1, outer_rows)]
+    return [Tile(r, v, outer_rows) for r, v in sizes if r * v * outer_rows + v + spread[r] <= registers] or [Tile(1, 1, outer_rows)]
