@@ -106,7 +106,7 @@ def denominator(tile: int, window: int, stride: int = 1) -> int:
         if any(abs(e) > 1 for row in (*to_outputs, *of_inputs) for e in row):
             return 0
         found = lcm(found, *(e.denominator for row in of_weights for e in row))
-    return found if window > 1 else 1
+    return found
 
 
 def exact_sums(w: np.ndarray, tile: int, stride: int, largest: int) -> bool:
@@ -277,7 +277,9 @@ TO_RESULT = ((1, 0, 0, 1, -1, 0, 1), (0, 0, 1, 0, 1, 0, 0), (0, 1, 0, 1, 0, 0, 0
 
 def similar_columns(w: np.ndarray, transposed: bool = False) -> bool:
     """Whether those columns of a matrix (k, n), or of its transpose, that are added differ in size by at most `MAX_COLUMN_RATIO` times, and
-    sums are finite."""
+    sums are finite; those of integers are exact."""
+    if np.issubdtype(w.dtype, np.integer):
+        return True
     axis = 1 if transposed else 0
     left, right = np.split(np.maximum(w.max(axis), -w.min(axis)), 2)
     with np.errstate(over="ignore"):
@@ -338,8 +340,9 @@ def strassen_output(p: Tensor, sizes: Tensor | None, rows: Dim | None = None) ->
     """The result, from the seven products p (7, ..., ceil(rows / 2), n / 2) and the sizes of its rows (..., rows), or their number where
     they have none: (..., rows, n)."""
     _, *batch, pairs, half = p.shape
-    rows = as_dim(as_expr(pairs) * 2) if rows is None else rows
     rows = rows if sizes is None else sizes.shape[-1]
+    if rows is None:
+        raise IRError("the number of rows is not known", hint="give it where rows have no sizes")
     require_same(pairs, as_dim((as_expr(rows) + 1) // 2), "pairs of rows")
 
     def element(*index: Expr) -> Expr:

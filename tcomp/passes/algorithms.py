@@ -165,16 +165,16 @@ def choose_algorithms(
         if len(algorithm_costs(doubtful.product(MIN_PAIRED) if doubtful else sizes, target)) == 1:
             return None
         if len(algorithm_costs(sizes, target)) == 1 or not chosen(sizes):
-            if free is not None and doubtful is not None and (words or bilinear.similar_columns(matrix, transposed)):
+            if free is not None and doubtful is not None and bilinear.similar_columns(matrix, transposed):
                 free.append(doubtful)
             return "the direct sum is faster" if known else f"there may be too few rows: {rows}"
-        if not words and not bilinear.similar_columns(matrix, transposed):
+        if not bilinear.similar_columns(matrix, transposed):
             return "columns of the matrix differ too much in size"
         row_sizes = None if words else rewriter.add(bilinear.STRASSEN_ROWS, [x], {}, f"{node.name}.rows")[0]
         (factors,) = rewriter.add(bilinear.STRASSEN_INPUT, [x, row_sizes], {}, f"{node.name}.factors")
         weights = halves(w, matrix, transposed, len(x.shape), rewriter)
         (products,) = rewriter.add(MATMUL, [factors, weights], {"dtype": node.outputs[0].dtype}, f"{node.name}.products")
-        return rewriter.add(bilinear.STRASSEN_OUTPUT, [products, row_sizes], {"rows": x.shape[-2]}, node.name)
+        return rewriter.add(bilinear.STRASSEN_OUTPUT, [products, row_sizes], {"rows": x.shape[-2]} if words else {}, node.name)
 
     def pointwise(node: Node, rewriter: Rewriter) -> Replacement:
         """conv1x1(x, w) = the product of the pixels of x, as rows, with w, by Strassen's algorithm"""
@@ -191,11 +191,10 @@ def choose_algorithms(
         channels = weights.shape[1]
         matrix = weights.reshape(outputs, channels)
         paired = min(range(len(extents)), key=lambda n: (extents[n] % 2, -n))  # pixels along this axis are pairs
-        words = output.dtype == "int32"
-        sizes = Product(batch * prod(extents) // extents[paired], extents[paired], channels, outputs, words)
+        sizes = Product(batch * prod(extents) // extents[paired], extents[paired], channels, outputs, output.dtype == "int32")
         if len(algorithm_costs(sizes, target)) == 1 or not chosen(sizes):
             return "the direct sum is faster"
-        if not words and not bilinear.similar_columns(matrix, True):
+        if not bilinear.similar_columns(matrix, True):
             return "columns of the matrix differ too much in size"
         (factors,) = rewriter.add(bilinear.STRASSEN_PIXELS, [x], {"rows": 2 + paired}, f"{node.name}.factors")
         sums = halves(w, matrix, True, 2, rewriter)

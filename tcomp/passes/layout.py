@@ -41,7 +41,7 @@ MAX_ALIASED_ROWS = 8  # rows of a product at such addresses before they evict ea
 UNKNOWN = 32  # elements of an axis whose extent is not known, as assumed to count zeros and rows
 MAX_ZEROS = 0.5  # zeros around each element of what windows are reduced over; with more, testing each element is cheaper
 MAX_COPY_TIME = 0.6  # of the time without copies of inputs, by the model, which underestimates copies of images that no cache holds
-SUMMED_PAIRS = (("int8", "uint8"), ("int8", "int16"), ("int16", "int16"), ("bfloat16", "bfloat16"))  # of types, that instructions add up
+SUMMED_PAIRS = (("int8", "uint8"), ("int8", "int16"), ("int16", "int16"), ("bfloat16", "bfloat16"))  # types whose products are added up
 
 P = ParamSpec("P")
 T = TypeVar("T")

@@ -277,9 +277,10 @@ class Convolution:
 
 def matrix_product(node: Node) -> MatrixProduct | None:
     """The matrix product that a node computes; None where it computes anything else."""
-    forms = product((False, True), repeat=2) if _contracts(node) else ()
-    attrs = _sums(node) if node.outputs else {}
-    return next((MatrixProduct(a, b) for a, b in forms if computes(node, MATMUL, {"transpose_a": a, "transpose_b": b, **attrs})), None)
+    if not _contracts(node):
+        return None
+    forms, sums = product((False, True), repeat=2), _sums(node)
+    return next((MatrixProduct(a, b) for a, b in forms if computes(node, MATMUL, {"transpose_a": a, "transpose_b": b, **sums})), None)
 
 
 def convolution(node: Node) -> Convolution | None:

@@ -99,7 +99,7 @@ def test_a_sum_that_might_exceed_32_bits_is_direct(monkeypatch):
 
 
 def test_the_rule():
-    """As many integers are multiplied in two thirds of the time, so that fewer multiplications pay later than in float32."""
+    """As many integers as floats are multiplied in two thirds of the time; few rows or columns are not worth the additions."""
     sizes = [(1, rows, 768, columns) for rows, columns in ((128, 3072), (16, 3072), (128, 32))]
     words, floats = (algorithm_costs(Product(*sizes[0], of_words), HASWELL) for of_words in (True, False))
     assert words[0] < floats[0] and words[1] < floats[1]

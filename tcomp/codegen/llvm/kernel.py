@@ -149,7 +149,7 @@ class Function(CountedLoops):
         extent = self.fold(as_expr(s.extent))
         known = int(extent.attr) if extent.op == "const" else None
         if known is not None and (known <= 0 or s.kind == L.UNROLLED or (known == 1 and s.kind in L.KINDS[:4])):
-            apart = self.target.arch == "x86_64" and _accumulates_in_registers(s)
+            apart = known > 1 and self.target.arch == "x86_64" and _accumulates_in_registers(s)
             for n in range(known):
                 if apart and n:  # LLVM brings up to four loads of neighbours together: of several steps, whose operands spill the sums then
                     self.line('call void asm sideeffect "", ""()')
