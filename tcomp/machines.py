@@ -93,6 +93,10 @@ class Core:
     loads_first: bool = False  # whether code is ordered so that all operands of a step are loaded before the first of them is used
     spared_registers: int = 0  # vector registers that tiles of products leave free: where that is faster, or they would spill
     spill: float = 1.5  # cycles for a vector that is stored and loaded again, which nothing hides
+    tile_product: float = 16  # cycles of a product in tile registers (AMX), of 16 rows by 16 columns and 64 bytes of each,
+    tile_latency: float = 52  # from one to another that adds to the same sums,
+    tile_load: float = 8  # to load such a register,
+    tile_sums: float = 48  # and to clear, load, store and read one of sums (an estimate)
     line: int = 64  # bytes of a line of the caches
     l1_span: int = 4096  # bytes between addresses that fall into the same set of the first-level cache: its size by its ways
     page: int = 4096  # bytes that one address translation covers, at whose end hardware stops to prefetch

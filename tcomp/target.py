@@ -32,7 +32,7 @@ from tcomp import cache
 from tcomp.errors import TargetError
 from tcomp.machines import ALL_FEATURES, AVX512, CORES, CUDA_ARCHITECTURES, FEATURES, GPUS, INTEL_AVX512, Core, Gpu
 from tcomp.platforms import ARCHITECTURES, BY_TRIPLE, Platform, default_os, listing, named, platform_of
-from tcomp.runtime.host import data_caches, physical_cores
+from tcomp.runtime.host import data_caches, physical_cores, tiles_permitted
 
 _USUAL = Core()
 _CACHES = ("l1", "l2", "l3")
@@ -62,6 +62,8 @@ class Target(ABC):
             raise TargetError(f"this machine ({platform.machine()}) cannot be compiled for as it is", hint=f"known: {', '.join(_HOSTS)}")
         cpu, features = _processor()
         present = ALL_FEATURES[arch].intersection(features)
+        if "amx-tile" in present and not tiles_permitted():
+            present -= {name for name in present if name.startswith("amx")}
         if not FEATURES[arch].get(cpu, ALL_FEATURES[arch]) <= present:
             # A virtual machine that hides features, or a processor this table does not know: the richest baseline that it has.
             baseline = {"x86_64": ("x86-64-v4", "x86-64-v3", "x86-64-v2", "x86-64"), "aarch64": ("generic",)}[arch]

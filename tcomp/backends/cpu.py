@@ -95,7 +95,7 @@ class CpuBackend(Backend):
     def link_kernel(self, kernel: Kernel, sizes: Mapping[Expr, int]) -> bytes:
         """A shared object with this one function."""
         self._check_linkable()
-        return link([self.emit(kernel)], [kernel.name])
+        return link([self.emit(kernel)], [kernel.name], imports=thread_pool.IMPORTS)
 
     def link_functions(self, kernels: Sequence[Kernel]) -> bytes:
         """A shared object with functions of these names, and the thread pool that they run on."""

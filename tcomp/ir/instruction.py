@@ -29,6 +29,8 @@ from tcomp.ir.text.printer import quoted
 
 WARP, WARPGROUP = 32, 128  # threads that execute an instruction together
 CORE = (8, 16)  # rows and bytes of each that tensor cores read together from shared memory (a core matrix)
+TILE = (16, 16)  # rows of a tile register of a CPU, and its lanes of 32 bits in each,
+TILES = 8  # of which there are so many
 ELEMENT = E.var("e", 0)  # one of the elements that a thread holds
 
 Leaf = Store | Accumulate
@@ -84,6 +86,21 @@ class VectorOp:
 
 
 @dataclass(frozen=True, slots=True)
+class TileOp:
+    """Emission for a CPU with registers of `TILE` (AMX): an LLVM intrinsic that adds the product of a tile of rows and one of columns to a
+    tile of sums, which are in registers from the first product to the last.
+
+    Each lane of 32 bits reduces `group` elements, over the innermost loop of the meaning. Of the other loops that the result does not have,
+    the innermost walks the lanes of a tile, in which the first operand is contiguous. `arguments` names the result, the operand of the rows
+    and that of the columns.
+    """
+
+    code: str
+    arguments: tuple[str, ...]
+    group: int
+
+
+@dataclass(frozen=True, slots=True)
 class WarpOp:
     """Emission for a GPU: a PTX instruction that the threads of a warp (or of a warpgroup, as the fragments say) execute together.
 
@@ -106,7 +123,7 @@ class Instruction:
     name: str
     meaning: Kernel
     operands: tuple[Operand, ...]
-    emission: VectorOp | WarpOp
+    emission: VectorOp | TileOp | WarpOp
     features: tuple[str, ...]
     cycles: float
     uops: int
@@ -186,8 +203,9 @@ class Instruction:
             lines.append(f"{inside}operand {quoted(b.name)}[{strides}]{scopes}{fragment}")
         order, needs = " reassociates" if self.reassociates else "", f"needs {', '.join(map(json.dumps, self.features))}"
         lines.append(f"{inside}{needs} takes {float(self.cycles)!r} cycles {self.uops} uops{order}")
-        kind = "vector" if isinstance(op, VectorOp) else "warp"
-        lanes = f" lanes {op.lanes} group {op.group}" if isinstance(op, VectorOp) else ""
+        kind = {VectorOp: "vector", TileOp: "tile", WarpOp: "warp"}[type(op)]
+        lanes = f" lanes {op.lanes}" if isinstance(op, VectorOp) else ""
+        lanes += "" if isinstance(op, WarpOp) else f" group {op.group}"
         lines.append(f"{inside}emits {kind} {json.dumps(op.code)}({', '.join(map(quoted, op.arguments))}){lanes}")
         return [*lines, *inner.statement(self.meaning.body, inside), indent + "}"]
 
@@ -212,9 +230,12 @@ def _faults(instruction: Instruction) -> Iterator[tuple[bool, str]]:
     over = all(extents[i] == n for b, indices in instruction.places().items() for i, n in zip(indices, b.shape, strict=True))
     yield not over, "a loop does not run over the dimension that it indexes"
     yield not set(op.arguments) <= set(names), "its emission takes an operand that it does not have"
-    if isinstance(op, VectorOp):
+    if not isinstance(op, WarpOp):
         yield sorted(op.arguments) != sorted(names), "its emission does not take each operand once"
+    if isinstance(op, VectorOp):
         yield from _vector_faults(instruction, op, loops, leaf)
+    elif isinstance(op, TileOp):
+        yield from _tile_faults(instruction, op, loops, leaf)
     else:
         yield from _fragment_faults(instruction, leaf)
 
@@ -231,6 +252,30 @@ def _vector_faults(instruction: Instruction, op: VectorOp, loops: list[For], lea
         needed = {lane: group if b is not leaf.buffer else 1} | ({loops[-1].var: 1} if group > 1 else {lane: 1})
         for i, stride in zip(indices, instruction.operand(b).strides, strict=True):
             yield stride != needed.get(i, stride), f"`{b.name}` does not lie side by side along `{i.name}`"
+
+
+def _tile_faults(instruction: Instruction, op: TileOp, loops: list[For], leaf: Leaf) -> Iterator[tuple[bool, str]]:
+    """Of what is computed in tile registers."""
+    products = isinstance(leaf, Accumulate) and leaf.value.op == "mul" and all(len(E.reads(x)) == 1 for x in leaf.value.args)
+    yield not products or len(leaf.indices) != 2, "tiles add products of two operands to sums in rows and columns"
+    places, (row, column) = {b.name: (b, i) for b, i in instruction.places().items()}, leaf.indices
+    (_, at), (a, of_rows), (b, of_columns) = (places[name] for name in op.arguments)
+    yield at is not leaf.indices, "the first argument of its emission is not the result"
+    whole = itemsize(leaf.buffer.dtype) == 4 and all(itemsize(x.dtype) * op.group == 4 for x in (a, b))
+    yield not whole or loops[-1].extent != op.group, "its innermost loop is not over the elements of a lane of 32 bits"
+    group, walked = loops[-1].var, [x.var for x in loops[:-1] if x.var not in (row, column)]
+    sides = set(of_rows) == {row, *walked, group} and set(of_columns) == {column, *walked, group}
+    yield not walked or not sides or at[-1] is not column, "an operand is not of rows or columns, and of all that is summed up"
+    strides = [dict(zip(i, instruction.operand(x).strides, strict=True)) for x, i in ((leaf.buffer, at), (a, of_rows), (b, of_columns))]
+    lanes = [strides[0][column], strides[1].get(walked[-1]), strides[1].get(group), strides[2][column], strides[2].get(group)]
+    yield lanes != [1, op.group, 1, op.group, 1], "lanes do not lie side by side"
+    down, across = (-(-int(n) // most) for n, most in zip(leaf.buffer.shape, TILE, strict=True))
+    yield down * across + down + across > TILES, "it takes more tiles than there are registers"
+
+
+def tile_depth(steps: int) -> int:
+    """The lanes of a tile along a reduction of so many steps: the most that divide them."""
+    return next(n for n in range(TILE[1], 0, -1) if steps % n == 0)
 
 
 def _fragment_faults(instruction: Instruction, leaf: Leaf) -> Iterator[tuple[bool, str]]:

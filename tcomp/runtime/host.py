@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import os
 import platform
 import re
@@ -47,6 +48,16 @@ def check_target(triple: str, features: tuple[str, ...]) -> None:
     if missing := [feature for feature in features if names.get(_plain(feature), _plain(feature)) not in _cpu_flags()]:
         hint = "compile the model for this machine, or for an older one (--target 'cpu -mcpu=x86-64-v3')"
         raise ArtifactError(f"this processor lacks instructions that the artifact uses: {', '.join(missing)}", hint=hint)
+    if tiles := [feature for feature in features if _plain(feature).startswith("amx") and not tiles_permitted()]:
+        why, hint = "the system does not let this process use its tile registers", "--target 'cpu -mattr=-amx-int8,-amx-bf16,-amx-tile'"
+        raise ArtifactError(f"the artifact uses {', '.join(tiles)}", why=why, hint=f"compile the model without: {hint}")
+
+
+@cache
+def tiles_permitted() -> bool:
+    """Whether Linux lets this process use the tile registers of x86-64 (AMX), for which it has to ask: arch_prctl(ARCH_REQ_XCOMP_PERM,
+    XFEATURE_XTILE_DATA)."""
+    return bool(ctypes.CDLL(None).syscall(158, 0x1023, 18) == 0)
 
 
 def _plain(feature: str) -> str:

@@ -13,7 +13,21 @@ from tcomp.errors import ScheduleError, TcompError
 from tcomp.ir import expr as E, loops as L
 from tcomp.ir.dtypes import BITS, is_float, itemsize
 from tcomp.ir.expr import Expr
-from tcomp.ir.instruction import CORE, ELEMENT, WARP, WARPGROUP, Fragment, Instruction, Operand, VectorOp, WarpOp, lane_of
+from tcomp.ir.instruction import (
+    CORE,
+    ELEMENT,
+    TILE,
+    WARP,
+    WARPGROUP,
+    Fragment,
+    Instruction,
+    Operand,
+    TileOp,
+    VectorOp,
+    WarpOp,
+    lane_of,
+    tile_depth,
+)
 from tcomp.ir.reducers import standard_reducers
 from tcomp.ir.text.parser import parse_instruction
 
@@ -104,6 +118,47 @@ def sdot(rows: int, vectors: int, unroll: int = 1) -> Instruction:
     """NEON: as `vpdpbusd` with four lanes, of int8 by int8."""
     op = VectorOp("llvm.aarch64.neon.sdot.v4i32.v16i8", ("acc", "a", "b"), 4, 4)
     return _panel(_call("sdot", rows, vectors, unroll), (rows, vectors, unroll), ("int32", "int8", "int8"), op, "dotprod")
+
+
+@cache
+def tdpbusd(rows: int, columns: int, steps: int, height: int = 1, width: int = 1) -> Instruction:
+    """AMX on bytes: a block of sums in up to four tile registers of 16 rows and 16 columns, over a whole reduction: of one loop, or of a
+    window. Exact, in wrapping 32-bit integers.
+
+        for h in 0..height { for w in 0..width { for k in 0..steps { for r in 0..rows { for j in 0..columns { for g in 0..4 {
+          acc[r, j] += int32(a[r, h, w, k, g]) * int32(b[h, w, k, j, g])
+        } } } } } }
+
+    A tile holds as many steps as divide all of them, up to 16.
+    """
+    sizes = (rows, columns, steps, height, width)
+    return _tile_product("tdpbusd", sizes, ("int32", "uint8", "int8"), "amx-int8")
+
+
+@cache
+def tdpbsud(rows: int, columns: int, steps: int, height: int = 1, width: int = 1) -> Instruction:
+    """As `tdpbusd`, of int8 by uint8: the packed operand is the unsigned one, as weights of few bits are."""
+    return _tile_product("tdpbsud", (rows, columns, steps, height, width), ("int32", "int8", "uint8"), "amx-int8")
+
+
+@cache
+def tdpbf16ps(rows: int, columns: int, steps: int, height: int = 1, width: int = 1) -> Instruction:
+    """AMX on bfloat16 numbers: as `tdpbusd` with groups of two, added to float32; in an order of its own, numbers below 2**-126 taken
+    as 0."""
+    return _tile_product("tdpbf16ps", (rows, columns, steps, height, width), ("float32", "bfloat16", "bfloat16"), "amx-bf16")
+
+
+def _tile_product(name: str, sizes: tuple[int, ...], dtypes: tuple[str, str, str], feature: str) -> Instruction:
+    if min(sizes) < 1:
+        raise ScheduleError(f"`{_call(name, *sizes)}` is not a block of tiles", hint="all sizes are positive")
+    rows, columns, steps, height, width = sizes
+    group = 4 // itemsize(dtypes[1])
+    extents = {"h": height, "w": width, "k": steps, "r": rows, "j": columns, "g": group}
+    meaning = _product(extents, ("rj", "rhwkg", "hwkjg"), dtypes)
+    operands = (Operand((None, 1)), Operand((None, None, None, group, 1)), Operand((None, None, None, group, 1)))
+    op = TileOp(f"llvm.x86.{name}", ("acc", "a", "b"), group)
+    products = height * width * steps // tile_depth(steps) * -(-rows // TILE[0]) * -(-columns // TILE[1])
+    return Instruction(_call(name, *sizes), meaning, operands, op, (feature,), 16.0 * products, 2 * products, is_float(dtypes[0]))
 
 
 def _panel(name: str, sizes: tuple[int, int, int], dtypes: tuple[str, str, str], op: VectorOp, *features: str) -> Instruction:
@@ -238,7 +293,9 @@ def tf32(x: Expr) -> Expr:
 
 _GENERATORS = {
     f.__name__: f
-    for f in (fma_tile, vpdpbusd, vpdpbusd_unsigned, vpmaddwd, vpmaddwd_bytes, vdpbf16ps, sdot, mma, mma_fill, mma_store, wgmma)
+    for f in (fma_tile, vpdpbusd, vpdpbusd_unsigned, vpmaddwd, vpmaddwd_bytes, vdpbf16ps, sdot)
+    + (tdpbusd, tdpbsud, tdpbf16ps)
+    + (mma, mma_fill, mma_store, wgmma)
 }
 
 

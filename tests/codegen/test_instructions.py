@@ -24,8 +24,8 @@ from tcomp.ir.instruction import Instruction, match
 from tcomp.ir.interpreters.loops import run_kernel
 from tcomp.ir.loops import Accumulate, Allocate, Buffer, Call, For, Kernel, Stmt, block, loop, store, walk
 from tcomp.ir.verify.loops import verify_kernel
-from tcomp.schedules.instructions import fma_tile, mma, sdot, vdpbf16ps, vpdpbusd, vpmaddwd, vpmaddwd_bytes
-from tcomp.schedules.primitives.editing import rebuild
+from tcomp.schedules.instructions import fma_tile, mma, sdot, tdpbf16ps, tdpbsud, tdpbusd, vdpbf16ps, vpdpbusd, vpmaddwd, vpmaddwd_bytes
+from tcomp.schedules.primitives.editing import rebuild, renamed
 from tcomp.target import CpuTarget, CudaTarget, Target
 from tests.codegen.cuda import cuda_host
 from tests.codegen.cuda.warp_products import product
@@ -42,6 +42,11 @@ X86 = [
     (vpmaddwd(1, 1, 1, 256), "haswell"), (vpmaddwd(3, 2, 4, 256), "haswell"), (vpmaddwd(6, 4), "skylake-avx512"),
     (vpmaddwd_bytes(5, 2, 1, 256), "haswell"), (vpmaddwd_bytes(2, 3, 2), "skylake-avx512"),
     (vdpbf16ps(1, 1), "cooperlake"), (vdpbf16ps(6, 4), "cooperlake"), (vdpbf16ps(3, 2, 5, 256), "cooperlake"),
+]  # fmt: skip
+AMX = CpuTarget.parse("cpu -mcpu=sapphirerapids")
+TILES = [
+    tdpbusd(1, 1, 1), tdpbusd(16, 16, 16), tdpbusd(32, 32, 48), tdpbusd(17, 20, 24), tdpbusd(30, 8, 5), tdpbusd(48, 10, 2), tdpbusd(32, 32, 16, 3, 2),
+    tdpbsud(33, 10, 12), tdpbsud(9, 9, 9, 1, 3), tdpbf16ps(32, 32, 32), tdpbf16ps(5, 40, 7, 1, 3), tdpbf16ps(16, 48, 33, 2),
 ]  # fmt: skip
 EXTRA = Buffer("extra", "int32", (64,))
 NEON = [fma_tile(4, 4, 2, "neon"), fma_tile(3, 1, 1, "neon", "float64"), sdot(1, 1), sdot(4, 3, 2)]
@@ -94,6 +99,44 @@ def test_instructions_of_x86(i: Instruction, cpu: str) -> None:
         run(*arrays)
         for got, expected in zip(arrays, want, strict=True):
             np.testing.assert_array_equal(got, expected)
+
+
+@pytest.mark.parametrize("i", TILES, ids=lambda i: i.name)
+def test_tile_registers(i: Instruction) -> None:
+    """Added to what is there; and, where that has just been cleared, without loading it. Configured once for a loop."""
+    kernel = called(i)
+    zero = loop("row", i.result.shape[0], lambda r: loop("column", i.result.shape[1], lambda j: store(i.result, (r, j), 0)))
+    cleared = replace(kernel, body=loop("twice", 2, lambda n: block(zero, kernel.body)))
+    verify_kernel(cleared)
+    (rows, columns), code = i.result.shape, emit_kernel(kernel, AMX)
+    tiles = -(-int(rows) // 16) * -(-int(columns) // 16)
+    assert code.count("call void @llvm.x86.tdp") == tiles == assembly(code, AMX).count("\ttdp")
+    assert (emit_kernel(cleared, AMX).count("call void @llvm.x86.tilezero"), code.count("@llvm.x86.tilezero")) == (tiles, 0)
+    assert emit_kernel(cleared, AMX).index("call void @llvm.x86.ldtilecfg") < emit_kernel(cleared, AMX).index("loop")
+    if not AMX.runs_on(HOST):
+        pytest.skip("this machine has no AMX")
+    for program in (kernel, cleared):
+        arrays = operands(program, 0)
+        want = meant(program, arrays)
+        compile_kernel(program, AMX)(*arrays)
+        for got, expected in zip(arrays, want, strict=True):
+            np.testing.assert_array_equal(got, expected)
+
+
+def test_products_of_different_shapes_configure_their_own_tiles() -> None:
+    first, second = tdpbusd(16, 16, 4), tdpbusd(3, 5, 2)
+    body = loop(
+        "n", 3, lambda n: block(Call(first, first.meaning.body), Call(second, renamed(second.meaning.body, lambda name: f"{name}2")))
+    )
+    kernel = Kernel("k", (*first.meaning.buffers, *second.meaning.buffers), (first.result, second.result), (), body)
+    assert emit_kernel(kernel, AMX).count("call void @llvm.x86.ldtilecfg") == 2
+    if not AMX.runs_on(HOST):
+        pytest.skip("this machine has no AMX")
+    arrays = operands(kernel, 0)
+    want = meant(kernel, arrays)
+    compile_kernel(kernel, AMX)(*arrays)
+    for got, expected in zip(arrays, want, strict=True):
+        np.testing.assert_array_equal(got, expected)
 
 
 def test_sums_of_bytes_wrap_around_and_do_not_saturate() -> None:

@@ -15,10 +15,22 @@ from tcomp.ir.interpreters.loops import run_kernel
 from tcomp.ir.loops import Accumulate, Buffer, Call, For, Kernel, Stmt, block, loop, store, walk
 from tcomp.ir.text.parser import parse_instruction, parse_kernel
 from tcomp.ir.verify.loops import verify_kernel
-from tcomp.schedules.instructions import fma_tile, mma, mma_fill, mma_store, sdot, vpdpbusd, vpmaddwd, vpmaddwd_bytes, wgmma
+from tcomp.schedules.instructions import (
+    fma_tile,
+    mma,
+    mma_fill,
+    mma_store,
+    sdot,
+    tdpbf16ps,
+    tdpbusd,
+    vpdpbusd,
+    vpmaddwd,
+    vpmaddwd_bytes,
+    wgmma,
+)
 
 GOLDEN = Path(__file__).parents[1] / "golden"
-SHIPPED = [fma_tile(6, 4), fma_tile(1, 1, 2, "neon", "float64"), vpdpbusd(3, 2, 2), vpdpbusd(1, 1, 1, 256), vpmaddwd(2, 2, 1, 256), vpmaddwd_bytes(2, 2), sdot(2, 2), *map(mma, ("float16", "float32", "int8")), mma_fill(), mma_store("int32"), wgmma("float16", 24), wgmma("float32", 8), wgmma("uint8", 32)]  # fmt: skip
+SHIPPED = [fma_tile(6, 4), fma_tile(1, 1, 2, "neon", "float64"), vpdpbusd(3, 2, 2), vpdpbusd(1, 1, 1, 256), vpmaddwd(2, 2, 1, 256), vpmaddwd_bytes(2, 2), sdot(2, 2), tdpbusd(17, 20, 24, 3, 3), tdpbf16ps(1, 1, 1), *map(mma, ("float16", "float32", "int8")), mma_fill(), mma_store("int32"), wgmma("float16", 24), wgmma("float32", 8), wgmma("uint8", 32)]  # fmt: skip
 
 
 def called(i: Instruction) -> Kernel:
@@ -75,7 +87,7 @@ def test_names_that_are_words_of_the_text() -> None:
         (("call `fma_tile(1, 1, 1, avx512, float32)` {", "call other {"), "no instruction is called `other` here"),
         (('needs "avx512f"', "needs 3"), "expected a string"),
         (("operand a[_, _]", "operand b[_, _]"), "the operands are in the order of the buffers, next is `a`"),
-        (("emits vector", "emits scalar"), "expected `vector` or `warp`"),
+        (("emits vector", "emits scalar"), "expected `vector`, `tile` or `warp`"),
         (("lanes 16", "lanes 0"), "is not an instruction: the lanes do not divide"),
         (("group 1", "group 0"), "is not an instruction: the lanes do not divide"),
         (('"llvm.fma.v16f32"', '"llvm.fma()\\n"'), "that of its code not of letters, digits, dots and colons"),

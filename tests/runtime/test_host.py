@@ -9,7 +9,9 @@ from pathlib import Path
 import pytest
 
 from tcomp.errors import ArtifactError
+from tcomp.machines import ALL_FEATURES
 from tcomp.runtime import host
+from tcomp.target import CpuTarget
 
 TRIPLE = f"{platform.machine()}-unknown-linux-gnu"
 
@@ -67,10 +69,24 @@ def test_default_threads_obey_affinity_and_quota(monkeypatch: pytest.MonkeyPatch
 def test_feature_names_of_llvm_and_of_the_kernel(monkeypatch: pytest.MonkeyPatch) -> None:
     flags = ["fpu", "pni", "bmi1", "ssse3", "sse4_1", "sse4_2", "avx512f", "avx512_vnni", "amx_int8", "abm", "pclmulqdq", "sha_ni"]
     monkeypatch.setattr(host, "_cpu_flags", lambda: frozenset(map(host._plain, flags)))
+    monkeypatch.setattr(host, "tiles_permitted", lambda: True)
     host.check_target(TRIPLE, ("x87", "sse3", "bmi", "sse4.1", "+avx512f", "avx512vnni", "amx-int8", "lzcnt", "pclmul", "sha", "crc32"))
     with pytest.raises(ArtifactError, match=r": avx512bf16, fma\n(.|\n)*compile the model") as caught:
         host.check_target(TRIPLE, ("sse3", "avx512bf16", "fma"))
     assert "sse3" not in str(caught.value)
+
+
+@pytest.mark.skipif(platform.machine() != "x86_64", reason="x86-64 alone has such registers")
+def test_tile_registers_that_the_system_denies(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(host, "_cpu_flags", lambda: frozenset({"amxtile", "amxint8", "avx512f"}))
+    monkeypatch.setattr(host, "tiles_permitted", lambda: False)
+    host.check_target(TRIPLE, ("avx512f",))
+    with pytest.raises(ArtifactError, match=r"uses amx-int8, amx-tile\n(.|\n)*does not let this process(.|\n)*-mattr=-amx-int8"):
+        host.check_target(TRIPLE, ("amx-int8", "amx-tile", "avx512f"))
+    monkeypatch.setattr("tcomp.target._processor", lambda: ("emeraldrapids", sorted(ALL_FEATURES["x86_64"])))
+    monkeypatch.setattr("tcomp.target.tiles_permitted", lambda: False)
+    target = CpuTarget.host.__wrapped__()
+    assert target.has("avx512vnni") and not any(f.startswith("amx") for f in target.features)
 
 
 def test_this_machine_has_features() -> None:

@@ -11,7 +11,7 @@ from functools import lru_cache
 
 from tcomp.ir import expr as E, loops as L
 from tcomp.ir.expr import as_expr
-from tcomp.ir.instruction import VectorOp
+from tcomp.ir.instruction import TILE, VectorOp, WarpOp
 
 UNCHECKED = 1 << 22  # operations, some milliseconds: a loop that certainly does no more is not interrupted
 INTERVAL = 1 << 16  # operations between two tests in a loop of small iterations: a test takes two or three of them
@@ -33,8 +33,9 @@ def work(stmt: L.Stmt) -> int | None:
     match stmt:
         case L.While():
             return None
-        case L.Call(instruction) if isinstance(op := instruction.emission, VectorOp):
-            return math.prod(int(loop.extent) for loop in instruction.loops) // (op.lanes * op.group)
+        case L.Call(instruction) if not isinstance(op := instruction.emission, WarpOp):
+            at_once = op.lanes if isinstance(op, VectorOp) else math.prod(TILE)
+            return math.prod(int(loop.extent) for loop in instruction.loops) // (at_once * op.group)
         case L.For(_, extent, body, kind):
             times, inside = 1 if kind == L.VECTORIZED else _most(extent), work(body)
             return None if times is None or inside is None else own + max(times, 0) * inside

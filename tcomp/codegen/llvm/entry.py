@@ -18,7 +18,7 @@ from itertools import groupby
 from tcomp.codegen.llvm.builder import CALL_FIELDS, Value, symbol
 from tcomp.codegen.llvm.events import EVENT_IR
 from tcomp.codegen.llvm.kernel import Function, define
-from tcomp.codegen.llvm.kernel_module import KernelModule
+from tcomp.codegen.llvm.kernel_module import KernelModule, bytes_constant
 from tcomp.errors import CodegenError
 from tcomp.ir import expr as E
 from tcomp.ir.dims import upper_bound
@@ -42,9 +42,8 @@ def emit_program(program: Program, target: CpuTarget) -> str:
         module.declarations[call.symbol] = f"declare void {symbol(call.symbol)}({', '.join(types)})"
     if copies(program):
         module.declarations["tcomp_copy"] = "declare void @tcomp_copy(ptr, ptr, ptr, i64)"
-    tables: dict[str, str] = {}
-    _Entry(module, program, tables).emit("tcomp_run")
-    _Entry(module, program, tables).emit("tcomp_run_profiled", ", ptr %ticks, ptr %events")
+    _Entry(module, program).emit("tcomp_run")
+    _Entry(module, program).emit("tcomp_run_profiled", ", ptr %ticks, ptr %events")
     module.functions.append(EVENT_IR)
     _Plan(module, program).emit()
     if has_bind(program):
@@ -107,11 +106,11 @@ class _Sized(Function):
 
 
 class _Entry(_Sized):
-    """`tcomp_run`, or with `ticks`, more parameters, `tcomp_run_profiled`. `tables`: the names of constants, by content."""
+    """`tcomp_run`, or with `ticks`, more parameters, `tcomp_run_profiled`."""
 
-    def __init__(self, module: KernelModule, program: Program, tables: dict[str, str]) -> None:
+    def __init__(self, module: KernelModule, program: Program) -> None:
         super().__init__(module, program)
-        self.tables, self.uses_slots = tables, False
+        self.uses_slots = False
 
     def emit(self, name: str, ticks: str = "") -> None:
         self.ticks, self.number, self.bases = ticks, 0, dict[tuple[str, int], str]()
@@ -228,9 +227,8 @@ class _Entry(_Sized):
         for value, number in slots.items():
             what = f"i64 {self.index(value)}" if isinstance(value, Expr) else f"ptr {self.place(Ref(*value))}"
             self.line(f"store {what}, ptr {self.op(f'getelementptr i64, ptr %slots, i64 {number}')}")
-        content = struct.pack(f"<{len(words)}q", *words).hex("\\")
-        records = self.constant(f'[{8 * len(words)} x i8] c"\\{content}"')
-        functions = self.constant(f"[{len(kernels)} x ptr] [{', '.join(f'ptr {symbol(name)}' for name in kernels)}]")
+        records = self.module.constant(bytes_constant(struct.pack(f"<{len(words)}q", *words)), 8)
+        functions = self.module.constant(f"[{len(kernels)} x ptr] [{', '.join(f'ptr {symbol(name)}' for name in kernels)}]", 8)
         self.line(f"store ptr {records}, ptr %record")
         self.uses_slots = True
         v, (head, end) = E.loop_var("call", len(row)), self.labels("calls", "end")
@@ -267,13 +265,6 @@ class _Entry(_Sized):
 
     def word(self, record: str, number: int) -> str:
         return self.op(f"load i64, ptr {self.op(f'getelementptr i64, ptr {record}, i64 {number}')}")
-
-    def constant(self, content: str) -> str:
-        """The name of a table, which both functions share."""
-        if content not in self.tables:
-            self.tables[content] = f"@table{len(self.tables)}"
-            self.module.functions.append(f"{self.tables[content]} = private unnamed_addr constant {content}, align 8")
-        return self.tables[content]
 
     def clock(self) -> str:
         # Arm's cycle counter is not for user programs; its system counter is.

@@ -21,10 +21,11 @@ from tcomp.codegen.llvm.builder import Value, iota, symbol
 from tcomp.codegen.llvm.counted_loops import CountedLoops
 from tcomp.codegen.llvm.kernel_module import KernelModule
 from tcomp.codegen.llvm.sequences import SEQUENCES
+from tcomp.codegen.llvm.tiles import ask_for_tiles, clears, configured, emit_tiles, is_whole, release_tiles
 from tcomp.ir import expr as E, loops as L
 from tcomp.ir.dtypes import is_float, itemsize
 from tcomp.ir.expr import INDEX, Expr, as_expr
-from tcomp.ir.instruction import VectorOp, match
+from tcomp.ir.instruction import TileOp, WarpOp, match
 from tcomp.ir.loops import Buffer, Kernel, Stmt
 from tcomp.target import CpuTarget
 
@@ -80,6 +81,8 @@ def define(module: KernelModule, kernel: Kernel, linkage: str = "") -> None:
     parameters += [f"i64 {function.bound[scalar].ref}" for scalar in kernel.scalars]
     function.statement(kernel.body)
     function.finish()
+    if module.has_tiles:
+        ask_for_tiles(function)
     module.functions.append(function.text(f"define {linkage} void {symbol(kernel.name)}({', '.join(parameters)}) #0"))
 
 
@@ -100,6 +103,9 @@ class Function(CountedLoops):
         for n, scalar in enumerate(scalars):
             self.bind(scalar, Value(f"%s{n}", INDEX))
         self.inside_parallel = False
+        self.has_tiles = False  # whether tile registers are used,
+        self.tiles: bytes | None = None  # as they are configured here for all that is inside of a loop,
+        self.cleared: L.Call | None = None  # by an instruction whose sums were just cleared
 
     def finish(self) -> None:
         """Return, here and where a test of the status leads to."""
@@ -110,6 +116,8 @@ class Function(CountedLoops):
 
     def leave(self) -> None:
         """Return. On x86 a fence orders non-temporal stores before the stores by which threads signal that they are done."""
+        if self.has_tiles:
+            release_tiles(self)
         if self.has_non_temporal and self.target.arch == "x86_64":
             self.module.declarations.setdefault("llvm.x86.sse.sfence", "declare void @llvm.x86.sse.sfence()")
             self.line("call void @llvm.x86.sse.sfence()")
@@ -119,7 +127,11 @@ class Function(CountedLoops):
         """Emit a statement."""
         match s:
             case L.Block(stmts):
-                for inner in stmts:
+                for inner, following in itertools.zip_longest(stmts, stmts[1:]):
+                    if isinstance(following, L.Call) and clears(inner, following):
+                        self.cleared = following
+                        if is_whole(following):
+                            continue
                     self.statement(inner)
             case L.For():
                 self.loop(s)
@@ -182,7 +194,8 @@ class Function(CountedLoops):
             self.hoist_checks(s.body, self.module.written(s.body))
             if isinstance(s.body, L.Accumulate) and not any(s.var in self.module.variables(i) for i in s.body.indices):
                 self.chain = s.body
-            self.iterate(s, "0", count, head, end)
+            with configured(self, s.body):
+                self.iterate(s, "0", count, head, end)
 
     def hoist_checks(self, s: Stmt, written: set[Buffer]) -> None:
         """Hoist the checks that a statement certainly performs, and that are invariant in the loop around it, in front of that loop. LLVM
@@ -295,12 +308,14 @@ class Function(CountedLoops):
     def instruction(self, s: L.Call) -> None:
         """A machine instruction, once for each iteration of the loops outside of its registers."""
         instruction, op = s.instruction, s.instruction.emission
-        if not isinstance(op, VectorOp) or not any(map(self.target.has, instruction.features)):
+        if isinstance(op, WarpOp) or not any(map(self.target.has, instruction.features)):
             why = f"it needs {' or '.join(instruction.features)}"
             raise self.error(f"the target has no instruction `{instruction.name}`", why, where=f"for `{self.target}`")
         if self.lane is not None:
             raise self.error(f"an instruction inside of the vectorized loop `{self.lane.name}`", where=instruction.name)
         matched = match(instruction, s.body)
+        if isinstance(op, TileOp):
+            return emit_tiles(self, instruction, op, matched, self.cleared is s)
         loops, places, result = instruction.loops, instruction.places(), instruction.result
         inside = {instruction.leaf.indices[-1]: op.lanes} | ({loops[-1].var: op.group} if op.group > 1 else {})
         steps = [range(0, int(x.extent), inside.get(x.var, 1)) for x in loops]
@@ -354,7 +369,8 @@ class Function(CountedLoops):
         inner.inside_parallel = True
         inner.branch(inner.op("icmp slt i64 %begin, %end"), "some", "done")
         inner.start("some")
-        inner.iterate(s, "%begin", "%end", "chunk", "done")
+        with configured(inner, s.body):
+            inner.iterate(s, "%begin", "%end", "chunk", "done")
         inner.finish()
         # A function with parameters of its own: `noalias` would be lost if the body read its pointers from the closure.
         parameters, module = ", ".join([*(p for _, _, p in captured), "i64 %begin", "i64 %end"]), self.module

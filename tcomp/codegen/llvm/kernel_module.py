@@ -43,6 +43,13 @@ class KernelModule(Module):
         self.checks = cache(lambda e: tuple(_certain_checks(e)))  # those that every evaluation makes
         self.holds = cache(_holds)
         self.sums = cache(_sums)
+        self.constant = cache(self._constant)  # the name of a constant
+        self.has_tiles = False  # whether tile registers are used
+
+    def _constant(self, content: str, align: int) -> str:
+        name = f"@constant{len(self.functions)}"
+        self.functions.append(f"{name} = private unnamed_addr constant {content}, align {align}")
+        return name
 
     def parameter(self, buffer: Buffer, ref: str, written: bool) -> str:
         """A pointer parameter with what is known of its memory."""
@@ -73,6 +80,11 @@ class KernelModule(Module):
         """Whether evaluating `e` where it is not wanted might fault, or report an index."""
         reporting = () if self.target.unchecked else ("checked",)
         return bool(self.buffers(e)) and any((n.op == "read" and not self.in_bounds(n)) or n.op in reporting for n in E.walk(e))
+
+
+def bytes_constant(content: bytes) -> str:
+    """Bytes as LLVM writes a constant."""
+    return f'[{len(content)} x i8] c"\\{content.hex(chr(92))}"'
 
 
 def _holds(buffer: Buffer, terms: tuple[Term, ...], start: int, count: int) -> bool:

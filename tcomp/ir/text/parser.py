@@ -18,7 +18,7 @@ from tcomp.ir import loops as L, program as P
 from tcomp.ir.dtypes import NARROW_INTEGERS, integer_range, is_integer, to_numpy
 from tcomp.ir.expr import Dim, Expr, as_expr
 from tcomp.ir.graph import STRUCTURAL, Graph, Node, Operator, Value
-from tcomp.ir.instruction import ELEMENT, WARP, Fragment, Instruction, Operand, VectorOp, WarpOp, lane_of
+from tcomp.ir.instruction import ELEMENT, WARP, Fragment, Instruction, Operand, TileOp, VectorOp, WarpOp, lane_of
 from tcomp.ir.layout import Layout, Piece
 from tcomp.ir.te import Extern, Tensor
 from tcomp.ir.text.expression_parser import ExpressionParser
@@ -111,12 +111,14 @@ class _Parser(ExpressionParser):
         except IRError as error:
             self.fail(f"{error.what}: {error.why}", start)
 
-    def emission(self) -> VectorOp | WarpOp:
+    def emission(self) -> VectorOp | TileOp | WarpOp:
         kind = self.name()
-        if kind not in ("vector", "warp"):
-            self.fail(f"expected `vector` or `warp`, found `{kind}`")
+        if kind not in ("vector", "tile", "warp"):
+            self.fail(f"expected `vector`, `tile` or `warp`, found `{kind}`")
         code, arguments = self.string(), self.bracketed(self.name, "()")
-        if kind != "vector":
+        if kind == "tile":
+            return TileOp(code, arguments, *self.sequence("group", self.integer))
+        if kind == "warp":
             return WarpOp(code, arguments)
         return VectorOp(code, arguments, *self.sequence("lanes", self.integer, "group", self.integer))
 

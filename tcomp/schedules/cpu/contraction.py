@@ -3,7 +3,7 @@ accumulators stays in registers over the whole reduction; lanes run along an out
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import astuple, replace
 from itertools import permutations
@@ -19,7 +19,7 @@ from tcomp.ir.loops import SERIAL, UNROLLED, VECTORIZED, Accumulate, Buffer, For
 from tcomp.schedules.analysis import access_patterns as patterns
 from tcomp.schedules.analysis.access_patterns import Nest, bytes_of, extent_of, is_product, reduction_nest, result_nest, row_axis
 from tcomp.schedules.cost.register_tiles import MAX_TILE_ROWS, Tile, choose_tile, least_rows, outer_row_counts, tiles
-from tcomp.schedules.cpu import common, elementwise, panel_blocking, work_partition
+from tcomp.schedules.cpu import common, elementwise, panel_blocking, tile_products, work_partition
 from tcomp.schedules.cpu.common import divides, extent, nest_lanes, threads, whole_tiles
 from tcomp.schedules.cpu.dot_products import group_loop, summed
 from tcomp.schedules.knobs import Knobs
@@ -55,6 +55,7 @@ def schedule(s: Schedule, result: str, acc: str, target: CpuTarget, knobs: Knobs
     nest, out = reduction_nest(s.kernel, acc), result_nest(s.kernel, result)
     loop_of = {x.var.name: out.loops[n].var.name for n, x in enumerate(nest.spatial)}  # loop of the reduction -> that of the result
     tile, tile_axes = tile_of(nest, target, knobs), _tile_axes(nest, target)
+    in_tiles = group is not None and tile_products.multiplies_tiles(nest, target)
     outer_rows, rows = (None if x is None else loop_of[x.var.name] for x in tile_axes)
     repeated = patterns.repetitions(nest)
     batch_axes = {loop_of[name] for name in (*patterns.batch_axes(nest), *(x.var.name for x in repeated))}
@@ -84,7 +85,7 @@ def schedule(s: Schedule, result: str, acc: str, target: CpuTarget, knobs: Knobs
     around = [*batch, column, *others] if knobs.flag((acc, "columns_outside"), outside) else [*batch, *others, column]
     around = around if part is None else [*batch, part, *around[len(batch) :]]
     s.reorder(*around, *inside, lane)
-    unroll(s, inside, lane)
+    unroll(s, inside[-1:] if in_tiles else inside, lane)
     suggested = tuple(x.var.name for x in _memory_order(nest) if group is None or x is not group.loop)
     orders = tuple(permutations(suggested)) if len(suggested) <= MAX_ORDERED else (suggested,)
     loops = knobs.choice((acc, "folds"), orders, suggested)
@@ -102,8 +103,8 @@ def schedule(s: Schedule, result: str, acc: str, target: CpuTarget, knobs: Knobs
         panel_blocking.accumulate_in_blocks(s, acc, axes, lanes, column, p)
     else:
         block = _summation_block(s, nest, loops, 1 if p is None else p.steps) if group is None else None
-        s.compute_at(acc, around[-1], "register" if block is None else "global")
-        tile_loops(s, acc, lanes, loops, group is None)
+        s.compute_at(acc, around[-1], "register" if block is None and not in_tiles else "global")
+        tile_loops(s, acc, lanes, loops, group is None, in_tiles)
         walked = loops[-1] if loops else ""
         if block is not None:
             _, inner = s.split(loops[block[0]], block[1])
@@ -163,9 +164,9 @@ def _tested_steps(s: Schedule) -> list[str]:
     return found
 
 
-def tile_loops(s: Schedule, acc: str, lanes: int, loops: Sequence[str], update: bool) -> None:
+def tile_loops(s: Schedule, acc: str, lanes: int, loops: Sequence[str], update: bool, in_memory: bool = False) -> None:
     """Shape the nests that clear and update the accumulators: reduction loops outside, the tile unrolled in vector registers. Without
-    `update` the second one is put in order only (see `dot_products`)."""
+    `update` the second one is put in order only (see `dot_products`). Of rows `in_memory` the vectors are unrolled alone."""
     for is_reduction in (False, True):
         spatial = patterns.stage_axes(s.kernel, acc, is_reduction)
         if is_reduction and not update:
@@ -173,7 +174,7 @@ def tile_loops(s: Schedule, acc: str, lanes: int, loops: Sequence[str], update: 
             continue
         vectors, lane = s.split(spatial[-1], lanes)
         s.reorder(*(loops if is_reduction else []), *spatial[:-1], vectors, lane, reassociate=is_reduction)
-        unroll(s, [*spatial[:-1], vectors], lane)
+        unroll(s, [vectors] if in_memory else [*spatial[:-1], vectors], lane)
 
 
 def _summation_block(s: Schedule, nest: Nest, loops: Sequence[str], steps: int) -> tuple[int, int] | None:
@@ -363,8 +364,9 @@ def pack_panels(
         s.relayout(packed, Layout(len(order) + 1, (Piece(0, whole // panel), Piece(0, 1, whole // panel), *inside)))
 
 
-def tile_of(nest: Nest, target: CpuTarget, knobs: Knobs) -> Tile:
-    """The register tile for a reduction: rows along the axes that reuse the vector operand, vectors along the lanes."""
+def tile_of(nest: Nest, target: CpuTarget, knobs: Knobs, packable: Collection[str] = ()) -> Tile:
+    """The register tile for a reduction: rows along the axes that reuse the vector operand, vectors along the lanes. `packable` operands
+    may be laid out in groups."""
     outer, row = _tile_axes(nest, target)
     lanes, columns = nest_lanes(target, nest), extent_of(nest.spatial[-1].extent)
     part = work_partition.row_parts(nest, target, knobs)
@@ -384,6 +386,10 @@ def tile_of(nest: Nest, target: CpuTarget, knobs: Knobs) -> Tile:
     in_sets = int(target.l1 // gcd(step, target.core.l1_span) * OPERAND_WAYS)
     registers, cached_rows = target.vector_registers, min(MAX_TILE_ROWS, in_sets) if step else MAX_TILE_ROWS
     panel = _panel_vectors(nest, lanes)
+    groups = products is not None and (group_loop(nest, target) is not None or products.columns.attr.name in packable)
+    if groups and tile_products.multiplies_tiles(nest, target):
+        blocks = [(t.rows, t.vectors) for t in tile_products.blocks_of_tiles(nest, target, rows, multiple, panel, columns)]
+        return Tile(*knobs.choice((nest.writes.name, "tile"), blocks, blocks[0]))
 
     def loading(vectors: int) -> tuple[float, float]:
         """Cycles for a step's vectors of the operand that the lanes walk, which all rows of tiles read again: (at least, on top of the

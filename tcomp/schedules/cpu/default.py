@@ -23,6 +23,7 @@ from tcomp.schedules.analysis import access_patterns as patterns
 from tcomp.schedules.cpu import block_dot_products, contraction, elementwise, flash_attention, row_reductions, stencils
 from tcomp.schedules.cpu.common import nest_lanes, stream
 from tcomp.schedules.cpu.dot_products import add_up_groups, grouped, split_groups
+from tcomp.schedules.cpu.tile_products import multiply_tiles
 from tcomp.schedules.cpu.work_partition import split_row_sums
 from tcomp.schedules.groups import Group, attachments, in_one_pass
 from tcomp.schedules.knobs import Knobs
@@ -65,6 +66,7 @@ def schedule(kernel: Kernel, target: CpuTarget, knobs: Knobs | None = None) -> S
             stream(s, editing.find_buffer(s.kernel, result.name), target, knobs)
     s.clean()
     add_up_groups(s, target)
+    multiply_tiles(s, target)
     return s
 
 
@@ -184,7 +186,7 @@ def operand_layouts(kernel: Kernel, constants: frozenset[int], target: CpuTarget
     original = {n.writes.name: n for n in patterns.nests(kernel) if n.is_reduction}
     for group in (g for g in _groups(s, target, packable) if g.shape == "contraction"):
         nest = patterns.reduction_nest(s.kernel, group.inside[0])
-        width = contraction.tile_of(nest, target, knobs).vectors * nest_lanes(target, nest)
+        width = contraction.tile_of(nest, target, knobs, packable).vectors * nest_lanes(target, nest)
         columns = nest.spatial[-1].extent
         source = original.get(group.result) or original.get(nest.writes.name)
         if source is None or not patterns.is_product(source):

@@ -10,7 +10,7 @@ in the end its update becomes the instruction. What no instruction fits stays in
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from math import prod
 
@@ -21,7 +21,7 @@ from tcomp.ir.layout import Layout, Piece
 from tcomp.ir.loops import SERIAL, Accumulate, Call, For, perfect, walk
 from tcomp.schedules.analysis.access_patterns import Nest, nests
 from tcomp.schedules.cpu.common import divides, lanes_of
-from tcomp.schedules.instructions import vdpbf16ps, vpdpbusd, vpmaddwd, vpmaddwd_bytes
+from tcomp.schedules.instructions import tdpbf16ps, tdpbusd, vdpbf16ps, vpdpbusd, vpmaddwd, vpmaddwd_bytes
 from tcomp.schedules.primitives import editing
 from tcomp.schedules.schedule import Schedule
 from tcomp.schedules.tiles import unroll
@@ -31,12 +31,14 @@ GROUP = 4  # bytes that one lane of 32 bits multiplies and adds up
 WORDS = 2  # integers of 16 bits, likewise
 
 Tiles = Callable[[int, int, int, int], Instruction]  # rows, vectors, unroll, bits -> an instruction
+Blocks = Callable[..., Instruction]  # rows, columns, steps and sizes of windows -> an instruction in tile registers
 
 
 @dataclass(frozen=True, slots=True)
 class DotProduct:
     """What an instruction adds up in a lane: a `group` of products of elements of rows by those of columns, which have these types. Where
-    another instruction adds that to the sums, it is in a register of its own (`apart`)."""
+    another instruction adds that to the sums, it is in a register of its own (`apart`). `tiles` does the same in tile registers (see
+    `tile_products`)."""
 
     group: int
     rows: str
@@ -44,12 +46,13 @@ class DotProduct:
     sums: str
     instruction: Tiles
     apart: bool = False
+    tiles: Blocks | None = None
 
 
-BYTES = DotProduct(GROUP, "uint8", "int8", "int32", vpdpbusd)
+BYTES = DotProduct(GROUP, "uint8", "int8", "int32", vpdpbusd, tiles=tdpbusd)
 BYTES_BY_WORDS = DotProduct(WORDS, "int16", "int8", "int32", vpmaddwd_bytes, apart=True)
 WORD_PAIRS = DotProduct(WORDS, "int16", "int16", "int32", vpmaddwd, apart=True)
-BFLOATS = DotProduct(2, "bfloat16", "bfloat16", "float32", vdpbf16ps)
+BFLOATS = DotProduct(2, "bfloat16", "bfloat16", "float32", vdpbf16ps, tiles=tdpbf16ps)
 
 
 def _lanes(target: CpuTarget, instruction: Tiles) -> int:
@@ -80,6 +83,10 @@ class Summed:
     kind: DotProduct
     loop: For
     columns: E.Expr  # the read of the other operand
+
+    def in_tiles(self, target: CpuTarget) -> bool:
+        """Whether a target has the instruction in tile registers."""
+        return self.kind.tiles is not None and any(map(target.has, self.kind.tiles(1, 1, 1).features))
 
 
 def summed(nest: Nest, target: CpuTarget) -> Summed | None:
@@ -124,16 +131,22 @@ def group_loop(nest: Nest, target: CpuTarget) -> Summed | None:
     return found if whole else None
 
 
-def add_up_groups(s: Schedule, target: CpuTarget) -> None:
-    """The update of every register tile of groups that is none yet: one instruction, if its sizes are constant and fill vectors."""
-    for leaf in [x for x in walk(s.kernel.body) if isinstance(x, Accumulate) and x.buffer.scope == "register"]:
+def updates(s: Schedule, scope: str, target: CpuTarget) -> Iterator[tuple[Nest, Summed]]:
+    """The updates of sums in buffers of a scope that add up groups, and are no instruction yet."""
+    for leaf in [x for x in walk(s.kernel.body) if isinstance(x, Accumulate) and x.buffer.scope == scope]:
         if any(isinstance(x, Call) for x in editing.path(s.kernel.body, leaf)):
             continue
         around = editing.enclosing(s.kernel, leaf)
         top = next((n for n, x in enumerate(around) if perfect(x)[1] is leaf), len(around))
         tile = Nest(tuple(around[top:]), leaf)
         if all(x.kind == SERIAL for x in tile.loops) and (found := group_loop(tile, target)) is not None:
-            _update(s, tile, found, target)
+            yield tile, found
+
+
+def add_up_groups(s: Schedule, target: CpuTarget) -> None:
+    """The update of every register tile of groups that is none yet: one instruction, if its sizes are constant and fill vectors."""
+    for tile, found in updates(s, "register", target):
+        _update(s, tile, found, target)
 
 
 def _update(s: Schedule, tile: Nest, found: Summed, target: CpuTarget) -> None:

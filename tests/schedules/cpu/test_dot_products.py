@@ -1,5 +1,7 @@
 """Products of bytes and of bfloat16 numbers by default schedules: the instruction for them where there is one, whatever the sizes."""
 
+import dataclasses
+
 import ml_dtypes
 import numpy as np
 import pytest
@@ -11,7 +13,7 @@ from tcomp.codegen.llvm.machine_code import assembly
 from tcomp.ir.graph import GraphBuilder
 from tcomp.ir.interpreters.loops import run_kernel
 from tcomp.ir.layout import Layout
-from tcomp.ir.loops import Call, hoist_temporaries, walk
+from tcomp.ir.loops import Accumulate, Call, hoist_temporaries, walk
 from tcomp.ops.matmul import MATMUL
 from tcomp.ops.nn import CONV
 from tcomp.passes.layout import with_layouts
@@ -127,6 +129,56 @@ def test_integers_of_16_bits(sizes, columns, target):
         got = np.full(result, -1, np.int32)
         compile_kernel(s.kernel, target)(x.reshape(given), layout.to_physical(w), got)
         np.testing.assert_array_equal(got.reshape(rows, outputs), x.astype(int) @ w)
+
+
+AMX = CpuTarget.parse("cpu -mcpu=sapphirerapids")
+TILE_CASES = {
+    "rows left over": matmul(100, 64, 96), "columns left over": matmul(48, 80, 43), "few columns": matmul(40, 128, 10), "odd depth": matmul(64, 84, 32),
+    "window": conv(32, 48, 18, 3), "strided window": conv(4, 48, 39, 7, 2), "pixels": conv(64, 64, 14, 1),
+    "bfloat16": matmul(70, 96, 90, BF), "bfloat16 window": conv(16, 40, 30, 3, 2, BF),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("cores", (1, 2))
+@pytest.mark.parametrize("name", TILE_CASES)
+def test_tile_registers_add_up_whole_reductions(name, cores):
+    made, target = TILE_CASES[name], dataclasses.replace(AMX, cores=cores)
+    s, layout = scheduled(made, target)
+    assert calls(s) and all(name.startswith("tdp") for name in calls(s))
+    assert sum(isinstance(x, Accumulate) for x in walk(s.kernel.body)) == len(calls(s))
+    assert Schedule.from_json(s.to_json()).kernel is not None  # every step is proved again
+    text = emit_kernel(hoist_temporaries(s.kernel)[0], target)
+    assert "vpdpbusd" not in text and "tilerelease" in assembly(text, target)
+    assert ("llvm.x86.tilezero" in text) == (any(b.shape[-1] % 16 == 0 for b in sums_on_the_stack(s.kernel)))
+    if not target.runs_on(HOST):
+        pytest.skip("this machine has no AMX")
+    x, _, y = s.kernel.buffers
+    bytes_ = x.dtype == "uint8"
+    values = [
+        RNG.integers(*ends, shape)
+        for ends, shape in zip(((0, 256), (-128, 128)) if bytes_ else ((-8, 9),) * 2, (x.shape, made[0].inputs[1].shape), strict=True)
+    ]
+    values = [v.astype(t) for v, t in zip(values, (np.uint8, np.int8) if bytes_ else (NUMBER, NUMBER), strict=True)]
+    plain = build_loops(made[0], "plain", backend_of(HASWELL)).source  # as lowered, weights row-major
+    dtype = np.int32 if bytes_ else NUMBER
+    want, got = np.zeros([int(n) for n in plain.buffers[2].shape], dtype), np.full(y.shape, -1, dtype)
+    run_kernel(plain, dict(zip(plain.buffers, [values[0].reshape([int(n) for n in plain.buffers[0].shape]), values[1], want], strict=True)))
+    run_hoisted(s.kernel, target, values[0], layout.to_physical(values[1]), got)
+    np.testing.assert_array_equal(got, want.reshape(got.shape))
+
+
+def sums_on_the_stack(kernel):
+    return [x.buffer for x in walk(kernel.body) if isinstance(x, Accumulate)]
+
+
+def run_hoisted(kernel, target, *arrays):
+    hoisted, temporaries = hoist_temporaries(kernel)
+    compile_kernel(hoisted, target)(*arrays, *(np.empty([int(n) for n in b.shape], b.dtype) for b in temporaries))
+
+
+@pytest.mark.parametrize("made", (matmul(1, 64, 1000), matmul(2, 256, 64), conv(4, 32, 12, 1)), ids=("a row", "two rows", "a step"))
+def test_little_work_stays_in_vector_lanes(made):
+    assert all(name.startswith("vpdpbusd") for name in calls(scheduled(made, AMX)[0]))
 
 
 def test_accumulators_stay_in_registers():
