@@ -183,7 +183,7 @@ def _profiled(module: LoadedModel, inputs: Mapping[str, object]) -> list[dict[st
     for (name, seconds), facts in zip(module.profile(inputs), module.facts(inputs), strict=True):
         record: dict[str, Any] = {"name": name, "seconds": seconds, "flops": None, "bytes": None, "bound": None, "light": None}
         if facts.work is not None:
-            bound, limit = model.roof.seconds(**{key: facts.work[key] for key in ("slots", "divisions", "bytes")})
+            bound, limit = model.roof.seconds(**{key: facts.work[key] for key in ("slots", "divisions", "bytes", "narrow")})
             record |= {"flops": facts.work["flops"], "bytes": facts.work["bytes"], "bound": bound, "limit": limit}
             record["light"] = bound / seconds if seconds > 0 else None
         records.append(record | {"layout": facts.layout, "not_fused": list(facts.not_fused)})

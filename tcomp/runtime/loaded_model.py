@@ -20,7 +20,7 @@ from tcomp.runtime.trace import Span
 
 MEMORY_LIMIT = 1 << 46  # bytes; more than any machine has, less than overflows
 UNKNOWN = -1  # a data-dependent dim before the run, or one that values give before these are looked at
-_WORK = ("flops", "slots", "divisions", "bytes")
+_WORK = ("flops", "slots", "divisions", "bytes", "narrow")
 
 
 @dataclass(frozen=True, slots=True)

@@ -73,7 +73,7 @@ class Notes(Target):
 
     @cached_property
     def corpus(self) -> Sequence[bytes]:
-        work = {"flops": ["mul", ["dim", 0], 4], "slots": 1, "divisions": 0, "bytes": ["add", ["floordiv", ["dim", 0], 2], 4]}
+        work = {"flops": ["mul", ["dim", 0], 4], "slots": 1, "divisions": 0, "bytes": ["add", ["floordiv", ["dim", 0], 2], 4], "narrow": 0}
         return [json.dumps({"kernels": ["k"], "facts": [{"work": work, "layout": "(a,b)", "not_fused": ["why"]}]}).encode()]
 
     def damage(self, rng: Random, data: bytes) -> bytes:

@@ -24,6 +24,7 @@ from tcomp.ir import expr as E, loops as L
 from tcomp.ir.access import Access, Loops, accesses, by_buffer, coefficient, inside, lane_span, linear_index, loop_extents
 from tcomp.ir.dtypes import BITS, itemsize
 from tcomp.ir.expr import Expr
+from tcomp.ir.instruction import Instruction, TileOp, VectorOp
 from tcomp.ir.layout import LINE
 from tcomp.ir.loops import Accumulate, Buffer, For, Kernel, Stmt, Store, bypasses_caches
 from tcomp.ir.simplify import simplify
@@ -63,7 +64,7 @@ def bound(kernel: Kernel, target: CpuTarget, dims: Mapping[Expr, int] | None = N
 
 
 def _least_seconds(todo: Work, top: Roof) -> float:
-    return top.seconds(float(todo.slots), float(todo.divisions), float(todo.bytes))[0]
+    return top.seconds(*map(float, (todo.slots, todo.divisions, todo.bytes, todo.narrow)))[0]
 
 
 class _Move(NamedTuple):
@@ -99,6 +100,7 @@ class _Region:
     stores: list[_Move] = field(default_factory=list)
     in_registers: list[_Move] = field(default_factory=list)  # accesses to buffers there
     prefetches: float = 0.0
+    operands: float = 0.0  # loads of the operands of machine instructions that take groups
     missed: float = 0.0  # of these, those of what the loop does not read
     chain: float = 0.0  # cycles from one iteration to the next that depends on it
 
@@ -133,8 +135,10 @@ class _Model:
         self.spans = {"l2": core.l1_span, "l3": max(core.l1_span, target.l2 // core.l2_ways)}  # bytes between addresses of the same set
         self.regions: list[_Region] = []
         self.kinds: dict[Stmt, str] = {}  # of loops of machine instructions: lanes along the result, copies across it
+        self.instructions: dict[Stmt, Instruction] = {}  # that execute a statement
         for call in (s for s in L.walk(kernel.body) if isinstance(s, L.Call)):
             leaf = next(s for s in L.walk(call.body) if isinstance(s, Store | Accumulate))
+            self.instructions[leaf] = call.instruction
             place = linear_index(leaf.buffer, leaf.indices)
             loops = [s for s in L.walk(call.body) if isinstance(s, For)]
             self.kinds |= {s: L.VECTORIZED if coefficient(place, s.var) == 1 else L.UNROLLED for s in loops}
@@ -200,8 +204,18 @@ class _Model:
 
     def _leaf(self, s: Store | Accumulate, here: _Here) -> None:
         region, loops, conditions, unrolled, lane = here
+        instruction = self.instructions.get(s)
+        op = None if instruction is None else instruction.emission
+        if instruction is not None and isinstance(op, TileOp):
+            region.instructions["fma"] += instruction.cycles * self.core.fma  # loads of tiles take no longer
+            return
         self._compute(s, here)
-        for r in E.reads(s.value, *s.indices):
+        reads = E.reads(s.value, *s.indices)
+        if instruction is not None and isinstance(op, VectorOp) and op.group > 1:  # operands are loaded 32 bits at a time
+            products = prod(self.footprints.extent(x) for x in instruction.loops) / (op.lanes * op.group)
+            region.operands += self._copies(x for x in unrolled if x not in self.kinds) * (instruction.uops - products)
+            reads = E.reads(*s.indices)
+        for r in reads:
             move = _Move(Access(r.attr, r.args, loops, conditions, False, s), unrolled, lane)
             (region.in_registers if r.attr.scope == "register" else region.home(E.variables(*r.args), {r.attr}).loads).append(move)
         result = _Move(Access(s.buffer, s.indices, loops, conditions, True, s), unrolled, lane)
@@ -228,7 +242,7 @@ class _Model:
         copies, part = region.trips * self._copies(here.unrolled), 1.0
         if asked and copies:
             part = min(1.0, instances(tuple(x for x in here.loops if x is not lane), asked, MAX_POINTS) / copies)
-        for e, cost in operators(s):
+        for e, cost in operators(s, narrow=s in self.instructions):
             combines = isinstance(s, Accumulate) and e is s.value
             depends = set(E.variables(e, *s.indices) if combines else E.variables(e))
             home = region if combines else region.home(depends, {r.attr for r in E.reads(e)})
@@ -236,6 +250,8 @@ class _Model:
             bits = BITS[e.args[0].dtype if e.dtype == "bool" and e.args else e.dtype]
             times = part * self._copies(x for x in here.unrolled if combines or x.var in depends) * self._vectors(wide, bits)
             each = 2.0 if cost.kind == "fma" and not self.target.fma else 1.0
+            if cost.narrow:
+                each = cost.narrow
             if cost.kind in ("special", "other"):
                 each = max(1.0, cost.slots / (bits / 32))
             home.instructions[cost.kind] += times * each
@@ -292,7 +308,7 @@ class _Model:
         out_vectors, out_scalars, scattered = self._distinct(region.stores)
         spills = self._spills(region)
         arithmetic = sum(count[k] for k in ("fma", "add", "mul", "special", "other", "across"))
-        loads = vectors + scalars + gathered + spills + region.prefetches + WASTED_PREFETCH * region.missed * core.loads
+        loads = vectors + scalars + gathered + region.operands + spills + region.prefetches + WASTED_PREFETCH * region.missed * core.loads
         stores = out_vectors + out_scalars + scattered + spills
         return {
             "arithmetic": max(arithmetic / core.fma, count["division"] * core.divide, region.chain),

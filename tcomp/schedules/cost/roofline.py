@@ -10,6 +10,8 @@
 
 A *slot* is one lane of 32 bits in one vector instruction; a float64 operation takes two, those on 8 bits a quarter. The roofline bound
 (S. Williams, A. Waterman, D. Patterson 2009) is the larger of the slots over the machine's peak and the compulsory bytes over bandwidths.
+Products of narrow numbers (integers of 8 or 16 bits, bfloat16), which machines multiply and add up several at a time, or in units of their
+own, have slots of their own.
 """
 
 from __future__ import annotations
@@ -25,6 +27,7 @@ from tcomp.ir import expr as E
 from tcomp.ir.access import Loops, accesses, by_buffer
 from tcomp.ir.dtypes import BITS, is_float, itemsize
 from tcomp.ir.expr import INDEX, Dim, Expr, as_expr
+from tcomp.ir.instruction import TILE
 from tcomp.ir.loops import Accumulate, For, Kernel, Store
 from tcomp.ir.simplify import as_dim, simplify
 from tcomp.machines import Core
@@ -49,18 +52,20 @@ _INTEGER_DIVISION = 20  # slots of a division of integers: there is no vector in
 _GPU_DIVISION = 8  # slots of a division of float32 on a GPU: a reciprocal of the special unit, and Newton's steps (an estimate)
 _ADD = ("add", "sub", "min", "max", "neg", "abs", "floor", "ceil", "round", "trunc")
 _SIMPLE = {"fma": ("fma", 2), "mul": ("mul", 1), **dict.fromkeys(_ADD, ("add", 1))}  # (class, operations)
+_NARROW = frozenset({"int8", "uint8", "int16", "bfloat16"})
 _NOTHING = frozenset({"const", "var", "read", "bitcast"})
 _MAX_CASES = 256  # cases of one value that are looked at one by one: bounds the time of counting
 
 
 @dataclass(frozen=True, slots=True)
 class Cost:
-    """One operator on one element: its class, operations, slots, and divisions of float32 vectors."""
+    """One operator on one element: its class, operations, slots, divisions of float32 vectors, and slots of narrow products."""
 
     kind: str
     flops: int
     slots: float
     divisions: float = 0.0
+    narrow: float = 0.0
 
 
 def cost_of(e: Expr) -> Cost | None:
@@ -86,23 +91,32 @@ def cost_of(e: Expr) -> Cost | None:
     return Cost(kind, flops, slots)
 
 
-def operators(statement: Store | Accumulate, cases: Mapping[Expr, int] | None = None) -> Iterator[tuple[Expr, Cost]]:
+def operators(statement: Store | Accumulate, cases: Mapping[Expr, int] | None = None, narrow: bool = False) -> Iterator[tuple[Expr, Cost]]:
     """The operators that one execution of a statement evaluates, each once, and the combination of an accumulation last.
 
     Indices are free, as address arithmetic is. Both sides of a selection count, as in vector code. With `cases` (see `cases_of`), the
     minimum over all schedules for one execution of each case: what cases have in common counts once, as it can be shared, and conditions on
-    indices alone do not count, as loops can be partitioned there."""
+    indices alone do not count, as loops can be partitioned there. With `narrow`, products of narrow numbers are counted as such, with the
+    conversions of their factors."""
     value = statement.value
     sums = isinstance(statement, Accumulate) and statement.reducer.op == "add"
-    fused = sums and value.op == "mul" and is_float(value.dtype)
+    bits = _narrow_bits(value) if narrow and sums else 0
+    fused = sums and value.op == "mul" and (is_float(value.dtype) or bits > 0)
     for e in _evaluated(value, cases or {}):
-        cost = None if fused and e is value else cost_of(e)
+        cost = None if fused and (e is value or bits and e in value.args) else cost_of(e)
         if cost is not None and not (cases is not None and _of_place(e)):
             yield e, cost
     if isinstance(statement, Accumulate):
-        fma = Cost("fma", 2, max(32, BITS[value.dtype]) / 32)
+        fma = Cost("fma", 2, 0.0, 0.0, bits / 32) if bits else Cost("fma", 2, max(32, BITS[value.dtype]) / 32)
         combined = [fma] if fused else [c for e in _evaluated(statement.reducer.combine, {}) if (c := cost_of(e)) is not None]
         yield from ((value, cost) for cost in combined * prod((cases or {}).values()))
+
+
+def _narrow_bits(value: Expr) -> int:
+    """The bits of the factors of a product of narrow numbers; 0 for any other value."""
+    if value.op != "mul" or any(x.op != "cast" or x.args[0].dtype not in _NARROW for x in value.args):
+        return 0
+    return max(BITS[x.args[0].dtype] for x in value.args)
 
 
 def cases_of(value: Expr, loops: Loops) -> dict[Expr, int]:
@@ -160,12 +174,14 @@ def _of_place(e: Expr) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class Work:
-    """Operations, slots and compulsory bytes of a kernel; symbolic where its dims are. `divisions` are of float32 lanes."""
+    """Operations, slots and compulsory bytes of a kernel; symbolic where its dims are. `divisions` are of float32 lanes, `narrow` the
+    slots of products of narrow numbers."""
 
     flops: Dim
     slots: Dim
     divisions: Dim
     bytes: Dim
+    narrow: Dim
 
 
 def statements(kernel: Kernel) -> Iterator[tuple[Store | Accumulate, Loops, tuple[Expr, ...]]]:
@@ -194,16 +210,17 @@ def work(kernel: Kernel, limit: int = 1 << 14) -> Work:
 
     With symbolic dims, conditions are taken to hold and indices to reach whole dimensions.
     """
-    totals = [as_expr(0)] * 3  # flops; slots and divisions in quarters
+    totals = [as_expr(0)] * 4  # flops; slots, divisions and those of narrow products in quarters
     known = all(isinstance(n, int) for b in kernel.buffers for n in b.shape) and not kernel.scalars
     for s, loops, conditions in statements(kernel):
         times = as_expr(round(instances(loops, conditions, limit))) if known else _volume(loops)
         cases = cases_of(s.value, loops)
-        costs, copies = [cost for _, cost in operators(s, cases)], prod(cases.values())
-        own = sum(c.flops for c in costs), round(4 * sum(c.slots for c in costs)), round(4 * sum(c.divisions for c in costs))
+        costs, copies = [cost for _, cost in operators(s, cases, narrow=True)], prod(cases.values())
+        quarters = (round(4 * sum(n)) for n in ([c.slots for c in costs], [c.divisions for c in costs], [c.narrow for c in costs]))
+        own = sum(c.flops for c in costs), *quarters
         totals = [total + times * n // copies for total, n in zip(totals, own, strict=True)]
-    flops, slots, divisions = totals[0], *(E.binary("floordiv", simplify(e), 4) for e in totals[1:])
-    return Work(*map(as_dim, (flops, slots, divisions, _compulsory(kernel, known, limit))))
+    flops, slots, divisions, narrow = totals[0], *(E.binary("floordiv", simplify(e), 4) for e in totals[1:])
+    return Work(*map(as_dim, (flops, slots, divisions, _compulsory(kernel, known, limit), narrow)))
 
 
 def _volume(loops: Sequence[For]) -> Expr:
@@ -232,16 +249,17 @@ def _compulsory(kernel: Kernel, known: bool, limit: int) -> Expr:
 
 @dataclass(frozen=True, slots=True)
 class Roof:
-    """The peak rates of a machine: slots and divisions per second, and (capacity in bytes, bytes per second) of each memory, nearest
-    first."""
+    """The peak rates of a machine: slots, divisions and slots of narrow products per second, and (capacity in bytes, bytes per second) of
+    each memory, nearest first."""
 
     slots: float
     divisions: float
+    narrow: float
     memories: tuple[tuple[float, float], ...]
 
-    def seconds(self, slots: float, divisions: float, bytes: float) -> tuple[float, str]:
+    def seconds(self, slots: float, divisions: float, bytes: float, narrow: float = 0.0) -> tuple[float, str]:
         """(the roofline bound of this work, what limits it: "arithmetic" or "memory"). Data fills the nearest memories first."""
-        arithmetic = max(slots / self.slots, divisions / self.divisions)
+        arithmetic = max(slots / self.slots, divisions / self.divisions, narrow / self.narrow)
         memory = nearer = 0.0
         for room, rate in self.memories:
             memory += max(0.0, min(bytes, room) - nearer) / rate
@@ -256,14 +274,17 @@ def cpu_roof(target: CpuTarget, threads: int = 1, core: Core | None = None) -> R
     memory = min(core.memory_bandwidth * threads, core.total_memory_bandwidth)
     rates = (core.l1_bandwidth * cycles, core.l2_bandwidth * cycles, core.l3_bandwidth * cycles, memory * 1e9)
     rooms = (target.l1 * threads, target.l2 * threads, target.l3, float("inf"))
-    return Roof(core.fma * lanes * cycles, lanes / core.divide * cycles, tuple(zip(rooms, rates, strict=True)))
+    tiles = prod(TILE) * TILE[0] / core.tile_product if target.has("amx-tile") else 0.0  # a product in tile registers
+    narrow = max(core.fma * lanes, tiles) * cycles
+    return Roof(core.fma * lanes * cycles, lanes / core.divide * cycles, narrow, tuple(zip(rooms, rates, strict=True)))
 
 
 def gpu_roof(target: CudaTarget) -> Roof:
     """The roof of a GPU, by its data sheet."""
     gpu = target.gpu
     rate = gpu.sms * gpu.lanes * gpu.ghz * 1e9
-    return Roof(rate, rate / _GPU_DIVISION, ((gpu.l2, gpu.cache * 1e9), (float("inf"), gpu.memory * 1e9)))
+    tensor = gpu.tensor * gpu.sms * gpu.ghz * 1e9  # twice as many products of float16 by warpgroups, each half a slot
+    return Roof(rate, rate / _GPU_DIVISION, tensor, ((gpu.l2, gpu.cache * 1e9), (float("inf"), gpu.memory * 1e9)))
 
 
 @dataclass(frozen=True, slots=True)

@@ -22,7 +22,7 @@ from tcomp.ir.loops import Kernel, Store, walk
 from tcomp.schedules.analysis import access_patterns as patterns
 from tcomp.schedules.cpu import block_dot_products, contraction, elementwise, flash_attention, row_reductions, stencils
 from tcomp.schedules.cpu.common import nest_lanes, stream
-from tcomp.schedules.cpu.dot_products import add_up_groups, grouped, split_groups
+from tcomp.schedules.cpu.dot_products import add_up_groups, grouped, separate_rows, split_groups
 from tcomp.schedules.cpu.tile_products import multiply_tiles
 from tcomp.schedules.cpu.work_partition import split_row_sums
 from tcomp.schedules.groups import Group, attachments, in_one_pass
@@ -65,6 +65,7 @@ def schedule(kernel: Kernel, target: CpuTarget, knobs: Knobs | None = None) -> S
         if stored:
             stream(s, editing.find_buffer(s.kernel, result.name), target, knobs)
     s.clean()
+    separate_rows(s, target)
     add_up_groups(s, target)
     multiply_tiles(s, target)
     return s

@@ -11,15 +11,19 @@ in the end its update becomes the instruction. What no instruction fits stays in
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from math import prod
 
+from tcomp.errors import ScheduleError
 from tcomp.ir import expr as E
 from tcomp.ir.access import stride
-from tcomp.ir.instruction import Instruction
+from tcomp.ir.expr import as_expr
+from tcomp.ir.instruction import TILE, Instruction
 from tcomp.ir.layout import Layout, Piece
 from tcomp.ir.loops import SERIAL, Accumulate, Call, For, perfect, walk
-from tcomp.schedules.analysis.access_patterns import Nest, nests
+from tcomp.ir.simplify import as_dim
+from tcomp.schedules.analysis.access_patterns import Nest, nests, write_nests
 from tcomp.schedules.cpu.common import divides, lanes_of
 from tcomp.schedules.instructions import tdpbf16ps, tdpbusd, vdpbf16ps, vpdpbusd, vpmaddwd, vpmaddwd_bytes
 from tcomp.schedules.primitives import editing
@@ -131,6 +135,29 @@ def group_loop(nest: Nest, target: CpuTarget) -> Summed | None:
     return found if whole else None
 
 
+def separate_rows(s: Schedule, target: CpuTarget) -> None:
+    """The last rows of register tiles, where a run alone knows how many these are, one by one: instructions cannot test each row. Those of
+    blocks on the stack, for tile registers, in as many tiles as they fill first, and in smaller ones."""
+    for nest in [n for n in write_nests(s.kernel.body) if n.is_reduction and group_loop(n, target) is not None]:
+        tested = {v for c in nest.conditions for v in E.variables(c)}
+        rows = [x for x in nest.spatial[:-1] if x.kind == SERIAL and (x.var in tested or not isinstance(x.extent, int))]
+        if len(rows) != 1 or nest.spatial[-1].var in tested:
+            continue
+        with suppress(ScheduleError), s.together():
+            row, others = rows[0].var.name, [x.var.name for x in nest.loops if x is not rows[0]]
+            if tested:
+                s.tighten(row)
+            for size in (TILE[0], TILE[0] // 4) if nest.writes.scope == "global" else ():
+                whole = as_dim(as_expr(editing.find_loop(s.kernel, row).extent) // size)
+                tiles, inner = s.split(row, size)
+                s.reorder(tiles, *others[:-2], inner, *others[-2:], reassociate=True)
+                _, tail = s.partition(tiles, whole)
+                row, others = tail.copies[inner], [tail.copies[x] for x in others]
+                s.tighten(row)
+            s.reorder(row, *others, reassociate=True)
+            s.clean()
+
+
 def updates(s: Schedule, scope: str, target: CpuTarget) -> Iterator[tuple[Nest, Summed]]:
     """The updates of sums in buffers of a scope that add up groups, and are no instruction yet."""
     for leaf in [x for x in walk(s.kernel.body) if isinstance(x, Accumulate) and x.buffer.scope == scope]:
@@ -138,7 +165,8 @@ def updates(s: Schedule, scope: str, target: CpuTarget) -> Iterator[tuple[Nest, 
             continue
         around = editing.enclosing(s.kernel, leaf)
         top = next((n for n, x in enumerate(around) if perfect(x)[1] is leaf), len(around))
-        tile = Nest(tuple(around[top:]), leaf)
+        known = next((n for n in range(len(around), top, -1) if not isinstance(around[n - 1].extent, int)), top)  # the others are inside
+        tile = Nest(tuple(around[known:]), leaf)
         if all(x.kind == SERIAL for x in tile.loops) and (found := group_loop(tile, target)) is not None:
             yield tile, found
 

@@ -9,10 +9,12 @@ from __future__ import annotations
 from math import prod
 
 from tcomp.ir.access import stride
+from tcomp.ir.expr import as_expr
 from tcomp.ir.instruction import TILE, TILES, tile_depth
+from tcomp.ir.linear import linear
 from tcomp.ir.loops import For
 from tcomp.machines import Core
-from tcomp.schedules.analysis.access_patterns import Nest, row_axis
+from tcomp.schedules.analysis.access_patterns import Nest, extent_of, row_axis
 from tcomp.schedules.cost.register_tiles import Tile
 from tcomp.schedules.cpu.common import nest_lanes
 from tcomp.schedules.cpu.dot_products import Summed, summed, updates
@@ -28,9 +30,11 @@ def multiplies_tiles(nest: Nest, target: CpuTarget) -> bool:
     if found is None or row is None or not found.in_tiles(target) or nest_lanes(target, nest) != TILE[1]:
         return False
     walked, core = _walked(nest, found), target.core
-    if not walked or len(walked) > MAX_WALKED or not all(isinstance(x.extent, int) for x in (row, *nest.reduction_loops)):
+    if not walked or len(walked) > MAX_WALKED or not all(isinstance(x.extent, int) for x in nest.reduction_loops):
         return False
-    rows, steps = int(row.extent), _steps(walked[-1], found)
+    if () in linear(as_expr(row.extent)) and not isinstance(row.extent, int):  # of `n - 2` rows the last ones cannot be cut into tiles
+        return False
+    rows, steps = extent_of(row.extent), _steps(walked[-1], found)
     repeated = prod(int(x.extent) for x in walked[:-1])
     in_lanes = rows * 2 * steps * repeated / core.fma
     return _cycles(Tile(min(rows, 2 * TILE[0]), 2), steps, repeated, core) * rows / min(rows, 2 * TILE[0]) < in_lanes

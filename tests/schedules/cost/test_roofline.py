@@ -58,6 +58,21 @@ def test_product() -> None:
     assert operations(kernel) == {"fma": 6 * 10 * 7, "add": 0, "mul": 0, "div": 0, "special": 0, "other": 0}
     todo = work(kernel)
     assert (todo.flops, todo.slots, todo.divisions, todo.bytes) == (2 * 420, 420, 0, 4 * (6 * 7 + 7 * 10 + 6 * 10))
+    assert todo.narrow == 0
+
+
+@pytest.mark.parametrize(
+    ("left", "right", "total", "share"),
+    [("uint8", "int8", "int32", 4), ("int16", "int8", "int32", 2), ("bfloat16", "bfloat16", "float32", 2)],
+)
+def test_products_of_narrow_numbers_have_slots_of_their_own(left: str, right: str, total: str, share: int) -> None:
+    a, b, k = te.placeholder((6, 8), left, name="A"), te.placeholder((8, 10), right, name="B"), te.reduce_axis(8, name="k")
+    c = te.compute((6, 10), lambda i, j: te.sum(E.cast(a[i, k], total) * E.cast(b[k, j], total), axis=k), name="C")
+    todo, size = work(Schedule([a, b, c]).kernel), {"uint8": 1, "int8": 1}
+    assert (todo.flops, todo.slots, todo.narrow) == (2 * 480, 0, 480 // share)
+    assert todo.bytes == 48 * size.get(left, 2) + 80 * size.get(right, 2) + 4 * 60
+    lanes, tiles = (cpu_roof(CpuTarget.parse(f"cpu -mcpu={name}")) for name in ("cascadelake", "sapphirerapids"))
+    assert lanes.narrow == lanes.slots and tiles.narrow == 8 * tiles.slots  # of AMX: 16 x 16 sums of four products in 16 cycles
 
 
 def test_strided_convolution_reads_what_its_windows_cover() -> None:

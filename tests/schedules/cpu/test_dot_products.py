@@ -10,6 +10,7 @@ from tcomp.backends import backend_of
 from tcomp.backends.kernel import build_loops, operand_layouts
 from tcomp.codegen.llvm.kernel import emit_kernel
 from tcomp.codegen.llvm.machine_code import assembly
+from tcomp.ir.expr import dim
 from tcomp.ir.graph import GraphBuilder
 from tcomp.ir.interpreters.loops import run_kernel
 from tcomp.ir.layout import Layout
@@ -18,6 +19,7 @@ from tcomp.ops.matmul import MATMUL
 from tcomp.ops.nn import CONV
 from tcomp.passes.layout import with_layouts
 from tcomp.schedules import Schedule
+from tcomp.schedules.cost.cpu import estimate
 from tcomp.target import CpuTarget
 from tests.codegen.jit import HOST, compile_kernel, spill_count
 
@@ -171,9 +173,58 @@ def sums_on_the_stack(kernel):
     return [x.buffer for x in walk(kernel.body) if isinstance(x, Accumulate)]
 
 
-def run_hoisted(kernel, target, *arrays):
+def run_hoisted(kernel, target, *arrays, sizes=()):
     hoisted, temporaries = hoist_temporaries(kernel)
-    compile_kernel(hoisted, target)(*arrays, *(np.empty([int(n) for n in b.shape], b.dtype) for b in temporaries))
+    assert all(isinstance(n, int) for b in temporaries for n in b.shape)
+    compile_kernel(hoisted, target)(*arrays, *(np.empty(b.shape, b.dtype) for b in temporaries), *sizes)
+
+
+@pytest.mark.parametrize(
+    ("target", "dtypes"),
+    [
+        (AMX, ("uint8", "int8")),
+        (AMX, BF),
+        (VNNI, ("uint8", "int8")),
+        (VNNI, ("int16", "int8")),
+        (BFLOATS, BF),
+        (HASWELL, ("int16", "int8")),
+    ],
+    ids=lambda x: getattr(x, "cpu", str(x)),
+)
+def test_rows_that_a_run_counts_are_multiplied_by_instructions_to_the_last(target, dtypes):
+    """Not one by one in scalars, which takes a hundred times as long."""
+    floats = dtypes == BF
+    made = matmul(dim("n", 1, 512), 64, 72, dtypes, **({} if dtypes[0] != "int16" else {"dtype": "int32"}))
+    s, layout = scheduled(made, target)
+    assert sum(isinstance(x, Accumulate) for x in walk(s.kernel.body)) == sum(isinstance(x, Call) for x in walk(s.kernel.body)) > 1
+    assert Schedule.from_json(s.to_json()).kernel is not None  # every step is proved again
+    if not target.runs_on(HOST):
+        pytest.skip(f"this machine is not a {target.cpu}")
+    for rows in (1, 3, 15, 16, 17, 31, 32, 47, 64, 101, 511):
+        (x, w) = (RNG.integers(-8, 9, shape).astype(NUMBER) for shape in ((rows, 64), (64, 72)))
+        if not floats:
+            x, w = RNG.integers(0, 256, (rows, 64)).astype(dtypes[0]), RNG.integers(-128, 128, (64, 72), np.int8)
+        got = np.full((rows, 72), -1, NUMBER if floats else np.int32)
+        run_hoisted(s.kernel, target, x, layout.to_physical(w), got, sizes=(rows,))
+        np.testing.assert_array_equal(got, (x.astype(float) @ w.astype(float)).astype(got.dtype))
+
+
+@pytest.mark.parametrize(
+    "made",
+    (conv(16, 32, dim("h", 8, 512), 3), conv(64, 64, dim("h", 8, 512), 1), conv(16, 40, dim("h", 8, 512), 3, 2)),
+    ids=("window", "pixels", "stride"),
+)
+@pytest.mark.parametrize("target", (AMX, VNNI), ids=lambda x: x.cpu)
+def test_images_of_any_size_are_multiplied_by_instructions(made, target):
+    s, _ = scheduled(made, target)
+    assert sum(isinstance(x, Accumulate) for x in walk(s.kernel.body)) == len(calls(s))
+
+
+def test_the_model_knows_what_products_of_bytes_take():
+    made = matmul(784, 768, 768)
+    tiles, lanes, floats = (estimate(scheduled(made, target)[0].kernel, target) for target in (AMX, VNNI, WITHOUT))
+    assert 4 < lanes.seconds["arithmetic"] / tiles.seconds["arithmetic"] < 12 and lanes.time < floats.time
+    assert lanes.bound <= lanes.time < 2 * lanes.bound and tiles.bound <= tiles.time < lanes.time
 
 
 @pytest.mark.parametrize("made", (matmul(1, 64, 1000), matmul(2, 256, 64), conv(4, 32, 12, 1)), ids=("a row", "two rows", "a step"))
