@@ -17,12 +17,12 @@ from tcomp.codegen.cuda import kernel as cuda, nvrtc
 from tcomp.codegen.llvm.kernel import emit_kernel
 from tcomp.codegen.llvm.machine_code import assembly, compile_ir
 from tcomp.errors import CodegenError
-from tcomp.ir import te
+from tcomp.ir import expr as E, te
 from tcomp.ir.dtypes import is_float, to_numpy
-from tcomp.ir.expr import Expr, as_expr, cast, substitute
+from tcomp.ir.expr import Expr, as_expr, cast, checked, substitute
 from tcomp.ir.instruction import Instruction, match
 from tcomp.ir.interpreters.loops import run_kernel
-from tcomp.ir.loops import Accumulate, Allocate, Buffer, Call, For, Kernel, Stmt, block, loop, store, walk
+from tcomp.ir.loops import PARALLEL, Accumulate, Allocate, Buffer, Call, For, If, Kernel, Stmt, block, loop, store, walk
 from tcomp.ir.verify.loops import verify_kernel
 from tcomp.schedules.instructions import fma_tile, mma, sdot, tdpbf16ps, tdpbsud, tdpbusd, vdpbf16ps, vpdpbusd, vpmaddwd, vpmaddwd_bytes
 from tcomp.schedules.primitives.editing import rebuild, renamed
@@ -137,6 +137,26 @@ def test_products_of_different_shapes_configure_their_own_tiles() -> None:
     compile_kernel(kernel, AMX)(*arrays)
     for got, expected in zip(arrays, want, strict=True):
         np.testing.assert_array_equal(got, expected)
+
+
+def test_tiles_stay_configured_around_threads_and_functions() -> None:
+    """Loops over threads, and code that is a function of its own because it is rarely executed, have products as well."""
+    i = tdpbusd(16, 16, 4)
+    often, seldom, together, last = (Call(i, renamed(i.meaning.body, f"{{}}{n}".format)) for n in range(4))
+    at, out = Buffer("at", "int64", (1,)), Buffer("out", "int32", (8,))
+    rare = block(store(out, (E.minimum(E.maximum(checked(at[0], 8), 0), 7),), 1), seldom)
+    body = loop("n", 3, lambda n: block(If(at[0] < n, often, rare), loop("t", 2, lambda t: together, PARALLEL), last))
+    inner = loop("n", 3, lambda n: block(If(at[0] < n, often, rare), last))
+    for kernel in (Kernel("k", (*i.meaning.buffers, at, out), (i.result, out), (), x) for x in (body, inner)):
+        verify_kernel(kernel)
+        text = emit_kernel(kernel, AMX)
+        assert "cold" in text
+        if AMX.runs_on(HOST):
+            arrays = [*operands(i.meaning, 0), np.array([1], np.int64), np.zeros(8, np.int32)]
+            want = meant(kernel, arrays)
+            compile_kernel(kernel, AMX)(*arrays)
+            for got, expected in zip(arrays, want, strict=True):
+                np.testing.assert_array_equal(got, expected)
 
 
 def test_sums_of_bytes_wrap_around_and_do_not_saturate() -> None:

@@ -104,7 +104,7 @@ class Function(CountedLoops):
             self.bind(scalar, Value(f"%s{n}", INDEX))
         self.inside_parallel = False
         self.has_tiles = False  # whether tile registers are used,
-        self.tiles: bytes | None = None  # as they are configured here for all that is inside of a loop,
+        self.tiles: bytes | None = None  # as they are configured for all that is inside of a loop here, or of one around the call,
         self.cleared: L.Call | None = None  # by an instruction whose sums were just cleared
 
     def finish(self) -> None:
@@ -116,7 +116,7 @@ class Function(CountedLoops):
 
     def leave(self) -> None:
         """Return. On x86 a fence orders non-temporal stores before the stores by which threads signal that they are done."""
-        if self.has_tiles:
+        if self.has_tiles and self.tiles is None:
             release_tiles(self)
         if self.has_non_temporal and self.target.arch == "x86_64":
             self.module.declarations.setdefault("llvm.x86.sse.sfence", "declare void @llvm.x86.sse.sfence()")
@@ -407,6 +407,7 @@ class Function(CountedLoops):
     def called(self, s: Stmt) -> None:
         """A rarely executed statement, outlined into a function of its own, so that it takes no registers from the code around it."""
         name, inner, captured = self.function_of(s)
+        inner.tiles = self.tiles
         inner.statement(s)
         inner.finish()
         self.module.functions.append(

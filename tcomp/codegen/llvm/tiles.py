@@ -17,7 +17,7 @@ from tcomp.codegen.llvm.kernel_module import bytes_constant
 from tcomp.ir.access import coefficient, linear_index
 from tcomp.ir.expr import INDEX, Expr, const, loop_var
 from tcomp.ir.instruction import TILE, Instruction, Match, TileOp, tile_depth
-from tcomp.ir.loops import Accumulate, Buffer, Call, Stmt, Store, perfect, walk
+from tcomp.ir.loops import PARALLEL, Accumulate, Buffer, Call, For, Stmt, Store, perfect, walk
 
 if TYPE_CHECKING:
     from tcomp.codegen.llvm.kernel import Function
@@ -42,10 +42,11 @@ def release_tiles(f: Function) -> None:
 
 @contextmanager
 def configured(f: Function, s: Stmt) -> Iterator[None]:
-    """Configure the tile registers in front of a statement, if all products in it need the same: to do so takes longer than a product."""
+    """Configure the tile registers in front of a statement, if all products in it need the same: to do so takes longer than a product.
+    Parallel loops configure those of their threads, which may be this one."""
     calls = (x.instruction for x in walk(s) if isinstance(x, Call) and isinstance(x.instruction.emission, TileOp))
     needed, before = {_Blocks(i, i.emission).configuration for i in calls if isinstance(i.emission, TileOp)}, f.tiles
-    if before is None and len(needed) == 1:
+    if before is None and len(needed) == 1 and not any(isinstance(x, For) and x.kind == PARALLEL for x in walk(s)):
         (f.tiles,) = needed
         _configure(f, f.tiles)
     yield
