@@ -27,6 +27,7 @@ from tcomp.ir import expr as E
 from tcomp.ir.dtypes import is_float, itemsize, to_numpy
 from tcomp.ir.expr import as_expr, bounds
 from tcomp.ir.graph import Graph, Node, Value, application
+from tcomp.ir.instruction import TILE
 from tcomp.ops.elementwise import CAST, ROUND_TO
 from tcomp.ops.movement import PAD
 from tcomp.passes import algorithm_costs, structure
@@ -134,13 +135,20 @@ def _products(graph: Graph, target: CpuTarget, direct: bool) -> set[Value]:
             columns = w.shape[0]
             sizes = algorithm_costs.convolution_sizes(node, convolution, sample)
             times = algorithm_costs.algorithm_costs(sizes, target)
-            pairs = algorithm_costs.algorithm_costs(replace(sizes, channels=sizes.channels + sizes.channels % PAIR), target, PAIR)
+            paired = replace(sizes, channels=sizes.channels + sizes.channels % PAIR)
+            pairs = algorithm_costs.algorithm_costs(paired, target, _products_at_once(target))
             faster = pairs[0] < (times[0] if direct else min(times.values()))
         else:
             continue
         if faster and int(columns) >= target.lanes(32):
             found.update(node.outputs)
     return found
+
+
+def _products_at_once(target: CpuTarget) -> float:
+    """Products of bfloat16 numbers that a core computes in the time of one of float32 numbers: in vector lanes, or in tile registers."""
+    in_tiles = prod(TILE) * TILE[0] * PAIR / target.core.tile_product
+    return in_tiles / (target.core.fma * target.lanes(32)) if target.has("amx-bf16") else PAIR
 
 
 def _in_pairs(node: Node, rewriter: Rewriter) -> Sequence[Value | None]:

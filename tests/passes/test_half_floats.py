@@ -114,6 +114,18 @@ def test_numbers_are_multiplied_as_they_are_where_an_instruction_does_so(channel
         np.testing.assert_allclose(got.astype(np.float32), expected.astype(np.float32), atol=2e-2)
 
 
+def test_tile_registers_multiply_more_than_winograd_saves():
+    b = GraphBuilder()
+    x, w = (
+        b.input("x", "bfloat16", (1, 128, 30, 30)),
+        b.constant(RNG.standard_normal((128, 128, 3, 3)).astype(DTYPES["bfloat16"]), dtype="bfloat16"),
+    )
+    graph = b.build(b.add(CONV, [x, w], {"strides": (1, 1), "dilations": (1, 1), "group": 1}))
+    for cpu, dtype in (("cooperlake", "float32"), ("sapphirerapids", "bfloat16")):
+        (constant,) = widen_half_floats(graph, CpuTarget.parse(f"cpu -mcpu={cpu}")).constants
+        assert constant.dtype == dtype
+
+
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_weights_are_widened_once(dtype):
     b = GraphBuilder()
