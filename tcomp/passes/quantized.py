@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 
 from tcomp.ir.broadcasting import BYTES
-from tcomp.ir.dtypes import NARROW
+from tcomp.ir.dtypes import NARROW, is_integer
 from tcomp.ir.graph import Graph, Node, Value
 from tcomp.ops.elementwise import ADD, CAST, MUL
 from tcomp.ops.matmul import MATMUL
@@ -34,7 +34,9 @@ MAX_EPILOGUE = 8  # operators between a contraction and a `quantize` of its resu
 
 def use_bytes(graph: Graph, notes: Notes | None = None) -> Graph:
     """The graph with integer contractions in the place of quantised ones: see the rules."""
-    return rewrite_graph(graph, (unsigned_activations, two_swaps, swapped_numbers, byte_contraction, moved_bytes, inverse_scale), notes)
+    return rewrite_graph(
+        graph, (unsigned_activations, two_swaps, swapped_numbers, byte_contraction, moved_bytes, inverse_scale, without_zero), notes
+    )
 
 
 def use_words(graph: Graph, notes: Notes | None = None) -> Graph:
@@ -272,3 +274,13 @@ def inverse_scale(node: Node, rewriter: Rewriter) -> Replacement:
         return None
     (scaled,) = rewriter.add(MUL, [x, rewriter.constant(np.asarray(inverse), "inverse_scale")], {}, f"{node.name}.scaled")
     return rewriter.add(QUANTIZE, [scaled, rewriter.constant(np.ones((), np.float32), "one"), node.inputs[2]], node.attrs, node.name)
+
+
+@rule_for(QUANTIZE)
+def without_zero(node: Node, rewriter: Rewriter) -> Replacement:
+    """quantize(x, s, 0) = quantize(x, s), as integers, which have one zero"""
+    x, scale, zero = node.inputs
+    point = rewriter.array(zero)
+    if point is None or point.any() or not is_integer(node.attrs["dtype"]):
+        return None
+    return rewriter.add(QUANTIZE, [x, scale, None], node.attrs, node.name)

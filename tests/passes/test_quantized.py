@@ -206,9 +206,22 @@ def test_a_symbolic_number_of_rows():
     proto = model([helper.make_node("MatMulInteger", ["x", "w"], ["y"])], {"x": integers("uint8", 5, 32)}, "int32", {"w": w})
     proto.graph.input[0].type.tensor_type.shape.dim[0].dim_param = "n"
     module = tcomp.compile(proto)
-    for rows in (1, 5, 14, 31):
+    for rows in (1, 5, 14, 31, 32, 55, 100):
         x = integers("uint8", rows, 32)
         np.testing.assert_array_equal(module.run({"x": x})["y"], x.astype(np.int32) @ w.astype(np.int32))
+
+
+@pytest.mark.parametrize("dtype", BYTES)
+@pytest.mark.parametrize("zero", (0, 3))
+def test_a_zero_point_of_0_is_not_added(dtype, zero):
+    x = np.array([-300, -0.6, -0.5, -0.4, -0.0, 0.4, 0.5, 1.5, 2.5, 127.5, 300], np.float32)
+    proto = model(
+        [helper.make_node("QuantizeLinear", ["x", "s", "z"], ["y"])], {"x": x}, dtype, {"s": np.float32(1), "z": np.array(zero, dtype)}
+    )
+    if dtype == "uint8":
+        (node,) = use_bytes(import_model(proto)).nodes
+        assert (node.inputs[2] is None) == (zero == 0)
+    exactly(proto, {"x": x})
 
 
 def test_float_graphs_stay_as_they_are():

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch.fx import GraphModule
-from torch.nn import functional
+from torch.nn import _reduction, functional
 
 from tcomp.frontends.torch.definitions import indexing, linalg, losses, moments, movement, optimizers, windows
 from tcomp.frontends.torch.definitions.losses import multilabel_margin_loss
@@ -39,8 +39,8 @@ def decompositions() -> dict[Any, Any]:
 def _multilabel_margin_loss_of(
     x: Tensor, target: Tensor, size_average: bool | None = None, reduce: bool | None = None, reduction: str = "mean"
 ) -> Tensor:
-    legacy = functional._Reduction.legacy_get_enum(size_average, reduce) if (size_average, reduce) != (None, None) else None
-    return multilabel_margin_loss(x, target, functional._Reduction.get_enum(reduction) if legacy is None else legacy)[0]
+    legacy = _reduction.legacy_get_enum(size_average, reduce) if (size_average, reduce) != (None, None) else None
+    return multilabel_margin_loss(x, target, _reduction.get_enum(reduction) if legacy is None else legacy)[0]
 
 
 def corrected(module: GraphModule) -> GraphModule:

@@ -79,6 +79,8 @@ TABLE: dict[Any, Any] = {
     aten.linalg_solve_triangular: _solve_triangular, aten.lu_unpack: _lu_unpack, aten.linalg_lu_solve: _lu_solve,
     aten._linalg_solve_ex: _solve_ex, aten.linalg_inv_ex: _inv_ex, aten._linalg_det: _det, aten._linalg_slogdet: _slogdet,
     aten.linalg_lu: lambda a, *, pivot=True: torch.lu_unpack(*torch.linalg.lu_factor_ex(a, pivot=pivot)[:2]),
-    aten.cholesky: lambda a, upper=False: torch.linalg.cholesky_ex(a, upper=upper)[0], aten.cholesky_solve: _cholesky_solve,
+    aten.cholesky_solve: _cholesky_solve,
     aten.cholesky_inverse: lambda a, upper=False: _cholesky_solve(torch.eye(a.shape[-1], dtype=a.dtype).expand(a.shape), a, upper),
 }  # fmt: skip
+if hasattr(aten, "cholesky"):  # PyTorch 2.14 has no such operator any more
+    TABLE[aten.cholesky] = lambda a, upper=False: torch.linalg.cholesky_ex(a, upper=upper)[0]
