@@ -1,7 +1,8 @@
 """Products in tile registers (AMX): a block of up to four tiles of sums stays in registers over a whole reduction, of which one instruction
 adds up as many steps as a tile has lanes. It is cleared, and read, in a buffer on the stack.
 
-Operands lie as for dot products in vector lanes (`dot_products`). These take few rows, short reductions, and sizes that only a run knows.
+Operands lie as for dot products in vector lanes (`dot_products`). These take few rows, short reductions, and windows over images whose size
+only a run knows.
 """
 
 from __future__ import annotations
